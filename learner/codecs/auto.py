@@ -95,6 +95,7 @@ class _Trial:
         device: torch.device,
         ring: Collective,
     ) -> None:
+        """Make gradients of ``size`` values. The arguments are those of `choose`."""
         self._cfg = cfg
         self._parts = parts
         self._device = device

@@ -28,6 +28,7 @@ class BaseCodec(ABC):
     """Whether gradients of a group of one are coded too; otherwise they pass unchanged."""
 
     def __init__(self, context: CodecContext) -> None:
+        """Cut the gradients into buckets, and begin with residuals of zero."""
         self.buckets = buckets_of(
             context.parts, bucket_nbytes(context.cfg.bucket_mb, context.device)
         )
@@ -45,6 +46,7 @@ class BaseCodec(ABC):
         self._new_residuals: dict[str, Tensor] = {}
         for kind in self.kinds:
             self._add_residual(kind)
+
         self._set_up()
 
     def _set_up(self) -> None:  # noqa: B027 (most need nothing)
@@ -56,11 +58,13 @@ class BaseCodec(ABC):
             values[kind] = torch.zeros(self._context.size, device=self._device)
 
     def begin(self, update: int) -> None:
+        """Begin step ``update``; after a rollback, clear the residuals."""
         if update < self._update:  # after a rollback residuals are of gradients that are undone
             self.reset()
         self._update = update
 
     def reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Turn ``grads`` of a bucket into their sum over ranks, in place."""
         if self._world == 1 and not self.works_alone:
             return
         self._reduce(bucket, grads, ring)

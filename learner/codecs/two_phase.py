@@ -88,6 +88,7 @@ class TwoPhase(BaseCodec):
     """Most values in a block."""
 
     def _set_up(self) -> None:
+        """Begin with no paddings computed."""
         self._padding: dict[BucketShares, Tensor] = {}  # results of `_pads`
 
     @abstractmethod
@@ -118,6 +119,7 @@ class TwoPhase(BaseCodec):
         return first_phase + all_gather_nbytes(share_nbytes, self._world)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Sum ``grads`` over ranks, in two phases whose messages are coded."""
         shares = self._shares(bucket)
         blocks = shares.world * shares.blocks
         sent = self._memory("sent", (blocks, shares.block_nbytes), torch.uint8)

@@ -47,6 +47,7 @@ class Adam(BaseOptimizer):
     kinds = ("exp_avg", "exp_avg_sq")
 
     def step(self, step: UpdateStep) -> None:
+        """Take Adam's step, in one fused call for all parameters."""
         # This is what torch's functional adam calls with fused=True. On a small network its checks
         # and its grouping by devices would take five times as long.
         self._steps += 1
@@ -124,6 +125,7 @@ class RmsProp(BaseOptimizer):
     kinds = ("square_avg",)
 
     def step(self, step: UpdateStep) -> None:
+        """Take RMSprop's step; a skipped one changes nothing."""
         self._steps += 1 - step.is_bad
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
 
@@ -144,6 +146,7 @@ class Sgd(BaseOptimizer):
     kinds = ("momentum_buffer",)
 
     def step(self, step: UpdateStep) -> None:
+        """Take the step of SGD; where a codec applies momentum, the decay has its own."""
         self._steps += 1 - step.is_bad
 
         # The step's momentum is 0 where a codec applies it.

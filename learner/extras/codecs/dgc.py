@@ -42,6 +42,7 @@ class Dgc(Sparse):
         return max(final_density, LADDER[update // stage_updates])
 
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> FewValues:
+        """Clip ``grads``, add them to u and that to v, and take the largest of v."""
         if self._clip is not None:
             bound = self._clip * self._world**-0.5
             grads *= (bound / (norm + CLIP_MARGIN)).clamp_(max=1.0)

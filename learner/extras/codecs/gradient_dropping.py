@@ -26,6 +26,7 @@ class Dropping(Sparse):
         return self._density
 
     def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> FewValues:
+        """Add ``grads`` to the error, and take the largest of it."""
         span = slice(bucket.start, bucket.stop)
         error = self._new_residuals["error"][span]
         torch.add(self._residuals["error"][span], grads, out=error)

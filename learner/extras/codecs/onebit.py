@@ -41,6 +41,7 @@ class OneBit(TwoPhase):
         return super()._bucket_nbytes(bucket, update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Sum ``grads`` over ranks: in float32 at first, later in two coded phases."""
         if self._is_plain(self._update):
             ring.all_reduce(grads)
         else:
@@ -51,6 +52,7 @@ class OneBit(TwoPhase):
             super()._commit(bucket, sums)
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
+        """Encode blocks as signs and two means, c+ and c-; `TwoPhase.encode` has the shapes."""
         # The code of a value is 1 where it is not negative, else 0.
         work = self._memory("work", values.shape, torch.float32)
         signs = self._memory("signs", values.shape, torch.int8)
@@ -68,6 +70,7 @@ class OneBit(TwoPhase):
         heads[:, 1] = work.sum(1) / below.clamp_(min=1.0)
 
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
+        """Decode blocks to c+ and c-."""
         signs = self._memory("signs", out.shape, torch.int8)
         self._bits.unpack(codes, signs)
         high = heads[:, :1]

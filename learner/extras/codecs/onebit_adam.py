@@ -73,6 +73,7 @@ class OneBitMomentum(OneBit):
         return momentum_nbytes + self._variance.nbytes(update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Replace ``grads`` by their sum over ranks, or by the momentum of that sum."""
         if self._is_plain(self._update):
             if self._world > 1:
                 ring.all_reduce(grads)

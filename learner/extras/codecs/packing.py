@@ -18,6 +18,7 @@ class Packing:
     """
 
     def __init__(self, bits: int, offset: int, device: torch.device) -> None:
+        """Prepare the factor that packs and the table that unpacks."""
         self.per_byte = 8 // bits
         """Number of values in a byte."""
         self._word = WORDS[self.per_byte]

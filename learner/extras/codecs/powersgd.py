@@ -87,6 +87,7 @@ class PowerSgd(BaseCodec):
         return FactorSizes(p_size=rows * rank, q_size=columns * rank)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Sum ``grads`` over ranks: in float32, or by the factors that torch's hook computes."""
         span = slice(bucket.start, bucket.stop)
         error = self._residuals["error"][span]
         new_error = self._new_residuals["error"][span]

@@ -63,6 +63,7 @@ class Sparse(BaseCodec):
         self.buckets = buckets_of(self._context.parts, self._context.size * VALUE_NBYTES)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Replace ``grads`` by the sum of the few values that all ranks send."""
         norm = torch.linalg.vector_norm(grads)
         is_finite = norm.isfinite()
         finite_grads = grads

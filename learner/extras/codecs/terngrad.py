@@ -53,6 +53,7 @@ class TernGrad(BaseCodec):
     """
 
     def _set_up(self) -> None:
+        """Choose how draws are packed. Raises UserError for too many ranks."""
         if self._world > MOST_RANKS:
             raise UserError(
                 f"learner.reduce.codec terngrad sums in 8 bits, of {MOST_RANKS} learners at most, "
@@ -80,6 +81,7 @@ class TernGrad(BaseCodec):
         return total + all_gather_nbytes(share // self._sums.per_byte, self._world)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Sum ``grads`` over ranks: biases in float32, weights by draws of -1, 0 and 1."""
         weights, biases = _split(bucket)
         if biases:
             _sum_exactly(_views(bucket, biases, grads), ring)

@@ -35,6 +35,7 @@ class FrozenVarianceAdam(Adam):
         self.state = AdamState(**self.moments, steps=context.steps, eps=context.cfg.eps)
 
     def step(self, step: UpdateStep) -> None:
+        """Take Adam's step by a gradient, or the step by a new momentum."""
         if self._reduces_gradients(step.update):
             super().step(step)
             return

@@ -57,6 +57,7 @@ class FrozenVarianceLamb(BaseOptimizer):
     kinds = ("exp_avg", "exp_avg_sq", FRESH_VARIANCE)
 
     def __init__(self, context: OptimizerContext) -> None:
+        """Begin with moments of zero, and no recorded coefficients."""
         super().__init__(context)
         assert context.reduces_gradients is not None
         self._reduces_gradients = context.reduces_gradients
@@ -76,6 +77,7 @@ class FrozenVarianceLamb(BaseOptimizer):
         self.moments |= dict(zip(LAYER_STATE, layer_state, strict=True))
 
     def step(self, step: UpdateStep) -> None:
+        """Take LAMB's step by a gradient, or the step by a new momentum."""
         is_warmup = self._reduces_gradients(step.update)
         if is_warmup:
             self._take_gradient(step)

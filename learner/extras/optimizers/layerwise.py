@@ -31,6 +31,7 @@ class Layerwise(BaseOptimizer):
     """
 
     def __init__(self, context: OptimizerContext) -> None:
+        """Make the library's optimizer. Raises UserError where the library is missing."""
         super().__init__(context)
         self._parts = context.parts
 
@@ -50,6 +51,7 @@ class Layerwise(BaseOptimizer):
         """Make the library's optimizer of ``layers``."""
 
     def step(self, step: UpdateStep) -> None:
+        """Take the library's step by the mean gradient, unless the step is skipped."""
         if not runs_behind(step.is_bad) and step.is_bad:
             return
         self._steps += 1 - step.is_bad

@@ -151,6 +151,7 @@ class Summed(Parameters):
         self._all_pushes += 1
 
     def update(self, *, alone: bool, steps: int) -> bool:
+        """Take the optimizer's step by the sum of the added gradients."""
         if not self._new_samples:
             return False
 

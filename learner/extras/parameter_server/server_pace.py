@@ -227,6 +227,7 @@ class Bounded(ServerPace):
         return state.clock - includes <= self._staleness
 
     def spare(self, worker: int) -> int:
+        """Returns the further steps that the bound allows with the newest parameters."""
         # The first step with the newest parameters is at the present clock. If the worker has asked
         # ahead, they are for the step after that.
         state = self.workers[worker]
