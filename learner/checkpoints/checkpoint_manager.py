@@ -306,8 +306,8 @@ class CheckpointManager:
     def begin_evaluation_requests(self) -> EvaluationRequests:
         """Returns the learner's requests to the run's evaluator, whose checkpoints this manager
         writes from now on. Call it after `resume`."""
-        config, progress = self._trainer.config, self._trainer.progress
-        self._requests = EvaluationRequests(config, progress, self.play)
+        trainer = self._trainer
+        self._requests = EvaluationRequests(trainer.config, trainer.progress, self.play)
         return self._requests
 
     def resumes_same_env(self) -> bool:
@@ -386,7 +386,7 @@ class CheckpointManager:
         is_best = self._best.is_beaten_by(progress)
         return_to_beat = progress.return_mean if is_best else self._best.return_to_beat()
         writer = self._claim_last(is_named=is_named)
-        checkpoint = self._checkpoint(group_state or {}, return_to_beat)
+        checkpoint = self._make_checkpoint(group_state or {}, return_to_beat)
 
         # The order matters for a crash in between, see the beginning of this file.
         replaces_best = is_best and self._best.replace(checkpoint, progress.return_mean)
@@ -419,7 +419,7 @@ class CheckpointManager:
             return
 
         self._run_folder.check()
-        checkpoint = self._checkpoint(group_state or {}, self._best.return_to_beat())
+        checkpoint = self._make_checkpoint(group_state or {}, self._best.return_to_beat())
         meta = {**checkpoint.meta, REQUEST: request}
         checkpoint_format.save(self._requested, replace(checkpoint, meta=meta))
         self._requests.requested(request)
@@ -495,7 +495,7 @@ class CheckpointManager:
         text = f"{damaged[0]}{kept_as}; the run resumes from {whole}, the newest that is whole"
         self._event("rollback", text, folder=str(whole), damaged=damaged)
 
-    def _checkpoint(self, group_state: Arrays, return_to_beat: float | None) -> Checkpoint:
+    def _make_checkpoint(self, group_state: Arrays, return_to_beat: float | None) -> Checkpoint:
         """Returns the present state of the run as a checkpoint.
 
         Args:

@@ -162,26 +162,40 @@ class ServerClient:
 
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._shards: list[_Shard] = []
-        keys = load_learners(curve)[1] if curve else None
         resumed = ServerHeader(
             ServerMessageKind.VALUES, version=version, samples=samples, tally=tally
         )
+        self._shards = self._connect(addresses, rank, resumed=resumed, curve=curve)
+        self._shards[0].clock = 0  # the first shard sets the clock
+
+    def _connect(
+        self, addresses: Sequence[str], rank: int, *, resumed: ServerHeader, curve: Path | None
+    ) -> list[_Shard]:
+        """Begin to connect to all shards.
+
+        Args:
+            addresses: those of the shards, in order.
+            rank: the learner's.
+            resumed: version, samples and tally of the parameters that the run begins with.
+            curve: folder of keys, with the learner's secret one; None: connect without keys.
+        """
+        keys = load_learners(curve)[1] if curve else None
         token = secrets.randbits(63) | 1  # the server knows the worker by it after a reconnection
+        shards = []
         for number, address in enumerate(addresses):
             # A state has the optimizer's arrays too, and may be larger than any weights.
             socket = dealer(self._context, address, keys, max_frame_nbytes=MAX_FRAME_NBYTES)
-            part = part_of(optimizer.values.numel(), number, len(addresses))
+            part = part_of(self._optimizer.values.numel(), number, len(addresses))
             join = ServerHeader(
                 ServerMessageKind.JOIN,
                 rank=rank,
                 session=token,
                 entries=part.stop - part.start,
-                rules=protocol.rules(cfg, number),
+                rules=protocol.rules(self._cfg, number),
             )
             self._poller.register(socket, zmq.POLLIN)
-            self._shards.append(_Shard(socket, part, join, resumed))
-        self._shards[0].clock = 0
+            shards.append(_Shard(socket, part, join, resumed))
+        return shards
 
     def push(
         self,
