@@ -299,19 +299,19 @@ def replacing(folder: Path, temporary: str = TEMPORARY) -> Iterator[Path]:
     sync_folder(folder)
 
 
-def check_layout(path: Path, stored: ParamLayout, wanted: ParamLayout) -> None:
+def check_layout(path: Path, stored: ParamLayout, expected: ParamLayout) -> None:
     """Check that the checkpoint at ``path`` is of this run's network.
 
     Args:
         path: names the checkpoint in the error.
         stored: layout of the network in the checkpoint.
-        wanted: layout of the run's network.
+        expected: layout of the run's network.
 
     Raises:
         UserError: with the first parameter that differs.
     """
     stored_layout = stored.filled
-    run_layout = wanted.filled
+    run_layout = expected.filled
     if stored_layout == run_layout:
         return
 

@@ -167,7 +167,13 @@ class CheckpointStore:
         file.seek(0)
         self._write(name, file, nbytes)
 
-        new_entry = Entry(name, writer.generation, writer.epoch, learner_steps, nbytes)
+        new_entry = Entry(
+            name,
+            generation=writer.generation,
+            epoch=writer.epoch,
+            learner_steps=learner_steps,
+            nbytes=nbytes,
+        )
         entries = [*(entry for entry in entries if entry.name != name), new_entry]
         remaining = entries[-keep:]
         values = [entry._asdict() for entry in remaining]

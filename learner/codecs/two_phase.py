@@ -127,15 +127,15 @@ class TwoPhase(BaseCodec):
 
         # First phase: each rank gets its share of all ranks' values.
         for piece in self._pieces(shares, blocks):
-            self._encode_own(grads, shares, piece.start, sent[piece])
+            self._encode_own(grads, shares, first=piece.start, out=sent[piece])
         ring.all_to_all(received, sent)
 
         # Second phase: each rank sums its share, and sends the sum to all.
         for piece in self._pieces(shares, shares.blocks):
-            self._encode_sum(received, shares, piece.start, sent[piece])
+            self._encode_sum(received, shares, first=piece.start, out=sent[piece])
         ring.all_gather(received, sent[: shares.blocks])
         for piece in self._pieces(shares, blocks):
-            self._decode_sum(received[piece], shares, piece.start, grads)
+            self._decode_sum(received[piece], shares, first=piece.start, grads=grads)
 
     def _pieces(self, shares: BucketShares, blocks: int) -> Iterator[slice]:
         """Yields ``blocks`` blocks in runs, so that several passes over one find it in the cache.
@@ -147,7 +147,7 @@ class TwoPhase(BaseCodec):
         for first in range(0, blocks, step):
             yield slice(first, min(first + step, blocks))
 
-    def _encode_own(self, grads: Tensor, shares: BucketShares, first: int, out: Tensor) -> None:
+    def _encode_own(self, grads: Tensor, shares: BucketShares, *, first: int, out: Tensor) -> None:
         """Encode this rank's values of the blocks from ``first`` on into ``out``.
 
         ``grads`` are those of the bucket; ``out`` is uint8 ``[b, block_nbytes]``.
@@ -161,9 +161,11 @@ class TwoPhase(BaseCodec):
             torch.add(own_values, self._residuals["error"][where], out=inside)
         else:
             inside.copy_(own_values)
-        self._encode("error", values, shares, first, out)
+        self._encode("error", values, shares, first=first, out=out)
 
-    def _encode_sum(self, received: Tensor, shares: BucketShares, first: int, out: Tensor) -> None:
+    def _encode_sum(
+        self, received: Tensor, shares: BucketShares, *, first: int, out: Tensor
+    ) -> None:
         """Add up the ranks' messages for the blocks from ``first`` of the own share on, and encode
         the sums into ``out``."""
         values = self._decode("values", received[first : first + len(out)], shares.width)
@@ -176,10 +178,10 @@ class TwoPhase(BaseCodec):
             where = shares.inside(first_in_bucket, len(out))
             residual = self._residuals["server_error"][where]
             values.view(-1)[: len(residual)] += residual
-        self._encode("server_error", values, shares, first_in_bucket, out)
+        self._encode("server_error", values, shares, first=first_in_bucket, out=out)
 
     def _encode(
-        self, kind: str, values: Tensor, shares: BucketShares, first: int, out: Tensor
+        self, kind: str, values: Tensor, shares: BucketShares, *, first: int, out: Tensor
     ) -> None:
         """Encode blocks, and keep the coding error in the residual ``kind``, if there is one.
 
@@ -203,7 +205,7 @@ class TwoPhase(BaseCodec):
         torch.sub(values.view(-1)[:size], decoded.view(-1)[:size], out=new_residual)
 
     def _decode_sum(
-        self, messages: Tensor, shares: BucketShares, first: int, grads: Tensor
+        self, messages: Tensor, shares: BucketShares, *, first: int, grads: Tensor
     ) -> None:
         """Decode blocks from ``first`` of the bucket on into ``grads``, those of the bucket."""
         where = shares.inside(first, len(messages))

@@ -78,7 +78,14 @@ class ServedPace:
             return self._continues()
 
         progress.share_window(cfg.most_count)
-        sync = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
+        sync = Served(
+            client,
+            optimizer,
+            progress,
+            world=cfg.most_count,
+            ledger=ctx.ledger,
+            waiting=waiting,
+        )
 
         # The first exchange gives the server this learner's state if it needs it.
         nothing = ControlMessage(np.zeros(0), progress.growth())

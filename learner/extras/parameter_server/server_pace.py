@@ -255,7 +255,7 @@ class Bounded(ServerPace):
 
 
 class Backup(ServerPace):
-    """A step is the first ``wanted`` gradients of workers that went at that step.
+    """A step is the first ``most_gradients`` gradients of workers that went at that step.
 
     It has fewer gradients where fewer workers live or have samples. Later pushes are discarded, and
     their workers proceed with the current step.
@@ -263,9 +263,9 @@ class Backup(ServerPace):
 
     single_push = False
 
-    def __init__(self, wanted: int, version: int = 0) -> None:
+    def __init__(self, most_gradients: int, version: int = 0) -> None:
         super().__init__(version)
-        self._wanted = wanted
+        self._most_gradients = most_gradients
         self._step = 0
         self._went_at: dict[int, int] = {}  # the step at which each worker went last
         # Workers that have pushed in this step, with samples and without.
@@ -289,7 +289,7 @@ class Backup(ServerPace):
         # A worker that has pushed and died counts; one that lives may push, unless it has no
         # samples.
         possible = self._pushed | (self.workers.keys() - self._pushed_nothing)
-        return len(self._pushed) >= min(self._wanted, len(possible))
+        return len(self._pushed) >= min(self._most_gradients, len(possible))
 
     def _take(self, worker: int, samples: int) -> bool:
         if self._went_at[worker] != self._step:
@@ -310,7 +310,7 @@ def make_server_pace(cfg: LearnerConfig, version: int = 0) -> ServerPace:
     ``version`` counts the updates of the parameters so far.
     """
     if cfg.pace == "backup":
-        wanted = max(1, cfg.most_count - cfg.spare)
-        return Backup(wanted, version)
+        most_gradients = max(1, cfg.most_count - cfg.spare)
+        return Backup(most_gradients, version)
     staleness = None if cfg.pace == "tap" else cfg.staleness
     return Bounded(staleness, version)
