@@ -110,6 +110,7 @@ def save(folder: Path, checkpoint: Checkpoint, temporary: str = TEMPORARY) -> No
         UserError: if the file cannot be written. The old checkpoint is complete then.
     """
     data = _to_bytes(checkpoint)
+
     try:
         with replacing(folder, temporary) as path, open(path, "xb", opener=open_private) as file:
             file.write(data)
@@ -157,6 +158,7 @@ def load(folder: Path) -> Checkpoint:
         has_checksums = opened.head["format"] != WITHOUT_CHECKSUMS
         if has_checksums:
             _verify(tensors, opened.head["checksums"])
+
         return Checkpoint(
             layout=opened.layout,
             weights=_weights(tensors, opened.layout),
@@ -188,6 +190,7 @@ def read_tensors(path: Path, file: Any) -> dict[str, npt.NDArray[Any]]:
             f"{path} has {nbytes:,} bytes, and {free_nbytes:,} bytes of memory are free; end other "
             "programs, or take another file"
         )
+
     return {name: file.get_tensor(name) for name in list(file.keys())}
 
 

@@ -161,6 +161,7 @@ def restore(last: Path, whole: Path) -> list[Path]:
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
     damaged = [folder for folder in (last, *newer) if checkpoint_format.exists(folder)]
     aside = [set_aside(folder) for folder in damaged]
+
     link(whole / FILE, last)
     return aside
 
@@ -323,6 +324,7 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
     """
     descriptor = -1
     is_locked = True
+
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

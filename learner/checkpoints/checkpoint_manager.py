@@ -207,6 +207,7 @@ class CheckpointManager:
             for name, array in checkpoint.arrays.items()
             if not name.startswith((RANDOM, GROUP))
         }
+
         try:
             self._trainer.load_state_dict(trainer_state)
         except ValueError as error:

@@ -818,5 +818,6 @@ def _step_and_add(
     """
     previous_values = optimizer.values.clone()
     norm = optimizer.step(samples, trained_steps)
+
     change += optimizer.values - previous_values
     return norm
