@@ -124,7 +124,7 @@ class LockstepSource:
         self._trainer = trainer
         self._ctx = ctx
         self._checkpoints = checkpoints
-        self._resumes = bool(trainer.progress.generation) and checkpoints.goes_on_in_its_game()
+        self._resumes = bool(trainer.progress.generation) and checkpoints.resumes_same_env()
         self.note = ""
         """What the user should know about a resumed run."""
         self.published = False
@@ -450,7 +450,7 @@ class Lockstep(TrainingLoop[Any]):
         self._progress.arrived(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
-        self._checkpoints.hear(self._ctx.messages())
+        self._checkpoints.handle_messages(self._ctx.messages())
         return ControlMessage(
             counts,
             growth,
@@ -467,7 +467,7 @@ class Lockstep(TrainingLoop[Any]):
         try:
             self.save()
         except UserError as error:  # a disk that is full now may have room later
-            self._checkpoints.put_off(str(error))
+            self._checkpoints.postpone(str(error))
             logger.info("this checkpoint could not be saved, and the run continues: %s", error)
         self._nonfinite.keep()
 
@@ -480,7 +480,7 @@ class Lockstep(TrainingLoop[Any]):
     def save(self) -> None:
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save({STATE: to_bytes(self._lockstep_source.state())})
-        self._checkpoints.answer()
+        self._checkpoints.on_order_done()
         self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:

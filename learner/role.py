@@ -227,7 +227,7 @@ class LearnerProcess(TrainingLoop[Any]):
         )
         self._actor_source = source
         self._replay_folder = checkpoints.shard(ctx.learner)
-        resumes_replay = trainer.progress.generation and checkpoints.goes_on_in_its_game()
+        resumes_replay = trainer.progress.generation and checkpoints.resumes_same_env()
         if resumes_replay and (note := source.restore(self._replay_folder)):
             logger.info("%s", note)
 
@@ -474,9 +474,9 @@ class LearnerProcess(TrainingLoop[Any]):
                 if self._group.leads:
                     self._save()
                 self._source.save(self._replay_folder)
-                self._checkpoints.answer()
+                self._checkpoints.on_order_done()
             except (UserError, RunEndedError) as error:
-                self._checkpoints.put_off(str(error))
+                self._checkpoints.postpone(str(error))
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
 
         # A rollback returns to this state.
@@ -592,7 +592,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._streams.handle_messages(messages)
         self._torch_trace.handle_messages(messages)
         self._requests.handle_messages(messages)
-        self._checkpoints.hear(messages)
+        self._checkpoints.handle_messages(messages)
 
         for message in messages:
             if message["kind"] == "threads":

@@ -100,7 +100,7 @@ def rigs(folder: Path, shards: int = 1) -> Iterator[Callable[..., Rig]]:
 
 def pulled(client: ServerClient, timeout_s: float = 10.0) -> Reply:
     reply = client.pull(timeout_s)
-    assert reply is not None, client.said
+    assert reply is not None, client.last_notice
     return reply
 
 

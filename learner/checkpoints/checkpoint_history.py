@@ -3,7 +3,7 @@
     checkpoints/last              the newest
     checkpoints/step-12000        older ones, by their optimizer steps (`checkpoint.keep`)
     checkpoints/best              the best, which is none of these
-    checkpoints/best-before-1     a best of another game or network, or a damaged one
+    checkpoints/best-before-1     a best of another environment or network, or a damaged one
     checkpoints/damaged-1         one that was found damaged, unchanged
     checkpoints/step-9000-before-1    one newer than the checkpoint that the run went back to
 
@@ -12,8 +12,8 @@ that a hard link keeps its content: ``last`` gets a second name, ``step-N``, bef
 and a newest checkpoint exists at every moment. Only files in folders ``step-N`` that read as
 checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
 
-A best checkpoint of another game cannot be compared with this run's means, and one of another
-network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
+A best checkpoint of another environment cannot be compared with this run's means, and one of
+another network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
 """
 
 from __future__ import annotations
@@ -40,23 +40,26 @@ from penstock.learner.checkpoints.checkpoint_format import (
     DamagedCheckpointError,
 )
 
-logger = note_logger(__name__)
-ENV = "env"  # in a checkpoint's meta: the game of the training
-EVALUATION = "evaluation"  # there: how it was evaluated, with `ENV` and "mean", if it was
-PLAY = "play"  # there: how to play the policy, by the run's last evaluation
-REQUEST = "evaluate"  # there: the learner's request to evaluate it (`learner.evaluation_requests`)
+# Keys of a checkpoint's meta.
+ENV = "env"  # environment of the training
+EVALUATION = "evaluation"  # how the checkpoint was evaluated, with `ENV` and "mean"; absent if not
+PLAY = "play"  # how to play the policy, by the run's last evaluation
+REQUEST = "evaluate"  # the learner's request to evaluate it (`learner.evaluation_requests`)
+
 REQUESTED = ".requested"  # the folder of a checkpoint that the evaluator is to take
 STEPS = re.compile(r"step-(\d{1,19})")
 
+logger = note_logger(__name__)
+
 
 def older(last: Path) -> list[Path]:
-    """The folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
+    """Returns the folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
     try:
-        found = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
+        named = [path for path in last.parent.iterdir() if STEPS.fullmatch(path.name)]
     except OSError:
         return []
-    there = [path for path in found if not path.is_symlink() and checkpoint_format.exists(path)]
-    return sorted(there, key=_steps, reverse=True)
+    folders = [path for path in named if not path.is_symlink() and checkpoint_format.exists(path)]
+    return sorted(folders, key=_steps, reverse=True)
 
 
 def any_exists(last: Path) -> bool:
@@ -65,63 +68,80 @@ def any_exists(last: Path) -> bool:
 
 
 def newest_meta(last: Path) -> Mapping[str, Any] | None:
-    """The meta of the run's newest readable checkpoint; None where there is none."""
+    """Returns the meta of the run's newest readable checkpoint; None where there is none."""
     return next((meta for _, meta in _readable((last, *older(last)))), None)
 
 
 def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
-    """The newest checkpoint that can be read and is undamaged: ``last``, else of `older`.
+    """Read the newest checkpoint that is undamaged: ``last``, else one of `older`.
 
-    Returns its folder, its content, and a sentence on each newer one that is damaged. Raises
-    UserError where all are damaged, and where the newest is of another version.
+    Returns:
+        Its folder, its content, and a sentence on each newer one that is damaged, the newest first.
+
+    Raises:
+        UserError: if there is none, if all are damaged, or if the newest is of another version.
     """
-    damaged: list[str] = []
     if not any_exists(last):
         checkpoint_format.load(last)  # raises the error
+
+    faults: list[str] = []
     for folder in (last, *older(last)):
         if not checkpoint_format.exists(folder):
-            damaged.append(f"{folder} holds no {FILE}")
+            faults.append(f"{folder} holds no {FILE}")
             continue
         try:
-            return folder, checkpoint_format.load(folder), damaged
+            return folder, checkpoint_format.load(folder), faults
         except DamagedCheckpointError as error:
-            damaged.append(error.fault)
+            faults.append(error.fault)
     raise UserError(
-        f"none of the {len(damaged)} checkpoints beside {last} is whole, and the run is left as it "
-        f"is: {damaged[0]}; start from another one with --resume-from, into a new run.dir"
+        f"none of the {len(faults)} checkpoints beside {last} is whole, and the run is left as it "
+        f"is: {faults[0]}; start from another one with --resume-from, into a new run.dir"
     )
 
 
 def keep_older(last: Path, steps: int | None = None) -> Path | None:
     """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
 
+    A damaged one is set aside instead.
+
     Args:
+        last: folder of the newest checkpoint.
         steps: optimizer steps of the next checkpoint. If ``last`` has as many, it gets no second
             name.
 
-    Returns the new folder of ``last`` if it was damaged and set aside, else None. Raises OSError.
+    Returns:
+        The new folder of ``last`` if it was damaged and set aside, else None.
+
+    Raises:
+        OSError: if the second name cannot be given.
     """
     if not checkpoint_format.exists(last):
         return None
     try:
-        found = int(checkpoint_format.read_meta(last)["progress"]["learner_steps"])
+        last_steps = int(checkpoint_format.read_meta(last)["progress"]["learner_steps"])
     except (UserError, LookupError, TypeError, ValueError):
         return set_aside(last)
-    if found != steps:
-        link(last / FILE, last.with_name(f"step-{found}"))
+
+    if last_steps != steps:
+        link(last / FILE, last.with_name(f"step-{last_steps}"))
     return None
 
 
 def prune(last: Path, keep: int) -> None:
-    """Remove the oldest, so that ``keep`` are left with ``last``. Damaged ones are not removed."""
+    """Remove the oldest checkpoints, so that ``keep`` remain with ``last``.
+
+    Damaged ones are not removed.
+    """
     readable = [folder for folder, _ in _readable(older(last))]
     for folder in readable[keep - 1 :]:
         remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """Remove the checkpoint in ``folder``, and the folder unless it holds other files. A symbolic
-    link is left alone."""
+    """Remove the checkpoint in ``folder``, and the folder unless it holds other files.
+
+    A symbolic link is left alone.
+    """
     if folder.is_symlink():
         return
     with contextlib.suppress(OSError):
@@ -133,11 +153,15 @@ def remove(folder: Path) -> None:
 def restore(last: Path, whole: Path) -> list[Path]:
     """Make the checkpoint in ``whole`` the newest one.
 
-    ``last`` and all that are newer than ``whole`` are damaged, and set aside; returns their new
-    folders.
+    ``last`` and all that are newer than ``whole`` are damaged, and set aside.
+
+    Returns:
+        The new folders of the damaged ones.
     """
     newer = [folder for folder in older(last) if _steps(folder) > _steps(whole)]
-    aside = [set_aside(folder) for folder in (last, *newer) if checkpoint_format.exists(folder)]
+    damaged = [folder for folder in (last, *newer) if checkpoint_format.exists(folder)]
+    aside = [set_aside(folder) for folder in damaged]
+
     link(whole / FILE, last)
     return aside
 
@@ -145,11 +169,17 @@ def restore(last: Path, whole: Path) -> list[Path]:
 def begin_from(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
-    Newer ones of the run are kept as ``step-N-before-1``. Raises UserError for a damaged source,
-    for one that no run has written, and where the copy cannot be written.
+    Newer ones of the run are kept as ``step-N-before-1``.
+
+    Returns:
+        The content of the checkpoint.
+
+    Raises:
+        UserError: if the source is damaged, if no run has written it, or if the copy cannot be
+            written.
     """
-    found = checkpoint_format.load(source)
-    progress = found.meta.get("progress", {})
+    checkpoint = checkpoint_format.load(source)
+    progress = checkpoint.meta.get("progress", {})
     steps = progress.get("learner_steps", 0) if isinstance(progress, dict) else None
     if type(steps) is not int:
         raise UserError(
@@ -157,19 +187,22 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
             "run has written"
         )
     if source.resolve() == last.resolve():
-        return found
+        return checkpoint
+
+    # A checkpoint beside `last` is of this run, so a second name of its file is enough.
+    is_of_other_run = source.resolve().parent != last.resolve().parent
     try:
         keep_older(last)
         for folder in older(last):
             if _steps(folder) > steps:
                 _move(folder, f"{folder.name}-before")
-        link(source / FILE, last, copy=source.resolve().parent != last.resolve().parent)
+        link(source / FILE, last, copy=is_of_other_run)
     except OSError as error:
         raise UserError(
             f"{source} cannot be copied to {last}: {error.strerror}; free some space or set "
             "run.dir to another disk"
         ) from error
-    return found
+    return checkpoint
 
 
 def set_aside(folder: Path) -> Path:
@@ -180,87 +213,118 @@ def set_aside(folder: Path) -> Path:
 def link(file: Path, folder: Path, *, copy: bool = False) -> None:
     """Give ``file`` a second name in ``folder``, replacing any checkpoint there.
 
-    It is a hard link where the file system has them, else a copy, as with ``copy``. Raises OSError,
-    also if ``folder`` is a symbolic link.
+    Args:
+        file: a checkpoint's file.
+        folder: where it gets the second name.
+        copy: whether to copy the file in any case. Else it is copied only where the file system has
+            no hard links.
+
+    Raises:
+        OSError: if the file cannot be written, or ``folder`` is a symbolic link.
     """
     if folder.is_symlink():
         raise OSError(0, f"{folder} is a symbolic link")
+
     with checkpoint_format.replacing(folder) as path:
-        if copy or not _linked(file, path):
-            with file.open("rb") as source, open(path, "xb", opener=open_private) as copied:
-                shutil.copyfileobj(source, copied)
-                copied.flush()
-                os.fsync(copied.fileno())
+        if not copy and _hard_link(file, path):
+            return
+        with file.open("rb") as source, open(path, "xb", opener=open_private) as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
 
 
-def _linked(file: Path, name: Path) -> bool:
+def _hard_link(file: Path, name: Path) -> bool:
+    """Give ``file`` the second name ``name``; returns False on a file system without hard links."""
     try:
         os.link(file, name)
-    except OSError:  # a file system without hard links
+    except OSError:
         return False
     return True
 
 
 def _move(folder: Path, name: str) -> Path:
-    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it; returns that folder.
+    """Move the checkpoint of ``folder`` to a new folder ``name-N`` beside it.
 
-    N is the lowest free number from 1.
+    N is the lowest free number from 1. Returns the new folder.
     """
     number = 1
     while True:
-        aside = folder.with_name(f"{name}-{number}")
+        target = folder.with_name(f"{name}-{number}")
         try:
-            aside.mkdir(mode=0o700)
+            target.mkdir(mode=0o700)
             break
         except FileExistsError:
             number += 1
-    (folder / FILE).rename(aside / FILE)
+    (folder / FILE).rename(target / FILE)
+
+    # A folder `step-N` goes with its checkpoint, unless it holds other files; `last` stays.
     if STEPS.fullmatch(folder.name):
         with contextlib.suppress(OSError):
             folder.rmdir()
-    return aside
+    return target
 
 
 def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Those of the folders whose checkpoint can be read, with its meta."""
+    """Yields those of the folders whose checkpoint can be read, with its meta."""
     for folder in folders:
         with contextlib.suppress(UserError):
             yield folder, checkpoint_format.read_meta(folder)
 
 
 def _steps(folder: Path) -> int:
-    found = STEPS.fullmatch(folder.name)
-    return int(found[1]) if found else -1
+    """Returns the optimizer steps in the name of a folder ``step-N``; -1 for another folder."""
+    match = STEPS.fullmatch(folder.name)
+    return int(match[1]) if match else -1
 
 
 def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
-    """The meta of the best checkpoint, in ``folder``; None where there is none.
+    """Returns the meta of the best checkpoint, or moves it aside if it is of no use to this run.
 
-    One of another game than ``env`` or another network, or a damaged one, is moved beside it.
+    It is moved beside ``folder`` if it is of another environment or network, or damaged.
+
+    Args:
+        folder: `checkpoints/best`.
+        layout: of the run's network.
+        env: the run's environment.
+
+    Returns:
+        The meta; None where there is no best checkpoint, or where it was moved.
     """
     if not checkpoint_format.exists(folder):
         return None
     try:
         meta = checkpoint_format.read_meta(folder, layout)
+        # The environment of its evaluation counts; before one, that of its training.
         if env.is_same(meta.get(EVALUATION, meta).get(ENV, {})):
             return meta
-        why = f"{folder} is the best of another game (env.*)"
+        reason = f"{folder} is the best of another game (env.*)"
     except UserError as error:
-        why = str(error)
+        reason = str(error)
+
     with contextlib.suppress(FileNotFoundError):  # another process has moved it already
-        logger.info("%s; it is kept as %s", why, _keep_beside(folder))
+        logger.info("%s; it is kept as %s", reason, _keep_beside(folder))
     return None
 
 
 @contextlib.contextmanager
 def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock the best checkpoint, which is in ``folder``, during the ``with`` block: learner and
-    evaluator both replace it, and the learner must not replace one that the evaluator has written.
+    """Lock the best checkpoint, which is in ``folder``, during the ``with`` block.
 
-    Yields False where another process of this host holds the lock and ``wait`` is false; else True,
-    also on a file system without locks.
+    Learner and evaluator both replace it, and the learner must not replace one that the evaluator
+    has written.
+
+    Args:
+        folder: `checkpoints/best`.
+        wait: whether to wait while another process of this host holds the lock.
+
+    Yields:
+        Whether the checkpoint is locked; True also on a file system without locks. It is False
+        where another process holds the lock and ``wait`` is false.
     """
-    descriptor, locked = -1, True
+    descriptor = -1
+    is_locked = True
+
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -268,15 +332,16 @@ def best_locked(folder: Path, *, wait: bool) -> Iterator[bool]:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                locked = False
-        yield locked
+                is_locked = False
+        yield is_locked
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _keep_beside(folder: Path) -> Path:
+    """Move ``folder`` to the first free name ``FOLDER-before-N`` beside it; returns that."""
     number = 1
-    while (kept := folder.with_name(f"{folder.name}-before-{number}")).exists():
+    while (target := folder.with_name(f"{folder.name}-before-{number}")).exists():
         number += 1
-    return folder.rename(kept)
+    return folder.rename(target)

@@ -22,29 +22,36 @@ SPACES = "spaces"
 
 
 def described(info: EnvInfo) -> list[Any]:
-    """The spaces as JSON, for the meta."""
+    """Returns the spaces of observations and actions as JSON, for the meta."""
     return [to_json(space) for space in info.spaces]
 
 
 def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -> spaces.Space[Any]:
-    """Check that the checkpoint of ``folder`` was trained on the spaces of an environment.
+    """Check that a checkpoint was trained on the spaces of an environment.
 
-    Returns the observation space in training, whose parts may be in another order. Raises UserError
-    with the first column that differs. A checkpoint of an earlier version, which has no spaces, is
-    compared by the dtype of its observations; its network shows their number.
+    A checkpoint of an earlier version, which has no spaces, is compared by the dtype of its
+    observations; its network shows their number.
+
+    Args:
+        folder: where the checkpoint is.
+        stored: its content.
+        info: describes the environment.
+        env_id: the environment's name, for the error.
+
+    Returns:
+        The observation space in training, whose parts may be in another order.
+
+    Raises:
+        UserError: with the first column that differs.
+        DamagedCheckpointError: if the spaces in the checkpoint cannot be read.
     """
     path = folder / FILE
     if SPACES in stored.meta:
-        # The same spaces take as much memory as the environment's, which may be more.
-        most = max(MOST_NBYTES, *map(claimed_nbytes, described(info)))
-        try:
-            observations, actions = (from_json(encoded, most) for encoded in stored.meta[SPACES])
-        except (LookupError, TypeError, ValueError, AssertionError) as error:
-            raise DamagedCheckpointError(f"{path} has spaces that cannot be read") from error
+        observations, actions = _stored_spaces(path, stored, info)
         differs = difference((observations, actions), info.spaces)
     else:
         observations = info.spaces[0]
-        differs = _other_dtype(stored, info)
+        differs = _dtype_difference(stored, info)
 
     if differs is not None:
         raise UserError(
@@ -55,11 +62,32 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
     return observations
 
 
-def _other_dtype(stored: Checkpoint, info: EnvInfo) -> SpaceDifference | None:
+def _stored_spaces(
+    path: Path, stored: Checkpoint, info: EnvInfo
+) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Returns the spaces of observations and actions on which a checkpoint was trained."""
+    # The same spaces take as much memory as the environment's, which may be more.
+    most_nbytes = max(MOST_NBYTES, *map(claimed_nbytes, described(info)))
+    try:
+        observations, actions = (from_json(encoded, most_nbytes) for encoded in stored.meta[SPACES])
+    except (LookupError, TypeError, ValueError, AssertionError) as error:
+        raise DamagedCheckpointError(f"{path} has spaces that cannot be read") from error
+    return observations, actions
+
+
+def _dtype_difference(stored: Checkpoint, info: EnvInfo) -> SpaceDifference | None:
+    """Compare the dtype of observations in a checkpoint with the environment's.
+
+    Returns None if they are the same, or the checkpoint does not tell its own.
+    """
     columns = stored.meta.get("spec", {}).get("columns", [])
-    trained = next((dtype for name, dtype, *_ in columns if name == "obs"), None)
-    space = info.observation_space
-    present = "<f4" if space.dtype.kind == "f" else space.dtype.str  # as slots have it
-    if trained in (None, present):
+    trained_dtype = next((dtype for name, dtype, *_ in columns if name == "obs"), None)
+
+    # Slots hold all kinds of floats as float32.
+    dtype = info.observation_space.dtype
+    present_dtype = "<f4" if dtype.kind == "f" else dtype.str
+    if trained_dtype in (None, present_dtype):
         return None
-    return SpaceDifference("observations", f"of dtype {trained}", f"of dtype {present}")
+    return SpaceDifference(
+        "observations", trained=f"of dtype {trained_dtype}", present=f"of dtype {present_dtype}"
+    )

@@ -9,17 +9,21 @@ from torch import Tensor
 
 
 def all_reduce_nbytes(nbytes: int, world: int) -> int:
-    """Bytes sent by each rank of a ring: every chunk goes round twice, less one step each time."""
+    """Returns the bytes that each rank of a ring sends to sum ``nbytes``.
+
+    Every chunk goes round twice, less one step each time.
+    """
     return 2 * (world - 1) * nbytes // world
 
 
 def all_to_all_nbytes(nbytes: int, world: int) -> int:
-    """Bytes sent by each rank: its own row stays."""
+    """Returns the bytes that each rank sends of its ``nbytes``: its own row stays."""
     return (world - 1) * nbytes // world
 
 
 def all_gather_nbytes(nbytes: int, world: int) -> int:
-    """Bytes sent by each rank of a ring: its own ``nbytes``, and those that it forwards."""
+    """Returns the bytes that each rank of a ring sends: its own ``nbytes``, and those that it
+    forwards."""
     return (world - 1) * nbytes
 
 
@@ -30,7 +34,8 @@ class SoloCollective:
     """
 
     def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+        self.rank = rank
+        self.world = world
 
     def all_reduce(self, tensor: Tensor) -> None:
         tensor.mul_(self.world)

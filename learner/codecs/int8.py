@@ -7,8 +7,8 @@ from torch import Tensor
 
 from penstock.learner.codecs.two_phase import TwoPhase
 
-LEVELS = 127
-SMALLEST = torch.finfo(torch.float32).tiny
+LEVELS = 127  # number of levels of each sign
+SMALLEST = torch.finfo(torch.float32).tiny  # smallest scale that has a reciprocal
 
 
 class Int8(TwoPhase):
@@ -26,10 +26,12 @@ class Int8(TwoPhase):
         self.block = self._context.cfg.block
 
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
+        # The scale of a block maps its largest magnitude to the last level.
         work = self._memory("work", values.shape, torch.float32)
         scales = torch.abs(values, out=work).amax(1, keepdim=True).div_(LEVELS)
         scales.masked_fill_(scales < SMALLEST, 0.0)
         heads.copy_(scales)
+
         factors = scales.reciprocal_().masked_fill_(heads == 0.0, 0.0)
         torch.mul(values, factors, out=work).round_()
         codes.view(torch.int8).copy_(work)

@@ -23,10 +23,9 @@ from penstock.profiling.ledger import Part, TimeLedger
 
 
 class Reducer:
-    """Reduces ``grads``, float32 ``[size]``; the gradients of ``parameters`` are views of it.
+    """Sums the gradients of one optimizer over learners, bucket by bucket.
 
-    ``parameters`` are in the order of the vector. ``thread`` runs one call at a time, in order, and
-    ``ledger`` is its own. Without ``overlap`` everything happens in `finish`.
+    For each optimizer step call `prepare_backward`, compute the backward pass, and call `finish`.
     """
 
     def __init__(
@@ -40,48 +39,76 @@ class Reducer:
         *,
         overlap: bool,
     ) -> None:
+        """Attach to the parameters.
+
+        Args:
+            grads: the flat gradient vector, float32 ``[size]``.
+            parameters: in the order of the vector; their gradients are views of it.
+            codec: sums a bucket.
+            ring: the group of learners.
+            thread: runs one call at a time, in order.
+            ledger: where the time of that thread is counted.
+            overlap: whether to reduce during the backward pass; else all is reduced in `finish`.
+        """
         self.codec = codec
         self._grads = grads
-        self._buckets = buckets = codec.buckets
+        self._buckets = codec.buckets
         self._ring = ring
         self._thread = thread
         self._ledger = ledger
         self._overlap = overlap
         self._device = device_of(grads.device)
         self._stream = self._device.make_stream()
-        self._total: float | None = None
-        self._missing: list[int] = []
-        self._handed = 0
-        self._failed = False
-        self._pending: list[Future[None]] = []
-        # The first part of each parameter, and the bucket that holds all of its parts.
-        owner = {
-            part: i for i, bucket in enumerate(buckets) for part in bucket.parts if part.tower == 0
+
+        # State of the present step.
+        self._divisor: float | None = None  # divisor of the gradients; None between two steps
+        # Number of parameters whose gradients are not complete, by bucket.
+        self._incomplete: list[int] = []
+        self._handed_over = 0  # number of buckets that were handed over
+        self._pending: list[Future[None]] = []  # reductions in the thread
+        self._failed = False  # whether a reduction has failed; only the thread uses it
+
+        # A bucket holds whole parameters. Each of these is known by its first part.
+        bucket_of = {
+            part: number
+            for number, bucket in enumerate(self._buckets)
+            for part in bucket.parts
+            if part.tower == 0
         }
-        self._parameters_of = Counter(owner.values())
-        parts = sorted(owner, key=lambda part: part.start)
+        self._parameters_in = Counter(bucket_of.values())  # number of parameters, by bucket
+        first_parts = sorted(bucket_of, key=lambda part: part.start)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, owner[part]))
-            for part, parameter in zip(parts, parameters, strict=True)
+            parameter.register_post_accumulate_grad_hook(
+                partial(self._on_gradient, bucket_of[part])
+            )
+            for part, parameter in zip(first_parts, parameters, strict=True)
         ]
 
     def prepare_backward(self, update: int, total: float) -> None:
         """Announce that the next backward pass completes the gradients.
 
-        ``total`` is their divisor; ``update`` counts the optimizer steps of the run.
+        Args:
+            update: number of optimizer steps of the run so far.
+            total: the divisor of the gradients.
         """
         self.codec.begin(update)
-        self._total = total
-        self._missing = [self._parameters_of[i] for i in range(len(self._buckets))]
-        self._handed = 0
+        self._divisor = total
+        self._incomplete = [self._parameters_in[number] for number in range(len(self._buckets))]
+        self._handed_over = 0
 
     def finish(self, update: int, total: float) -> None:
-        """Return when ``grads`` are the mean over all samples, the same on every learner."""
-        if self._total is None:  # no backward pass: there were no samples
+        """Return when ``grads`` are the mean over all samples, the same on every learner.
+
+        The arguments are those of `prepare_backward`, for a step without a backward pass.
+        """
+        if self._divisor is None:  # no backward pass: there were no samples
             self.prepare_backward(update, total)
-        while self._handed < len(self._buckets):
+        while self._handed_over < len(self._buckets):
             self._hand_over()
-        pending, self._pending, self._total = deque(self._pending), [], None
+
+        pending = deque(self._pending)
+        self._pending = []
+        self._divisor = None
         # No name for a future: with its error, which refers to this frame, it would be a cycle, and
         # the connections of a lost group would stay open until it is collected.
         while pending:
@@ -93,36 +120,43 @@ class Reducer:
         for hook in self._hooks:
             hook.remove()
 
-    def _arrived(self, bucket: int, _: Tensor) -> None:
-        """Note that the gradient of one more parameter of a bucket is complete."""
-        if self._total is None or not self._overlap:
+    def _on_gradient(self, bucket_number: int, _: Tensor) -> None:
+        """Count that the gradient of one more parameter of a bucket is complete.
+
+        Buckets are handed over in their order, so a complete one may wait for those before it.
+        """
+        if self._divisor is None or not self._overlap:
             return
-        self._missing[bucket] -= 1
-        while self._handed < len(self._buckets) and self._missing[self._handed] <= 0:
+        self._incomplete[bucket_number] -= 1
+        while self._handed_over < len(self._buckets) and self._incomplete[self._handed_over] <= 0:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        bucket = self._buckets[self._handed]
-        self._handed += 1
-        assert self._total is not None
-        ready = self._device.make_event()
-        ready.record()
-        call = partial(self._reduce, bucket, self._total, ready)
+        """Let the thread reduce the next bucket; without overlap, reduce it here."""
+        bucket = self._buckets[self._handed_over]
+        self._handed_over += 1
+        assert self._divisor is not None
+        gradients_ready = self._device.make_event()
+        gradients_ready.record()
+
+        reduce_bucket = partial(self._reduce, bucket, self._divisor, gradients_ready)
         if self._overlap:
-            self._pending.append(self._thread.submit(call))
+            self._pending.append(self._thread.submit(reduce_bucket))
         else:
-            call()
+            reduce_bucket()
 
     @torch.no_grad()
-    def _reduce(self, bucket: Bucket, total: float, ready: DeviceEvent) -> None:
-        if self._failed:  # the next bucket would wait for ranks that have given up
+    def _reduce(self, bucket: Bucket, divisor: float, gradients_ready: DeviceEvent) -> None:
+        """Replace the gradients of a bucket by their mean over all samples."""
+        if self._failed:  # this bucket would wait for ranks that have given up
             return
-        self._failed = True
+
+        self._failed = True  # until this reduction has succeeded
         self._ledger.switch(Part.REDUCE)
         grads = self._grads[bucket.start : bucket.stop]
         self._device.enter_thread()
         with self._device.on(self._stream):
-            self._stream.wait_event(ready)
-            self.codec.reduce(bucket, grads.div_(total), self._ring)
+            self._stream.wait_event(gradients_ready)
+            self.codec.reduce(bucket, grads.div_(divisor), self._ring)
         self._ledger.switch(Part.WAIT)
         self._failed = False

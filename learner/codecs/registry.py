@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def make_codec(context: CodecContext) -> Codec:
     """Make the codec named by ``context.cfg.codec``.
 
-    Raises ValueError for ``auto``, which must be resolved before.
+    Raises:
+        ValueError: for ``auto``, which must be resolved before, and for any other unknown name.
     """
     name = context.cfg.codec
     if name not in CODECS.specs:

@@ -25,7 +25,10 @@ class Fp32(BaseCodec):
 
 
 class Half(TwoPhase):
-    """Two bytes per value. Sums are float32 and rounded once, not at every rank of a ring."""
+    """A format of two bytes per value, ``dtype``.
+
+    Sums are float32 and rounded once, not at every rank of a ring.
+    """
 
     bits = 16
     block = 1 << 16  # only the size of the work done at a time

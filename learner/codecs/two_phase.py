@@ -25,35 +25,52 @@ PIECE = 1 << 19  # values that are coded at a time, so that they stay in a cache
 
 
 class BucketShares(NamedTuple):
-    """A bucket as ``world`` shares of ``blocks`` blocks of ``width`` values, the last ones padded.
-
-    ``start`` and ``stop`` of the bucket itself; ``head`` float32 and then codes of ``bits`` for
-    each value make ``block_nbytes`` of a message.
-    """
+    """A bucket that is cut in a share for each rank, of equal blocks; the last ones are padded."""
 
     start: int
+    """Start of the bucket in the flat vector."""
     stop: int
+    """Its end there."""
     world: int
+    """Number of shares."""
     blocks: int
+    """Number of blocks in a share."""
     width: int
+    """Number of values in a block."""
     block_nbytes: int
+    """Bytes of a block in a message: its head, and the codes of its values."""
 
     def inside(self, block: int, count: int) -> slice:
-        """Position of ``count`` blocks from ``block`` on in the flat vector, without padding."""
+        """Returns the position of ``count`` blocks from ``block`` on in the flat vector, without
+        padding."""
         start = min(self.start + block * self.width, self.stop)
         return slice(start, min(start + count * self.width, self.stop))
 
 
-def share_bucket(bucket: Bucket, world: int, block: int, head: int, bits: int) -> BucketShares:
+def share_bucket(bucket: Bucket, *, world: int, block: int, head: int, bits: int) -> BucketShares:
     """Cut ``bucket`` in blocks of about ``block`` values, all of one width.
 
     The codes of a block fill whole words of four bytes.
+
+    Args:
+        bucket: what is cut.
+        world: number of shares.
+        block: most values in a block, but for those that fill its last word.
+        head: number of float32 in front of each block.
+        bits: size of each value's code.
     """
-    share = _up(bucket.size, world)
-    blocks = _up(share, block)
-    words = _up(_up(share, blocks) * bits, 32)
-    nbytes = VALUE_NBYTES * (head + words)
-    return BucketShares(bucket.start, bucket.stop, world, blocks, words * 32 // bits, nbytes)
+    share_size = _ratio_up(bucket.size, world)
+    blocks = _ratio_up(share_size, block)
+    words = _ratio_up(_ratio_up(share_size, blocks) * bits, 32)
+
+    return BucketShares(
+        start=bucket.start,
+        stop=bucket.stop,
+        world=world,
+        blocks=blocks,
+        width=words * 32 // bits,
+        block_nbytes=VALUE_NBYTES * (head + words),
+    )
 
 
 class TwoPhase(BaseCodec):
@@ -71,7 +88,8 @@ class TwoPhase(BaseCodec):
     """Most values in a block."""
 
     def _set_up(self) -> None:
-        self._padding: dict[BucketShares, Tensor] = {}
+        """Begin with no paddings computed."""
+        self._padding: dict[BucketShares, Tensor] = {}  # results of `_pads`
 
     @abstractmethod
     def encode(self, values: Tensor, pads: Tensor, heads: Tensor, codes: Tensor) -> None:
@@ -88,106 +106,140 @@ class TwoPhase(BaseCodec):
     def decode(self, heads: Tensor, codes: Tensor, out: Tensor) -> None:
         """Decode the result of `encode`, equally on every rank; shapes as there."""
 
-    def _cut(self, bucket: Bucket) -> BucketShares:
-        return share_bucket(bucket, self._world, self.block, self.head, self.bits)
+    def _shares(self, bucket: Bucket) -> BucketShares:
+        """Returns how a bucket is cut."""
+        return share_bucket(
+            bucket, world=self._world, block=self.block, head=self.head, bits=self.bits
+        )
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        made = self._cut(bucket)
-        share = made.blocks * made.block_nbytes
-        spread = all_to_all_nbytes(self._world * share, self._world)
-        return spread + all_gather_nbytes(share, self._world)
+        shares = self._shares(bucket)
+        share_nbytes = shares.blocks * shares.block_nbytes
+        first_phase = all_to_all_nbytes(self._world * share_nbytes, self._world)
+        return first_phase + all_gather_nbytes(share_nbytes, self._world)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        made = self._cut(bucket)
-        total = made.world * made.blocks
-        sent, got = (
-            self._memory(use, (total, made.block_nbytes), torch.uint8) for use in ("sent", "got")
-        )
-        for first, count in self._pieces(made, total):
-            self._encode_own(grads, made, first, sent[first : first + count])
-        ring.all_to_all(got, sent)
-        for first, count in self._pieces(made, made.blocks):
-            self._encode_sum(got, made, first, sent[first : first + count])
-        ring.all_gather(got, sent[: made.blocks])
-        for first, count in self._pieces(made, total):
-            self._read(got[first : first + count], made, first, grads)
+        """Sum ``grads`` over ranks, in two phases whose messages are coded."""
+        shares = self._shares(bucket)
+        blocks = shares.world * shares.blocks
+        sent = self._memory("sent", (blocks, shares.block_nbytes), torch.uint8)
+        received = self._memory("received", (blocks, shares.block_nbytes), torch.uint8)
 
-    def _pieces(self, made: BucketShares, blocks: int) -> Iterator[tuple[int, int]]:
-        """``blocks`` in runs of (first, count), so that passes over one find it in the cache."""
+        # First phase: each rank gets its share of all ranks' values.
+        for piece in self._pieces(shares, blocks):
+            self._encode_own(grads, shares, first=piece.start, out=sent[piece])
+        ring.all_to_all(received, sent)
+
+        # Second phase: each rank sums its share, and sends the sum to all.
+        for piece in self._pieces(shares, shares.blocks):
+            self._encode_sum(received, shares, first=piece.start, out=sent[piece])
+        ring.all_gather(received, sent[: shares.blocks])
+        for piece in self._pieces(shares, blocks):
+            self._decode_sum(received[piece], shares, first=piece.start, grads=grads)
+
+    def _pieces(self, shares: BucketShares, blocks: int) -> Iterator[slice]:
+        """Yields ``blocks`` blocks in runs, so that several passes over one find it in the cache.
+
+        A device that runs behind its host gets all at once.
+        """
         behind = device_of(self._device).runs_behind
-        step = blocks if behind else max(1, PIECE // made.width)
+        step = blocks if behind else max(1, PIECE // shares.width)
         for first in range(0, blocks, step):
-            yield first, min(step, blocks - first)
+            yield slice(first, min(first + step, blocks))
 
-    def _encode_own(self, grads: Tensor, made: BucketShares, first: int, out: Tensor) -> None:
-        where = made.inside(first, len(out))
-        values = self._memory("values", (len(out), made.width), torch.float32)
+    def _encode_own(self, grads: Tensor, shares: BucketShares, *, first: int, out: Tensor) -> None:
+        """Encode this rank's values of the blocks from ``first`` on into ``out``.
+
+        ``grads`` are those of the bucket; ``out`` is uint8 ``[b, block_nbytes]``.
+        """
+        where = shares.inside(first, len(out))
+        own_values = grads[where.start - shares.start : where.stop - shares.start]
+        values = self._memory("values", (len(out), shares.width), torch.float32)
         inside = values.view(-1)[: _length(where)]
-        own = grads[where.start - made.start : where.stop - made.start]
-        if "error" in self._residuals:
-            torch.add(own, self._residuals["error"][where], out=inside)
-        else:
-            inside.copy_(own)
-        self._encode("error", values, made, first, out)
 
-    def _encode_sum(self, got: Tensor, made: BucketShares, first: int, out: Tensor) -> None:
-        """Add up the ranks' messages for the blocks from ``first`` of the own share on."""
-        values = self._decode("values", got[first : first + len(out)], made.width)
-        for r in range(1, made.world):
-            start = r * made.blocks + first
-            values += self._decode("read", got[start : start + len(out)], made.width)
-        first += self._rank * made.blocks
+        if "error" in self._residuals:
+            torch.add(own_values, self._residuals["error"][where], out=inside)
+        else:
+            inside.copy_(own_values)
+        self._encode("error", values, shares, first=first, out=out)
+
+    def _encode_sum(
+        self, received: Tensor, shares: BucketShares, *, first: int, out: Tensor
+    ) -> None:
+        """Add up the ranks' messages for the blocks from ``first`` of the own share on, and encode
+        the sums into ``out``."""
+        values = self._decode("values", received[first : first + len(out)], shares.width)
+        for rank in range(1, shares.world):
+            start = rank * shares.blocks + first
+            values += self._decode("decoded", received[start : start + len(out)], shares.width)
+
+        first_in_bucket = self._rank * shares.blocks + first
         if "server_error" in self._residuals:
-            residual = self._residuals["server_error"][made.inside(first, len(out))]
+            where = shares.inside(first_in_bucket, len(out))
+            residual = self._residuals["server_error"][where]
             values.view(-1)[: len(residual)] += residual
-        self._encode("server_error", values, made, first, out)
+        self._encode("server_error", values, shares, first=first_in_bucket, out=out)
 
     def _encode(
-        self, kind: str, values: Tensor, made: BucketShares, first: int, out: Tensor
+        self, kind: str, values: Tensor, shares: BucketShares, *, first: int, out: Tensor
     ) -> None:
-        """Encode blocks from ``first`` of the bucket on, and keep the coding error."""
-        where = made.inside(first, len(out))
+        """Encode blocks, and keep the coding error in the residual ``kind``, if there is one.
+
+        Args:
+            kind: "error" or "server_error".
+            values: float32 ``[b, width]``, with anything in the padding.
+            shares: how the bucket is cut.
+            first: number of the first block in the bucket.
+            out: output, uint8 ``[b, block_nbytes]``.
+        """
+        where = shares.inside(first, len(out))
         size = _length(where)
         values.view(-1)[size:] = 0.0  # padding, whose codes may decode to other values
         heads, codes = self._fields(out)
-        self.encode(values, self._pads(made)[first : first + len(out)], heads, codes)
+        self.encode(values, self._pads(shares)[first : first + len(out)], heads, codes)
         if kind not in self._residuals:
             return
-        read = self._decode("read", out, made.width)
-        torch.sub(values.view(-1)[:size], read.view(-1)[:size], out=self._new[kind][where])
 
-    def _read(self, messages: Tensor, made: BucketShares, first: int, grads: Tensor) -> None:
-        """Decode blocks from ``first`` on into ``grads``."""
-        where = made.inside(first, len(messages))
-        out = grads[where.start - made.start : where.stop - made.start]
-        if len(out) == len(messages) * made.width:
-            self.decode(*self._fields(messages), out.view(len(messages), made.width))
-        else:
-            out.copy_(self._decode("read", messages, made.width).view(-1)[: len(out)])
+        decoded = self._decode("decoded", out, shares.width)
+        new_residual = self._new_residuals[kind][where]
+        torch.sub(values.view(-1)[:size], decoded.view(-1)[:size], out=new_residual)
 
-    def _pads(self, made: BucketShares) -> Tensor:
-        """The number of padding values of each block: float32 ``[world * blocks]``."""
-        if made not in self._padding:
-            ends = torch.arange(1, made.world * made.blocks + 1, device=self._device) * made.width
-            beyond = ends - (made.stop - made.start)
-            self._padding[made] = beyond.clamp_(0, made.width).float()
-        return self._padding[made]
+    def _decode_sum(
+        self, messages: Tensor, shares: BucketShares, *, first: int, grads: Tensor
+    ) -> None:
+        """Decode blocks from ``first`` of the bucket on into ``grads``, those of the bucket."""
+        where = shares.inside(first, len(messages))
+        out = grads[where.start - shares.start : where.stop - shares.start]
+        if len(out) == len(messages) * shares.width:
+            self.decode(*self._fields(messages), out.view(len(messages), shares.width))
+        else:  # the last block is padded
+            decoded = self._decode("decoded", messages, shares.width)
+            out.copy_(decoded.view(-1)[: len(out)])
+
+    def _pads(self, shares: BucketShares) -> Tensor:
+        """Returns the number of padding values of each block: float32 ``[world * blocks]``."""
+        if shares not in self._padding:
+            blocks = torch.arange(1, shares.world * shares.blocks + 1, device=self._device)
+            beyond = blocks * shares.width - (shares.stop - shares.start)
+            self._padding[shares] = beyond.clamp_(0, shares.width).float()
+        return self._padding[shares]
 
     def _decode(self, use: str, messages: Tensor, width: int) -> Tensor:
+        """Returns the values of blocks, float32 ``[b, width]``, in the memory for ``use``."""
         out = self._memory(use, (len(messages), width), torch.float32)
         self.decode(*self._fields(messages), out)
         return out
 
     def _fields(self, messages: Tensor) -> tuple[Tensor, Tensor]:
-        """Heads and codes of ``messages`` ``[b, block_nbytes]``."""
-        head = VALUE_NBYTES * self.head
-        return messages[:, :head].view(torch.float32), messages[:, head:]
+        """Returns heads and codes of ``messages``, uint8 ``[b, block_nbytes]``."""
+        head_nbytes = VALUE_NBYTES * self.head
+        return messages[:, :head_nbytes].view(torch.float32), messages[:, head_nbytes:]
 
 
 def _length(where: slice) -> int:
     return int(where.stop - where.start)
 
 
-def _up(amount: int, of: int) -> int:
-    """``amount / of``, rounded up."""
-    return -(-amount // of)
+def _ratio_up(amount: int, divisor: int) -> int:
+    """Returns ``amount / divisor``, rounded up."""
+    return -(-amount // divisor)

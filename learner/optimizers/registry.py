@@ -29,7 +29,7 @@ def make_optimizer(context: OptimizerContext) -> Optimizer:
 
 
 def make_frozen(context: OptimizerContext) -> FrozenVarianceOptimizer:
-    """Make the form of it that steps beside a codec that sends its momentum."""
+    """Make the form of that optimizer that steps beside a codec that sends its momentum."""
     name = OPTIMIZERS.specs[context.cfg.optimizer].frozen_variance
     factory: FrozenVarianceFactory = resolve_name(name)
     return factory(context)

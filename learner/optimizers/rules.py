@@ -16,8 +16,8 @@ from torch.optim.sgd import sgd
 from penstock.core.interfaces import AdamState, OptimizerContext, UpdateStep
 from penstock.core.params import Arrays
 
-BETAS = (0.9, 0.999)
-ALPHA = 0.99
+BETAS = (0.9, 0.999)  # decays of Adam's momentum and variance
+ALPHA = 0.99  # decay of RMSprop's average of squares
 
 
 class BaseOptimizer(ABC):
@@ -34,7 +34,8 @@ class BaseOptimizer(ABC):
         self.moments = {kind: torch.zeros_like(context.values) for kind in self.kinds}
 
     @abstractmethod
-    def step(self, step: UpdateStep) -> None: ...
+    def step(self, step: UpdateStep) -> None:
+        """Change the values by one step, unless ``step.is_bad``."""
 
     def convert_state(self, state: Arrays) -> Arrays:
         return state
@@ -46,8 +47,9 @@ class Adam(BaseOptimizer):
     kinds = ("exp_avg", "exp_avg_sq")
 
     def step(self, step: UpdateStep) -> None:
-        # What torch's functional adam calls with fused=True. On a small network its checks and its
-        # grouping by devices would take five times as long.
+        """Take Adam's step, in one fused call for all parameters."""
+        # This is what torch's functional adam calls with fused=True. On a small network its checks
+        # and its grouping by devices would take five times as long.
         self._steps += 1
         torch._fused_adam_(
             [self._values],
@@ -70,13 +72,19 @@ class Adam(BaseOptimizer):
 
 
 def adam_denominator(state: AdamState, out: Tensor) -> Tensor:
-    """``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero, in ``out``."""
+    """Returns ``sqrt(v) + eps`` of Adam's step, with v corrected for its start at zero.
+
+    It is written to ``out``, float32 ``[size]``.
+    """
     weight = correction(BETAS[1], state.steps)
     return torch.div(state.exp_avg_sq, weight, out=out).sqrt_().add_(state.eps)
 
 
 def correction(beta: float, steps: Tensor) -> Tensor:
-    """``1 - beta^steps``, at least that of one step: float64 ``[]``."""
+    """Returns ``1 - beta^steps``, at least that of one step: float64 ``[]``.
+
+    A moment with decay ``beta`` is divided by it, since it started at zero.
+    """
     return 1 - beta ** steps.double().clamp(min=1.0)
 
 
@@ -117,8 +125,10 @@ class RmsProp(BaseOptimizer):
     kinds = ("square_avg",)
 
     def step(self, step: UpdateStep) -> None:
+        """Take RMSprop's step; a skipped one changes nothing."""
         self._steps += 1 - step.is_bad
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
+
         squares = self.moments["square_avg"]
         squares.mul_((step.is_bad * (1 - ALPHA)).add_(ALPHA))  # 1 where the step is skipped
         squares.addcmul_(grads, grads, value=1 - ALPHA)
@@ -136,9 +146,15 @@ class Sgd(BaseOptimizer):
     kinds = ("momentum_buffer",)
 
     def step(self, step: UpdateStep) -> None:
+        """Take the step of SGD; where a codec applies momentum, the decay has its own."""
         self._steps += 1 - step.is_bad
+
+        # The step's momentum is 0 where a codec applies it.
         by_codec = step.momentum != self._cfg.momentum
-        decay = self._decay(step) if by_codec and self._cfg.weight_decay else None
+        decay_velocity: Tensor | None = None
+        if by_codec and self._cfg.weight_decay:
+            decay_velocity = self._update_decay_velocity(step)
+
         sgd(
             [self._values],
             [self._grads],
@@ -153,11 +169,11 @@ class Sgd(BaseOptimizer):
             nesterov=False,
             maximize=False,
         )
-        if decay is not None:
-            self._values.addcmul_(decay, 1 - step.is_bad, value=-step.lr)
+        if decay_velocity is not None:
+            self._values.addcmul_(decay_velocity, 1 - step.is_bad, value=-step.lr)
 
-    def _decay(self, step: UpdateStep) -> Tensor:
-        """The decay's velocity; unchanged where the step is skipped."""
+    def _update_decay_velocity(self, step: UpdateStep) -> Tensor:
+        """Update the velocity of the decay, w, unless the step is skipped; returns it."""
         momentum = self._cfg.momentum
         velocity = self.moments["momentum_buffer"]
         velocity.mul_(step.is_bad * (1 - momentum) + momentum)

@@ -24,6 +24,7 @@ from penstock.learner.checkpoints.checkpoint_store import (
     CheckpointWriter,
     ReplacedError,
     Uploader,
+    _Upload,
     take_newer,
 )
 
@@ -230,7 +231,7 @@ def test_a_failure_is_reported_once_and_the_next_one_is_tried(tmp_path: Path) ->
     store = uploader._store
     for _ in range(2):
         with file.open("rb") as opened:
-            uploader._copy(opened, FIRST, 10)
+            uploader._copy(_Upload(opened, FIRST, 10))
     assert len(events) == 1
     assert "was not copied to" in events[0][1]
     place.unlink()

@@ -135,7 +135,7 @@ def _cut(made: Rig) -> None:
     """The connections of all workers end, as they do when packets are lost for long."""
     for server in made.servers:
         for name in list(server._members):
-            server._forget(name)
+            server._remove(name)
 
 
 @pytest.mark.parametrize("pull", ["newest", "ahead"])
@@ -189,7 +189,7 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
     pulled(client)
     shard = client._shards[0]
     lost: list[ServerHeader] = []
-    send, tell = shard.send, made.server._tell_state
+    send, tell = shard.send, made.server._send_state
 
     def lose(head: ServerHeader, *packed: Any) -> None:
         if head.kind != ServerMessageKind.ASK_STATE or lost:
@@ -202,12 +202,12 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
             tell(name, head)
         else:  # as where the answer cannot be sent
             lost.append(head)
-            made.server._forget(name)
+            made.server._remove(name)
 
     if way == "there":
         monkeypatch.setattr(shard, "send", lose)
     else:
-        monkeypatch.setattr(made.server, "_tell_state", lose_answer)
+        monkeypatch.setattr(made.server, "_send_state", lose_answer)
     assert client.fetch(4.0) is not None  # `run.grace_s` is 10
     assert len(lost) == 1
 
@@ -250,9 +250,9 @@ def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
     client = made.client(0)
     pulled(client)
     shard = client._shards[0]
-    shard.ask(ServerMessageKind.ASK_STATE)
+    shard.begin_request(ServerMessageKind.ASK_STATE)
     for _ in range(3):
-        shard.say()
+        shard.send_request()
     assert shard.socket.poll(5000)
     shard.socket.recv_multipart()
     assert not shard.socket.poll(300)
@@ -319,7 +319,7 @@ def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     pulled(made.client(0))
     second = made.client(0)
     assert second.pull(0.3) is None
-    assert second.said == "another learner with rank 0 is connected"
+    assert second.last_notice == "another learner with rank 0 is connected"
 
 
 def test_a_text_of_a_worker_is_short() -> None:

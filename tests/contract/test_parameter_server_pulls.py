@@ -47,7 +47,7 @@ def reach(made: Rig, version: int) -> None:
 
 def requests(client: ServerClient) -> int:
     """Pulls that were sent."""
-    return client._shards[0].number
+    return client._shards[0].requests
 
 
 def test_a_pull_asked_for_ahead_lacks_the_push_after_it_and_the_worker_adds_it(

@@ -173,7 +173,7 @@ class Shards:
         server = self.servers[shard]
         for name, member in list(server._members.items()):
             if member.rank == rank:
-                server._forget(name)
+                server._remove(name)
 
     @property
     def clocks(self) -> list[dict[str, int]]:

@@ -186,15 +186,15 @@ def test_a_turn_with_kept_parameters_asks_for_nothing(tmp_path: Path) -> None:
     for make in makes(tmp_path, staleness=3, pull="cached"):
         one, other = make(0), make(1)
         both([one, other], lambda learner: learner.turn(has_data=False))
-        asked = one.client._shards[0].number
+        asked = one.client._shards[0].requests
         before = one.optimizer.values.clone()
         for _ in range(3):  # the clock was 0, or 1 if the other one came first
             one.turn()
-        assert one.client._shards[0].number == asked
+        assert one.client._shards[0].requests == asked
         left = 0.9**3 * (before - OPTIMUM)  # of its own three steps, a tenth each
         torch.testing.assert_close(one.optimizer.values, OPTIMUM + left)
         both([one, other], lambda learner: [learner.turn() for _ in range(3)])
-        assert one.client._shards[0].number > asked
+        assert one.client._shards[0].requests > asked
         assert not torch.allclose(one.optimizer.values, OPTIMUM + left)
 
 

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from penstock.core.interfaces import Bucket
-from penstock.learner.extras.codecs.sparse import Sparse
+from penstock.learner.extras.codecs.sparse import FewValues, Sparse
 
 
 class Dropping(Sparse):
-    """error += g; send the largest of error, and set them to zero there.
+    """error += g; send the largest of error, and set error to zero there.
 
-    Exactly ``learner.reduce.density`` of all values, unlike the paper's threshold from a sample.
+    g is a rank's share of the mean gradient. What is sent is exactly ``learner.reduce.density`` of
+    all values, unlike the paper's threshold from a sample.
     """
 
     kinds = ("error",)
@@ -24,7 +25,9 @@ class Dropping(Sparse):
     def density(self, update: int) -> float:
         return self._density
 
-    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    def _take(self, bucket: Bucket, grads: Tensor, norm: Tensor) -> FewValues:
+        """Add ``grads`` to the error, and take the largest of it."""
         span = slice(bucket.start, bucket.stop)
-        error = torch.add(self._residuals["error"][span], grads, out=self._new["error"][span])
+        error = self._new_residuals["error"][span]
+        torch.add(self._residuals["error"][span], grads, out=error)
         return self._take_largest(bucket, error)

@@ -1,6 +1,7 @@
-"""One bit per value of Adam's momentum: 1-bit Adam (Tang et al. 2021, arXiv 2102.02888) and 0/1
-Adam (Lu et al. 2022, arXiv 2202.06009). And of LAMB's, which is the same: 1-bit LAMB (Li et al.
-2021, arXiv 2104.06069).
+"""One bit per value of Adam's momentum, or of LAMB's, which is the same.
+
+That is 1-bit Adam (Tang et al. 2021, arXiv 2102.02888), 0/1 Adam (Lu et al. 2022, arXiv 2202.06009)
+and 1-bit LAMB (Li et al. 2021, arXiv 2104.06069).
 """
 
 from __future__ import annotations
@@ -55,31 +56,41 @@ class OneBitMomentum(OneBit):
         self.buckets = buckets_of(context.parts, context.size * VALUE_NBYTES)
         self._reduces_gradients = CODECS.specs[context.cfg.codec].reduces_gradients
         self._adam = context.adam or _make_state(context.size, context.device)
-        self._variance: RenewedVariance | None = None
+        self._variance: RenewedVariance | None = None  # only 1-bit Adam renews it
         if self._world == 1:  # nothing is coded
             self._residuals.clear()
-            self._new.clear()
+            self._new_residuals.clear()
 
     def _is_plain(self, update: int) -> bool:
+        """Whether gradients are summed in float32 in ``update``, and not the momentum."""
         assert self._reduces_gradients is not None
         return self._reduces_gradients(self._context.cfg, update)
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        momentum = super()._bucket_nbytes(bucket, update)
+        momentum_nbytes = super()._bucket_nbytes(bucket, update)
         if self._variance is None or self._is_plain(update):
-            return momentum
-        return momentum + self._variance.nbytes(update)
+            return momentum_nbytes
+        return momentum_nbytes + self._variance.nbytes(update)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Replace ``grads`` by their sum over ranks, or by the momentum of that sum."""
         if self._is_plain(self._update):
             if self._world > 1:
                 ring.all_reduce(grads)
             self._clip(grads, 1.0)
             return
+
         self._clip(grads, self._world**-0.5)
         if self._variance:
-            change, new = self._residuals["variance"], self._new["variance"]
-            self._variance.begin(self._update, grads, change, new, ring)
+            self._variance.begin(
+                self._update,
+                grads,
+                change=self._residuals["variance"],
+                new_change=self._new_residuals["variance"],
+                ring=ring,
+            )
+
+        # The momentum is computed in place of the gradient.
         grads.mul_(1 - BETAS[0]).add_(self._adam.exp_avg, alpha=BETAS[0] / self._world)
         if self._world > 1:
             self._reduce_momentum(bucket, grads, ring)
@@ -87,7 +98,10 @@ class OneBitMomentum(OneBit):
             self._variance.end(grads, torch.linalg.vector_norm(grads).isfinite())
 
     def _reduce_momentum(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
-        """Replace the ranks' shares of the momentum by their sum, coded."""
+        """Replace the ranks' shares of the momentum, in ``grads``, by their sum.
+
+        They are coded in the unit of steps, m / (sqrt(v) + eps).
+        """
         out = self._memory("denominator", (len(grads),), torch.float32)
         denominator = adam_denominator(self._adam, out)
         bound = LARGEST_STEP / self._world
@@ -120,6 +134,10 @@ class OneBitAdam(OneBitMomentum):
 
 
 def _make_state(size: int, device: torch.device) -> AdamState:
-    """The state before the first step, with an epsilon of 1, so that nothing is divided."""
-    momentum, variance = (torch.zeros(size, device=device) for _ in range(2))
-    return AdamState(momentum, variance, torch.zeros((), device=device), eps=1.0)
+    """Returns the state before the first step, with an epsilon of 1, so that nothing is divided."""
+    return AdamState(
+        exp_avg=torch.zeros(size, device=device),
+        exp_avg_sq=torch.zeros(size, device=device),
+        steps=torch.zeros((), device=device),
+        eps=1.0,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,16 @@ from penstock.learner.codecs.collective import all_reduce_nbytes
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
-EPSILON = 1e-8  # a layer without gradients has columns of zeros
+# A layer without gradients has columns of zeros, which the orthogonalisation divides by their norm.
+EPSILON = 1e-8
 GAIN = 2  # torch compresses a matrix only if that leaves less than half of it
+
+
+class FactorSizes(NamedTuple):
+    """Numbers of values in the factors P and Q."""
+
+    p_size: int
+    q_size: int
 
 
 class PowerSgd(BaseCodec):
@@ -43,64 +51,100 @@ class PowerSgd(BaseCodec):
         self._state = None  # a new member has no Q
 
     def _bucket_nbytes(self, bucket: Bucket, update: int) -> int:
-        sizes = [bucket.size]
-        if self._is_coded(bucket, update):
-            plain = [part.size for part in bucket.parts if not self._factors(part)]
-            sizes = [sum(plain), *self._sizes(bucket)]
+        if not self._is_coded(bucket, update):
+            return all_reduce_nbytes(VALUE_NBYTES * bucket.size, self._world)
+        factors = self._bucket_factors(bucket)
+        plain_size = sum(part.size for part in bucket.parts if self._factors(part) is None)
+        sizes = (plain_size, factors.p_size, factors.q_size)  # each in an all-reduce of its own
         return sum(all_reduce_nbytes(VALUE_NBYTES * size, self._world) for size in sizes)
 
     def _is_coded(self, bucket: Bucket, update: int) -> bool:
-        return update >= self._context.cfg.warmup_updates and any(map(self._factors, bucket.parts))
+        """Whether torch compresses some parameter of a bucket in ``update``."""
+        if update < self._context.cfg.warmup_updates:
+            return False
+        return any(self._factors(part) is not None for part in bucket.parts)
 
-    def _sizes(self, bucket: Bucket) -> tuple[int, int]:
-        """Number of values in all Ps and all Qs of a bucket."""
-        factors = [found for part in bucket.parts if (found := self._factors(part))]
-        return sum(p for p, _ in factors), sum(q for _, q in factors)
+    def _bucket_factors(self, bucket: Bucket) -> FactorSizes:
+        """Returns the sizes of all Ps and of all Qs of a bucket."""
+        by_part = [self._factors(part) for part in bucket.parts]
+        factors = [part_factors for part_factors in by_part if part_factors is not None]
+        return FactorSizes(
+            p_size=sum(part_factors.p_size for part_factors in factors),
+            q_size=sum(part_factors.q_size for part_factors in factors),
+        )
 
-    def _factors(self, part: GradientPart) -> tuple[int, int] | None:
-        """Sizes of P and Q; None if torch does not compress the parameter."""
-        size = part.size
-        rows, columns = (size, 1) if part.is_bias else (part.rows, size // part.rows)
+    def _factors(self, part: GradientPart) -> FactorSizes | None:
+        """Returns the sizes of P and Q; None if torch does not compress the parameter."""
+        if part.is_bias:
+            rows = part.size
+            columns = 1
+        else:
+            rows = part.rows
+            columns = part.size // part.rows
         rank = min(rows, columns, self._context.cfg.powersgd_rank)
-        if (rows + columns) * rank * GAIN >= size:
+        if (rows + columns) * rank * GAIN >= part.size:
             return None
-        return rows * rank, columns * rank
+        return FactorSizes(p_size=rows * rank, q_size=columns * rank)
 
     def _reduce(self, bucket: Bucket, grads: Tensor, ring: Collective) -> None:
+        """Sum ``grads`` over ranks: in float32, or by the factors that torch's hook computes."""
         span = slice(bucket.start, bucket.stop)
-        error, new = (values["error"][span] for values in (self._residuals, self._new))
+        error = self._residuals["error"][span]
+        new_error = self._new_residuals["error"][span]
         if not self._is_coded(bucket, self._update):
-            new.copy_(error)
+            new_error.copy_(error)
             ring.all_reduce(grads)
             return
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
-        if self._state is None:
-            self._state = self._make_state(torchs.PowerSGDState)
-        state, index = self._state, bucket.start
-        if index not in state.q_memory_dict:
-            rows, columns = self._sizes(bucket)
-            first = torch.randn(columns, generator=torch.Generator().manual_seed(index))
-            state.q_memory_dict[index] = first.to(self._device)
-            state.p_memory_dict[index] = torch.empty(rows, device=self._device)
+        # An infinite norm would divide P by infinity, and the layer would stay zero.
         norm = torch.linalg.vector_norm(grads + error) * self._world
-        if not norm.square().isfinite():  # P would be divided by infinity, and the layer stay zero
+        if not norm.square().isfinite():
             grads.fill_(torch.nan)
-        group = state.process_group = _HookGroup(ring)
+
+        # torch's hook knows a bucket by its index, here its start in the flat vector.
+        index = bucket.start
+        state = self._prepare_state(bucket, index)
         state.error_dict[index] = error
-        hook: Any = torchs.powerSGD_hook
-        try:
-            with nullcontext() if runs_behind(grads) else _without_synchronize():
-                hook(state, _HookBucket(bucket, grads))
-        except Exception as hooks:
-            raise group.error or hooks from None
+        self._run_hook(state, bucket, grads, ring)
         if grads.isfinite().all():
-            new.copy_(state.error_dict[index])
-        else:  # the same on all ranks: a warm start from these would never end
+            new_error.copy_(state.error_dict[index])
+        else:
+            # A warm start from these factors would never end. All ranks have the same sums, so all
+            # drop them.
             del state.p_memory_dict[index], state.q_memory_dict[index]
         grads *= self._world  # torch averages
 
+    def _prepare_state(self, bucket: Bucket, index: int) -> PowerSGDState:
+        """Returns the state of torch's hook, which has factors of the bucket for a warm start."""
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        if self._state is None:
+            self._state = self._make_state(PowerSGDState)
+        if index not in self._state.q_memory_dict:
+            factors = self._bucket_factors(bucket)
+            generator = torch.Generator().manual_seed(index)  # equal on all ranks
+            first_q = torch.randn(factors.q_size, generator=generator)
+            self._state.q_memory_dict[index] = first_q.to(self._device)
+            self._state.p_memory_dict[index] = torch.empty(factors.p_size, device=self._device)
+        return self._state
+
+    def _run_hook(
+        self, state: PowerSGDState, bucket: Bucket, grads: Tensor, ring: Collective
+    ) -> None:
+        """Let torch replace ``grads`` by their mean over ranks. Raises what ``ring`` raises."""
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+        group = _HookGroup(ring)
+        state.process_group = group
+        hook: Any = powerSGD_hook  # takes a bucket of its own type, by its annotation
+        try:
+            with nullcontext() if runs_behind(grads) else _without_synchronize():
+                hook(state, _HookBucket(bucket, grads))
+        except Exception as hook_error:
+            raise group.error or hook_error from None
+
     def _make_state(self, make: type[PowerSGDState]) -> PowerSGDState:
+        """Make the state of torch's hook, which compresses from its first call on."""
         state = make(
             None,
             self._context.cfg.powersgd_rank,
@@ -108,7 +152,9 @@ class PowerSgd(BaseCodec):
             min_compression_rate=GAIN,
             orthogonalization_epsilon=EPSILON,
         )
-        state.iter = 2  # its own count of updates stays where compression begins
+
+        # Its own count of updates stays where compression begins.
+        state.iter = 2
         return state
 
 
@@ -139,13 +185,13 @@ class _HookBucket:
         return self._grads
 
     def gradients(self) -> list[Tensor]:
-        start = self._bucket.start
-        return [
-            self._grads[part.start - start : part.stop - start].view(
-                (-1,) if part.is_bias else (part.rows, -1)
-            )
-            for part in self._bucket.parts
-        ]
+        """Returns the gradient of each part: a matrix, or a vector for a bias."""
+        gradients = []
+        for part in self._bucket.parts:
+            first = part.start - self._bucket.start
+            gradient = self._grads[first : first + part.size]
+            gradients.append(gradient if part.is_bias else gradient.view(part.rows, -1))
+        return gradients
 
     def parameters(self) -> list[Tensor]:
         return []

@@ -19,12 +19,18 @@ def is_variance_update(cfg: ReduceConfig, update: int) -> bool:
     The interval after the j-th variance update (from 0) is ``2 ** (j // variance_doubling)``, up to
     ``variance_interval``: the schedule T_v of 0/1 Adam (Lu et al. 2022), with a bound.
     """
-    start, interval = 0, 1
+    # Find the stage of the schedule that contains the update. A stage is the updates from `start`
+    # on that have the same interval.
+    start = 0
+    interval = 1
     while cfg.variance_interval is None or interval < cfg.variance_interval:
         stop = start + cfg.variance_doubling * interval
         if update < stop:
             return (update - start) % interval == 0
-        start, interval = stop, 2 * interval
+        start = stop
+        interval *= 2
+
+    # The last stage has no end.
     return (update - start) % cfg.variance_interval == 0
 
 

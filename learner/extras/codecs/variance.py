@@ -39,55 +39,86 @@ class RenewedVariance:
     """
 
     def __init__(self, state: AdamState, world: int, interval: int) -> None:
-        """``interval`` is in updates."""
-        self._state, self._world = state, world
+        """Prepare to renew a variance.
+
+        Args:
+            state: has the variance, which changes in place.
+            world: number of ranks.
+            interval: updates after which all values were renewed.
+        """
+        self._state = state
+        self._world = world
         self._every = min(EVERY, interval)
         self._parts = interval // self._every
+        # Between `begin` and `end` of an update: the part that it renews, the part's variance
+        # before, and the changes of this rank after it.
         self._part = slice(0, 0)
-        self._before = self._new = state.exp_avg_sq[self._part]
+        self._previous_variance = state.exp_avg_sq[self._part]
+        self._new_change = state.exp_avg_sq[self._part]
 
     def nbytes(self, update: int) -> int:
-        """Bytes that each rank sends for it in ``update``."""
+        """Returns the bytes that each rank sends for it in ``update``."""
         part = self._part_of(update)
         return all_reduce_nbytes((part.stop - part.start) * VALUE_NBYTES, self._world)
 
     def begin(
-        self, update: int, grads: Tensor, change: Tensor, new: Tensor, ring: Collective
+        self,
+        update: int,
+        grads: Tensor,
+        *,
+        change: Tensor,
+        new_change: Tensor,
+        ring: Collective,
     ) -> None:
-        """Sum the changes of this update's part into v, and add the squares of ``grads``, this
-        rank's clipped gradient, to its own changes.
+        """Sum the changes of this update's part into v, and add this rank's squares to its changes.
 
-        ``change`` is a residual of the codec, and its next values are written to ``new``, which
-        `end` completes. All are float32 ``[size]``.
+        Vectors are float32 ``[size]``.
+
+        Args:
+            update: number of the update.
+            grads: this rank's clipped gradient.
+            change: the changes that it holds back, a residual of the codec.
+            new_change: output, the next value of that residual, which `end` completes.
+            ring: the group of ranks.
         """
-        self._new = new
-        self._part = part = self._part_of(update)
-        variance, summed = self._state.exp_avg_sq[part], change[part].clone()
-        self._before = variance.clone()
-        if self._world > 1 and len(summed):
-            ring.all_reduce(summed)
-        variance.add_(summed).clamp_(min=0.0)  # less than zero by rounding only
-        torch.mul(change, BETAS[1], out=new)
-        new[part].zero_()
-        new.addcmul_(grads, grads, value=1 - BETAS[1])
+        self._new_change = new_change
+        part = self._part_of(update)
+        self._part = part
 
-    def end(self, momentum: Tensor, finite: Tensor) -> None:
-        """Complete the update; where ``finite`` (bool ``[]``) is false, restore v.
+        variance = self._state.exp_avg_sq[part]
+        summed_change = change[part].clone()
+        self._previous_variance = variance.clone()
+        if self._world > 1 and len(summed_change):
+            ring.all_reduce(summed_change)
+        variance.add_(summed_change).clamp_(min=0.0)  # less than zero by rounding only
 
-        ``momentum`` is the new one, float32 ``[size]``, equal on all ranks. The codec drops the
-        new changes then, with its other residuals.
+        torch.mul(change, BETAS[1], out=new_change)
+        new_change[part].zero_()
+        new_change.addcmul_(grads, grads, value=1 - BETAS[1])
+
+    def end(self, momentum: Tensor, is_finite: Tensor) -> None:
+        """Complete the update, or undo it.
+
+        Args:
+            momentum: the new one, float32 ``[size]``, equal on all ranks.
+            is_finite: whether to complete it, bool ``[]``; else v is restored. The codec drops the
+                new changes then, with its other residuals.
         """
-        state, world = self._state, self._world
+        state = self._state
+        world = self._world
         of_mean = (1 - BETAS[1]) * (1 - 1 / world) / world
-        own = (1 / (correction(BETAS[1], state.steps) * world)).float()
-        self._new.addcmul_(momentum, momentum, value=of_mean)
-        self._new.addcmul_(state.exp_avg_sq, own, value=BETAS[1] - 1)
+        of_variance = (1 / (correction(BETAS[1], state.steps) * world)).float()
+        self._new_change.addcmul_(momentum, momentum, value=of_mean)
+        self._new_change.addcmul_(state.exp_avg_sq, of_variance, value=BETAS[1] - 1)
+
         variance = state.exp_avg_sq[self._part]
-        torch.where(finite, variance, self._before, out=variance)
+        torch.where(is_finite, variance, self._previous_variance, out=variance)
 
     def _part_of(self, update: int) -> slice:
-        turn, others = divmod(update, self._every)
-        if others:
+        """Returns the range of values that is renewed in ``update``; empty in most updates."""
+        turn, remainder = divmod(update, self._every)
+        if remainder:
             return slice(0, 0)
-        turn, size = turn % self._parts, len(self._state.exp_avg_sq)
-        return slice(turn * size // self._parts, (turn + 1) * size // self._parts)
+        part = turn % self._parts
+        size = len(self._state.exp_avg_sq)
+        return slice(part * size // self._parts, (part + 1) * size // self._parts)

@@ -35,13 +35,18 @@ class FrozenVarianceAdam(Adam):
         self.state = AdamState(**self.moments, steps=context.steps, eps=context.cfg.eps)
 
     def step(self, step: UpdateStep) -> None:
+        """Take Adam's step by a gradient, or the step by a new momentum."""
         if self._reduces_gradients(step.update):
             super().step(step)
             return
-        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
-        before = correction(BETAS[1], self._steps)
+
+        # The corrected variance stays the same, so the state's follows the correction.
+        previous_correction = correction(BETAS[1], self._steps)
         self._steps += 1 - step.is_bad
-        variance.mul_(correction(BETAS[1], self._steps) / before)
+        self.state.exp_avg_sq.mul_(correction(BETAS[1], self._steps) / previous_correction)
+
+        # The gradients are the new momentum. Their memory is used for the step.
+        momentum = self.state.exp_avg
         torch.where(step.is_bad > 0, momentum, self._grads, out=momentum)
         direction = torch.div(momentum, adam_denominator(self.state, self._grads), out=self._grads)
         direction.mul_((1 - step.is_bad) / correction(BETAS[0], self._steps))
@@ -49,7 +54,7 @@ class FrozenVarianceAdam(Adam):
 
 
 class FrozenVarianceAdamW(FrozenVarianceAdam):
-    """The same of AdamW, whose decay does not depend on the gradient."""
+    """AdamW of which only some steps change the variance; decay does not depend on the gradient."""
 
     def __init__(self, context: OptimizerContext) -> None:
         super().__init__(context)

@@ -25,7 +25,12 @@ FACTORS = (0.5, 4.0)
 """Bounds of the factor of a coefficient: r_min and r_max."""
 FACTOR_CHANGE = 0.1
 """Most relative change of a factor in one step: r_threshold."""
-OF_LAYERS = ("exp_avg_sq_fresh", "lamb_coefficient", "lamb_factor")
+
+FRESH_VARIANCE = "exp_avg_sq_fresh"
+"""Name of the fresh variance w in the state, ``[size]``."""
+LAYER_STATE = ("lamb_coefficient", "lamb_factor")
+"""Names of the average coefficient and of its factor in the state, ``[layers]`` each."""
+CODEC_STATE = (FRESH_VARIANCE, *LAYER_STATE)
 """State that LAMB without a codec does not have."""
 
 
@@ -49,15 +54,17 @@ class FrozenVarianceLamb(BaseOptimizer):
     with zero; and a layer that has none, as it was zero in the whole warm-up, records its first.
     """
 
-    kinds = ("exp_avg", "exp_avg_sq", OF_LAYERS[0])
+    kinds = ("exp_avg", "exp_avg_sq", FRESH_VARIANCE)
 
     def __init__(self, context: OptimizerContext) -> None:
+        """Begin with moments of zero, and no recorded coefficients."""
         super().__init__(context)
         assert context.reduces_gradients is not None
         self._reduces_gradients = context.reduces_gradients
         self._weight_decay = context.cfg.weight_decay
         self._parts = context.parts
         self._sizes = [part.size for part in context.parts]
+
         self.state = AdamState(
             self.moments["exp_avg"],
             self.moments["exp_avg_sq"],
@@ -66,115 +73,164 @@ class FrozenVarianceLamb(BaseOptimizer):
         )
         self._coefficient = context.values.new_zeros(len(self._sizes))  # 0: not recorded yet
         self._factor = context.values.new_ones(len(self._sizes))
-        self.moments |= dict(zip(OF_LAYERS[1:], (self._coefficient, self._factor), strict=True))
+        layer_state = (self._coefficient, self._factor)
+        self.moments |= dict(zip(LAYER_STATE, layer_state, strict=True))
 
     def step(self, step: UpdateStep) -> None:
+        """Take LAMB's step by a gradient, or the step by a new momentum."""
         is_warmup = self._reduces_gradients(step.update)
         if is_warmup:
             self._take_gradient(step)
         else:
             self._take_momentum(step)
+
         denominator = adam_denominator(self.state, self._grads)
         update = self.state.exp_avg / denominator / correction(BETAS[0], self._steps)
         decayed = torch.add(update, self._values, alpha=self._weight_decay)
-        fresh = self._lamb_coefficient(decayed)
+
+        # The coefficient of each layer: LAMB's in the warm-up, later the recorded average times its
+        # factor.
+        lamb_coefficient = self._lamb_coefficient(decayed)
         if is_warmup:
-            used = fresh.where(fresh > 0, 1.0)
-            self._record(fresh, step.is_bad)
+            coefficient = lamb_coefficient.where(lamb_coefficient > 0, 1.0)
+            self._record(lamb_coefficient, step.is_bad)
         else:
-            first = torch.where(self._coefficient > 0, 0.0, fresh)
+            # Only a layer that has none records one now.
+            first = torch.where(self._coefficient > 0, 0.0, lamb_coefficient)
             self._record(first, step.is_bad)
-            used = self._coefficient * self._next_factor(denominator, update, decayed, step.is_bad)
-            used = used.where(self._coefficient > 0, 1.0)
-        used = used * (1 - step.is_bad)
-        for layer, length in zip(self._layers(decayed), used.unbind(), strict=True):
-            layer.mul_(length)
-        # a skipped step adds zeros: moments are finite, whatever the gradient was
+            factor = self._next_factor(denominator, update, decayed, step.is_bad)
+            coefficient = self._coefficient * factor
+            coefficient = coefficient.where(self._coefficient > 0, 1.0)
+
+        # A skipped step adds zeros: moments are finite, whatever the gradient was.
+        coefficient = coefficient * (1 - step.is_bad)
+        for layer, layer_coefficient in zip(
+            self._layers(decayed), coefficient.unbind(), strict=True
+        ):
+            layer.mul_(layer_coefficient)
         self._values.add_(decayed, alpha=-step.lr)
 
     def convert_state(self, state: Arrays) -> Arrays:
         return convert_lamb(state, {*self.moments, "steps"}, self._parts)
 
     def _take_gradient(self, step: UpdateStep) -> None:
-        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
+        """Update the moments as LAMB does, by the gradient; the fresh variance begins with v."""
+        momentum = self.state.exp_avg
+        variance = self.state.exp_avg_sq
         grads = self._grads.div_(step.scale).masked_fill_(step.is_bad > 0, 0.0)
         momentum.mul_(_decay(BETAS[0], step.is_bad)).add_(grads, alpha=1 - BETAS[0])
         variance.mul_(_decay(BETAS[1], step.is_bad)).addcmul_(grads, grads, value=1 - BETAS[1])
         self._steps += 1 - step.is_bad
-        self.moments["exp_avg_sq_fresh"].copy_(variance)
+        self.moments[FRESH_VARIANCE].copy_(variance)
 
     def _take_momentum(self, step: UpdateStep) -> None:
-        momentum, variance = self.state.exp_avg, self.state.exp_avg_sq
-        new = torch.where(step.is_bad > 0, momentum, self._grads)
-        gradient = torch.sub(new, momentum, alpha=BETAS[0], out=self._grads).div_(1 - BETAS[0])
-        gradient.masked_fill_(step.is_bad > 0, 0.0)
-        fresh = self.moments["exp_avg_sq_fresh"]
-        fresh.mul_(_decay(BETAS[1], step.is_bad))
-        fresh.addcmul_(gradient, gradient, value=1 - BETAS[1])
-        momentum.copy_(new)
-        before = correction(BETAS[1], self._steps)
+        """Take the new momentum, and update the fresh variance by the gradient that leads to it.
+
+        The corrected variance stays the same.
+        """
+        momentum = self.state.exp_avg
+        new_momentum = torch.where(step.is_bad > 0, momentum, self._grads)
+        gradient = torch.sub(new_momentum, momentum, alpha=BETAS[0], out=self._grads)
+        gradient.div_(1 - BETAS[0]).masked_fill_(step.is_bad > 0, 0.0)
+
+        fresh_variance = self.moments[FRESH_VARIANCE]
+        fresh_variance.mul_(_decay(BETAS[1], step.is_bad))
+        fresh_variance.addcmul_(gradient, gradient, value=1 - BETAS[1])
+        momentum.copy_(new_momentum)
+
+        previous_correction = correction(BETAS[1], self._steps)
         self._steps += 1 - step.is_bad
-        variance.mul_(correction(BETAS[1], self._steps) / before)
+        self.state.exp_avg_sq.mul_(correction(BETAS[1], self._steps) / previous_correction)
 
     def _lamb_coefficient(self, update: Tensor) -> Tensor:
-        """LAMB's coefficient of each layer, float32 ``[layers]``; 0 where a norm is zero."""
-        weights, updates = self._norms(self._values), self._norms(update)
-        found = (weights / updates).clamp(*COEFFICIENTS)
-        return torch.where((weights > 0) & (updates > 0), found, 0.0)
+        """Returns LAMB's coefficient of each layer, float32 ``[layers]``; 0 where a norm is
+        zero."""
+        weight_norms = self._norms(self._values)
+        update_norms = self._norms(update)
+        coefficients = (weight_norms / update_norms).clamp(*COEFFICIENTS)
+        return torch.where((weight_norms > 0) & (update_norms > 0), coefficients, 0.0)
 
-    def _record(self, found: Tensor, is_bad: Tensor) -> None:
-        """Take coefficients into the average; one of 0 is none."""
+    def _record(self, coefficients: Tensor, is_bad: Tensor) -> None:
+        """Take coefficients, float32 ``[layers]``, into the average; one of 0 is none."""
         average = self._coefficient
-        mean = COEFFICIENT_BETA * average + (1 - COEFFICIENT_BETA) * found
-        mean = torch.where(average > 0, mean, found)
-        average.copy_(torch.where((found > 0) & (is_bad == 0), mean, average))
+        mean = COEFFICIENT_BETA * average + (1 - COEFFICIENT_BETA) * coefficients
+        mean = torch.where(average > 0, mean, coefficients)
+        average.copy_(torch.where((coefficients > 0) & (is_bad == 0), mean, average))
 
     def _next_factor(
         self, denominator: Tensor, update: Tensor, decayed: Tensor, is_bad: Tensor
     ) -> Tensor:
-        """The factor of each layer's coefficient for this step."""
-        fresh = self.moments["exp_avg_sq_fresh"] / correction(BETAS[1], self._steps)
+        """Compute the factor of each layer's coefficient for this step, and record it.
+
+        Args:
+            denominator: sqrt(v) + eps, float32 ``[size]``.
+            update: u without decay, float32 ``[size]``.
+            decayed: u, float32 ``[size]``.
+            is_bad: 1 where the step is skipped, which leaves the factors as they are.
+
+        Returns:
+            The factors, float32 ``[layers]``.
+        """
+        fresh = self.moments[FRESH_VARIANCE] / correction(BETAS[1], self._steps)
         ratio = denominator / fresh.sqrt_().add_(self.state.eps)
-        found = torch.stack([layer.max() for layer in self._layers(ratio)])
+        factor = torch.stack([layer.max() for layer in self._layers(ratio)])
         if self._weight_decay:
             share = (self._norms(update) / self._norms(decayed)).nan_to_num(1.0).clamp(max=1.0)
-            found = found * share + (1 - share)
-        last = self._factor.clone()
-        found = found.clamp(*FACTORS)
-        found = found.clamp(last * (1 - FACTOR_CHANGE), last * (1 + FACTOR_CHANGE))
-        return self._factor.copy_(torch.where(is_bad > 0, last, found))
+            factor = factor * share + (1 - share)
+
+        previous_factor = self._factor.clone()
+        factor = factor.clamp(*FACTORS)
+        factor = factor.clamp(
+            previous_factor * (1 - FACTOR_CHANGE), previous_factor * (1 + FACTOR_CHANGE)
+        )
+        return self._factor.copy_(torch.where(is_bad > 0, previous_factor, factor))
 
     def _layers(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Returns the part of a flat vector that belongs to each layer."""
         return torch.split(values, self._sizes)
 
     def _norms(self, values: Tensor) -> Tensor:
+        """Returns the norm of each layer of a flat vector, float32 ``[layers]``."""
         return torch.stack([torch.linalg.vector_norm(layer) for layer in self._layers(values)])
 
 
 def convert_lamb(state: Arrays, names: Set[str], parts: Sequence[GradientPart]) -> Arrays:
-    """A state of LAMB, with or without a codec of its own, with these ``names``.
+    """Convert a state of LAMB to that of LAMB with or without a codec of its own.
 
-    So a run continues with another codec. A state of another optimizer is returned as it is. Where
-    a state of an earlier version has one number for all towers of a parameter, each tower gets it.
+    So a run continues with another codec. Where a state of an earlier version has one number for
+    all towers of a parameter, each tower gets it.
+
+    Args:
+        state: arrays by name.
+        names: the names that the result must have.
+        parts: the layers.
+
+    Returns:
+        The converted state; a state of another optimizer as it is.
     """
-    added, removed = names - state.keys(), state.keys() - names
-    if removed == set(OF_LAYERS) and not added:
+    missing = names - state.keys()
+    unknown = state.keys() - names
+
+    if not missing and unknown == set(CODEC_STATE):
         return {name: state[name] for name in names}
-    if not added | removed and set(OF_LAYERS) <= names:
-        return {**state, **{name: _of_parts(state[name], parts) for name in OF_LAYERS[1:]}}
-    if added == set(OF_LAYERS) and not removed:
-        new = (state["exp_avg_sq"], np.zeros(len(parts)), np.ones(len(parts)))
-        return {**state, **dict(zip(OF_LAYERS, new, strict=True))}
+    if not missing and not unknown and set(CODEC_STATE) <= names:
+        return {**state, **{name: _by_part(state[name], parts) for name in LAYER_STATE}}
+    if missing == set(CODEC_STATE) and not unknown:
+        coefficients = np.zeros(len(parts))
+        factors = np.ones(len(parts))
+        codec_state = (state["exp_avg_sq"], coefficients, factors)
+        return {**state, **dict(zip(CODEC_STATE, codec_state, strict=True))}
     return state
 
 
-def _of_parts(numbers: Array, parts: Sequence[GradientPart]) -> Array:
-    """``numbers`` of each part; of each parameter if there are as many of these instead."""
-    parameters = np.cumsum([part.tower == 0 for part in parts]) - 1
-    is_of_parameters = numbers.shape == (parameters[-1] + 1,)
-    return numbers[parameters] if is_of_parameters else numbers
+def _by_part(numbers: Array, parts: Sequence[GradientPart]) -> Array:
+    """Returns a number for each part; ``numbers`` has that, or one for each parameter."""
+    # The parts of a parameter follow one another, and the first one is of tower 0.
+    parameter_of_part = np.cumsum([part.tower == 0 for part in parts]) - 1
+    parameters = parameter_of_part[-1] + 1
+    return numbers[parameter_of_part] if numbers.shape == (parameters,) else numbers
 
 
 def _decay(beta: float, is_bad: Tensor) -> Tensor:
-    """``beta``, or 1 where the step is skipped."""
+    """Returns ``beta``, or 1 where the step is skipped, float32 ``[]``."""
     return is_bad * (1 - beta) + beta

@@ -31,11 +31,16 @@ class Layerwise(BaseOptimizer):
     """
 
     def __init__(self, context: OptimizerContext) -> None:
+        """Make the library's optimizer. Raises UserError where the library is missing."""
         super().__init__(context)
         self._parts = context.parts
+
+        # The library has a parameter with a gradient for each part, all views of the flat vectors.
         layers = [nn.Parameter(view, requires_grad=False) for view in self._views(self._values)]
         for layer, gradient in zip(layers, self._views(self._grads), strict=True):
             layer.grad = gradient
+
+        # Its state is views of the moments.
         self._optimizer = self._make(_library(context.cfg.optimizer), layers)
         for kind in self.kinds:
             for layer, view in zip(layers, self._views(self.moments[kind]), strict=True):
@@ -43,9 +48,10 @@ class Layerwise(BaseOptimizer):
 
     @abstractmethod
     def _make(self, library: ModuleType, layers: Sequence[nn.Parameter]) -> Any:
-        """Make the library's optimizer."""
+        """Make the library's optimizer of ``layers``."""
 
     def step(self, step: UpdateStep) -> None:
+        """Take the library's step by the mean gradient, unless the step is skipped."""
         if not runs_behind(step.is_bad) and step.is_bad:
             return
         self._steps += 1 - step.is_bad
@@ -55,9 +61,12 @@ class Layerwise(BaseOptimizer):
         self._optimizer.step()
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        """The parts of a flat vector: matrices, and vectors for biases."""
-        parts = [(vector[part.start : part.stop], part) for part in self._parts]
-        return [values if part.is_bias else values.view(part.rows, -1) for values, part in parts]
+        """Returns the parts of a flat vector: matrices, and vectors for biases."""
+        views = []
+        for part in self._parts:
+            values = vector[part.start : part.stop]
+            views.append(values if part.is_bias else values.view(part.rows, -1))
+        return views
 
 
 class Lars(Layerwise):
@@ -70,8 +79,9 @@ class Lars(Layerwise):
     kinds = ("momentum_buffer",)
 
     def _make(self, library: ModuleType, layers: Sequence[nn.Parameter]) -> Any:
-        momentum, weight_decay = self._cfg.momentum, self._cfg.weight_decay
-        return library.LARS(layers, momentum=momentum, weight_decay=weight_decay)
+        return library.LARS(
+            layers, momentum=self._cfg.momentum, weight_decay=self._cfg.weight_decay
+        )
 
 
 class Lamb(Layerwise):
@@ -85,8 +95,9 @@ class Lamb(Layerwise):
     kinds = ("exp_avg", "exp_avg_sq")
 
     def _make(self, library: ModuleType, layers: Sequence[nn.Parameter]) -> Any:
-        # weight_decouple=False: decay is part of the measured step, as in the paper. Without
-        # adam_debias it divides lr by 1 - beta1^t, and the length of a step is no longer lr |x|.
+        # With weight_decouple=False decay is part of the measured step, as in the paper. Without
+        # adam_debias the library divides lr by 1 - beta1^t, and the length of a step is no longer
+        # lr |x|.
         return library.Lamb(
             layers,
             betas=BETAS,

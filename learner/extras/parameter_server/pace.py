@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 ADDRESS = re.compile(r"tcp://[^\s/]{1,255}:[0-9]{1,5}")
-SERVER_READY = "server_ready"  # in the store: the parameter server has the state of rank 0
-LOOK_S = 0.005
+SERVER_READY = "server_ready"  # key of the store, set when the server has the state of rank 0
+LOOK_S = 0.005  # seconds between two looks at the store
 
 
 class ServedPace:
@@ -45,15 +45,21 @@ class ServedPace:
 
     def __init__(self, context: PaceContext) -> None:
         self._ctx, self._config, self._trainer = context
-        self._store: Store | None = None  # of learners on several machines; rank 0 serves it
+        self._store: Store | None = None  # where learners of several machines meet
 
     def join(self, group: LearnerGroup | None, source: int = 0) -> GradientSync | None:
-        ctx, trainer, progress = self._ctx, self._trainer, self._trainer.progress
-        cfg = over_run(self._config.learner, self._config.stop.env_steps)
-        (optimizer,) = trainer.optimizers().values()
+        """Connect to the server, and take its state or give it this learner's.
+
+        Returns the learner's sync; None if the run ends before there is one.
+        """
+        ctx = self._ctx
+        progress = self._trainer.progress
         servers = ctx.servers if ctx.store is None else self._meet()
         if not servers:
             return None
+
+        cfg = over_run(self._config.learner, self._config.stop.env_steps)
+        (optimizer,) = self._trainer.optimizers().values()
         client = ServerClient(
             servers,
             ctx.learner,
@@ -66,45 +72,64 @@ class ServedPace:
         )
 
         def waiting() -> bool:
+            """Called during waits; returns whether to continue."""
             if ctx.store is not None and not ctx.stopping():
-                self._check(client, servers)
-            return self._stays()
+                self._raise_if_unreached(client, servers)
+            return self._continues()
 
         progress.share_window(cfg.most_count)
-        served = Served(client, optimizer, progress, cfg.most_count, ctx.ledger, waiting)
+        sync = Served(
+            client,
+            optimizer,
+            progress,
+            world=cfg.most_count,
+            ledger=ctx.ledger,
+            waiting=waiting,
+        )
+
+        # The first exchange gives the server this learner's state if it needs it.
         nothing = ControlMessage(np.zeros(0), progress.growth())
-        said = served.sync_control(nothing)
-        progress.commit(nothing.growth, said.growth)
+        answer = sync.sync_control(nothing)
+        progress.commit(nothing.growth, answer.growth)
         if self._store is not None and ctx.learner == 0:
             self._store.set(SERVER_READY, "")
-        if said.stop:
-            served.close()
+        if answer.stop:
+            sync.close()
             return None
-        return served
+        return sync
 
     def _meet(self) -> tuple[str, ...]:
-        """Meet the learners of the other machines, and return the addresses of all shards.
+        """Meet the learners of the other machines.
 
-        Rank 0 joins these first, as it has the checkpoint, the others when it has. Empty where the
-        run ends before.
+        Rank 0 joins the server first, as it has the checkpoint; the others return when it has.
+
+        Returns:
+            The addresses of all shards; an empty tuple where the run ends before.
+
+        Raises:
+            UserError: if the learners do not meet in time, or do not fit each other.
         """
-        ctx, cfg = self._ctx, self._config.learner
+        ctx = self._ctx
+        cfg = self._config.learner
         assert ctx.store is not None
         timeout_s = self._config.run.start_timeout_s
-        self._store = store = open_store(ctx.store, ctx.learner, timeout_s, self._stays)
+        store = open_store(ctx.store, ctx.learner, timeout_s, self._continues)
+        self._store = store
         if store is None:
             return ()
-        failure, servers = "", tuple[str, ...]()
+
+        failure = ""
+        servers: tuple[str, ...] = ()
         try:
             with lost("the meeting"):
                 publish_servers(store, ctx.learner, ctx.servers)
             hello = hello_of(self._config, self._trainer.device)
             members = range(cfg.most_count)
-            meet(store, members, ctx.learner, hello, timeout_s, self._stays)
+            meet(store, members, ctx.learner, hello, timeout_s, self._continues)
             with lost("the meeting"):
                 servers = all_servers(store, cfg.most_count, cfg.server_shards)
-                while ctx.learner and not store.check([SERVER_READY]):
-                    if not self._stays():
+                while ctx.learner != 0 and not store.check([SERVER_READY]):
+                    if not self._continues():
                         return ()
                     time.sleep(LOOK_S)
         except GroupLostError as error:
@@ -112,53 +137,67 @@ class ServedPace:
         except UserError:
             time.sleep(REREAD_S)
             raise
+
+        # Raised here, as a cause with its traceback would hold the connections open.
         if failure:
             if not ctx.stopping():
                 raise could_not_meet(ctx.store, failure)
             return ()
         return servers
 
-    def _check(self, client: ServerClient, servers: Sequence[str]) -> None:
-        """Raise UserError for a shard that was never reached, RunEndedError for one that is lost:
-        no supervisor knows the shards of the others."""
-        away = client.unreached()
-        if away is None:
+    def _raise_if_unreached(self, client: ServerClient, servers: Sequence[str]) -> None:
+        """Raise an error for a shard without a connection: no supervisor knows those of the others.
+
+        Raises:
+            UserError: if a shard was never reached within `run.start_timeout_s`.
+            RunEndedError: if the connection to a shard was lost for `LOST_S` seconds.
+        """
+        unreached = client.unreached()
+        if unreached is None:
             return
-        rank = away.shard % self._config.learner.most_count
-        name = f"shard {away.shard} of the parameter server, with rank {rank},"
+
+        rank = unreached.shard % self._config.learner.most_count
+        name = f"shard {unreached.shard} of the parameter server, with rank {rank},"
         limit_s = self._config.run.start_timeout_s
-        if away.was_reached and away.seconds > LOST_S:
+        if unreached.was_reached and unreached.seconds > LOST_S:
             raise RunEndedError(f"{name} has ended or cannot be reached; {AGAIN}")
-        if not away.was_reached and away.seconds > limit_s:
+        if not unreached.was_reached and unreached.seconds > limit_s:
             raise UserError(
-                f"{name} does not answer at {servers[away.shard]} within run.start_timeout_s = "
-                f"{limit_s:g} s; see that no firewall is between, and that all ranks have the same "
-                "keys in transport.curve"
+                f"{name} does not answer at {servers[unreached.shard]} within "
+                f"run.start_timeout_s = {limit_s:g} s; see that no firewall is between, and that "
+                "all ranks have the same keys in transport.curve"
             )
 
-    def _stays(self) -> bool:
+    def _continues(self) -> bool:
+        """Send a heartbeat; returns whether the run continues."""
         self._ctx.status.beat()
         return not self._ctx.stopping()
 
 
 def publish_servers(store: Store, rank: int, addresses: Sequence[str]) -> None:
-    """Tell the other learners where the shards of a parameter server listen that are with this
-    one, in the order of their numbers."""
+    """Tell the other learners where the shards listen that are with learner ``rank``.
+
+    ``addresses`` are in the order of the shards' numbers.
+    """
     store.set(f"servers-{rank}", json.dumps(list(addresses)))
 
 
 def all_servers(store: Store, learners: int, shards: int) -> tuple[str, ...]:
-    """The addresses of all ``shards``, when all ``learners`` have published theirs.
+    """Returns the addresses of all ``shards``, when all ``learners`` have published theirs.
 
-    Shard i is with rank i mod ``learners``. Raises UserError for what no learner has written: the
-    store takes values from any client.
+    Shard i is with rank i mod ``learners``.
+
+    Raises:
+        UserError: for what no learner has written: the store takes values from any client.
     """
-    found: list[str] = [""] * shards
+    addresses: list[str] = [""] * shards
     for rank in range(min(learners, shards)):
-        own = found[rank::learners]
-        given = read_value(store.get(f"servers-{rank}"), rank)
-        fits = isinstance(given, list) and len(given) == len(own)
-        if not fits or not all(isinstance(a, str) and ADDRESS.fullmatch(a) for a in given):
+        published = read_value(store.get(f"servers-{rank}"), rank)
+        shards_of_rank = len(range(rank, shards, learners))
+        if not isinstance(published, list) or len(published) != shards_of_rank:
             raise foreign_value(rank)
-        found[rank::learners] = given
-    return tuple(found)
+
+        if not all(isinstance(value, str) and ADDRESS.fullmatch(value) for value in published):
+            raise foreign_value(rank)
+        addresses[rank::learners] = published
+    return tuple(addresses)

@@ -1,8 +1,8 @@
 """The vector that all workers train, and how their pushes change it.
 
-`Summed` (ssp, tap, backup) owns the run's only optimizer: gradients add up, and one step is taken
-by their mean. `Shared` (asp) owns none: workers step by themselves, and their changes are added.
-Neither knows of workers, clocks or messages.
+`Summed`, for the paces ssp, tap and backup, owns the run's only optimizer: gradients add up, and
+one step is taken by their mean. `Shared`, for asp, owns none: workers step by themselves, and their
+changes are added. Neither knows of workers, clocks or messages.
 
 With several shards each holds a range of the parameters, whose gradient's norm is not that of the
 whole gradient. So workers clip their gradients before they push them, and the optimizer here does
@@ -36,8 +36,23 @@ from penstock.learner.extras.parameter_server.protocol import (
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.transport.wire import WireError
 
-Change = tuple[Indices | None, Floats]  # all values, or those at some indices
-MAX_SIZE = 1 << 28  # parameters
+MAX_SIZE = 1 << 28  # largest number of parameters
+
+
+class Change(NamedTuple):
+    """The content of a push."""
+
+    indices: Indices | None
+    """The parameters that it changes, uint32 ``[n]``; None: all of them."""
+    values: Floats
+    """A gradient ``[size]``, or changes of these parameters ``[n]``; float32."""
+
+
+class PackedVersion(NamedTuple):
+    """The parameters of a version, packed once for all workers."""
+
+    version: int
+    packed: Packed
 
 
 class ServerState(NamedTuple):
@@ -50,6 +65,7 @@ class ServerState(NamedTuple):
     tally: Tally
     """The counts of all workers together, as `Progress.growth`."""
     values: Floats
+    """The parameters, float32 ``[size]``."""
     arrays: Arrays
     """The optimizer's arrays, as of `FlatOptimizer.state_dict`; none under asp."""
 
@@ -63,8 +79,9 @@ class Parameters(ABC):
         """``bf16``: workers get the values rounded to bfloat16."""
         self.size = size
         self.samples = 0
+        """Samples whose gradients were applied so far."""
         self._bf16 = bf16
-        self._packed: tuple[int, Packed] | None = None
+        self._newest: PackedVersion | None = None
 
     @abstractmethod
     def read(self, message: ServerMessage) -> Change:
@@ -72,28 +89,38 @@ class Parameters(ABC):
 
     @abstractmethod
     def add(self, change: Change, samples: int, version: int) -> None:
-        """Add a change; its update will be ``version``."""
+        """Add a change over ``samples``; its update will be ``version``."""
 
     @abstractmethod
     def update(self, *, alone: bool, steps: int) -> bool:
-        """Apply the added changes, after ``steps`` agent steps; False where there were none.
+        """Apply the added changes.
 
-        ``alone``: each push is a separate update, weighted by its share of samples.
+        Args:
+            alone: whether each push is a separate update, weighted by its share of samples.
+            steps: agent steps trained on so far, which determine the learning rate.
+
+        Returns:
+            Whether there were changes.
         """
 
     @abstractmethod
     def arrays(self) -> Arrays:
-        """The optimizer's arrays."""
+        """Returns the optimizer's arrays."""
 
     @abstractmethod
     def load(self, state: ServerState) -> None:
         """Continue from a state."""
 
-    def answer(self, have: int, version: int) -> Packed:
-        """The answer that brings a worker with version ``have`` to ``version``, the current one."""
-        if self._packed is None or self._packed[0] != version:
-            self._packed = version, pack_dense(self.values, bf16=self._bf16)
-        return self._packed[1]
+    def answer(self, worker_version: int, version: int) -> Packed:
+        """Returns the values for a worker, packed.
+
+        Args:
+            worker_version: version of the worker's values; -1 for none.
+            version: the current one.
+        """
+        if self._newest is None or self._newest.version != version:
+            self._newest = PackedVersion(version, pack_dense(self.values, bf16=self._bf16))
+        return self._newest.packed
 
 
 class Summed(Parameters):
@@ -104,30 +131,40 @@ class Summed(Parameters):
         self._optimizer = _optimizer(size, cfg)
         self.values = self._optimizer.values.numpy()
         self._grads = self._optimizer.grads.numpy()
-        self._count = self._pushes = self._seen = 0
-        self._in_step = 0  # gradients added since the last update
+        # Since the last update.
+        self._new_samples = 0
+        self._new_pushes = 0
+        # Since the server began. Their ratio is the mean number of samples in a push.
+        self._all_samples = 0
+        self._all_pushes = 0
 
     def read(self, message: ServerMessage) -> Change:
         gradient = dense(message, self.size)
         _require_finite(gradient)
-        return None, gradient
+        return Change(None, gradient)
 
     def add(self, change: Change, samples: int, version: int) -> None:
-        self._grads += change[1]
-        self._count += samples
-        self._seen += samples
-        self._pushes += 1
-        self._in_step += 1
+        self._grads += change.values
+        self._new_samples += samples
+        self._new_pushes += 1
+        self._all_samples += samples
+        self._all_pushes += 1
 
     def update(self, *, alone: bool, steps: int) -> bool:
-        if not self._count:
+        """Take the optimizer's step by the sum of the added gradients."""
+        if not self._new_samples:
             return False
-        count = self._seen / self._pushes if alone else self._count
-        self._optimizer.learners, self._in_step = self._in_step, 0
-        self._optimizer.step(count, steps)
+
+        # A separate update divides the sum by the mean number of samples in a push. So it has the
+        # weight of its share of samples.
+        divisor = self._all_samples / self._all_pushes if alone else self._new_samples
+        self._optimizer.learners = self._new_pushes
+        self._optimizer.step(divisor, steps)
         self._optimizer.zero_grad()
-        self.samples += self._count
-        self._count = 0
+
+        self.samples += self._new_samples
+        self._new_samples = 0
+        self._new_pushes = 0
         return True
 
     def arrays(self) -> Arrays:
@@ -136,7 +173,8 @@ class Summed(Parameters):
     def load(self, state: ServerState) -> None:
         self._optimizer.load_state_dict(state.arrays)
         self._optimizer.zero_grad()
-        self._count = self._in_step = 0
+        self._new_samples = 0
+        self._new_pushes = 0
         self.values[:] = state.values
         self.samples = state.samples
 
@@ -147,88 +185,109 @@ class Shared(Parameters):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.values = np.zeros(size, np.float32)
-        self._changed = np.zeros(size, np.int64)  # the version of each value's last change
-        self._count = 0
+        self._changed_at = np.zeros(size, np.int64)  # the version of each value's last change
+        self._new_samples = 0  # since the last update
 
     def read(self, message: ServerMessage) -> Change:
         indices, changes = sparse(message, self.size)
         _require_finite(changes)
-        return indices, changes
+        return Change(indices, changes)
 
     def add(self, change: Change, samples: int, version: int) -> None:
-        indices, changes = change
-        self.values[indices] += changes
-        self._changed[indices] = version
-        self._count += samples
+        self.values[change.indices] += change.values
+        self._changed_at[change.indices] = version
+        self._new_samples += samples
 
     def update(self, *, alone: bool, steps: int) -> bool:
-        count, self._count = self._count, 0
-        self.samples += count
-        return bool(count)
+        # `add` has changed the values already.
+        new_samples, self._new_samples = self._new_samples, 0
+        self.samples += new_samples
+        return new_samples > 0
 
     def arrays(self) -> Arrays:
         return {}
 
     def load(self, state: ServerState) -> None:
         self.values[:] = state.values
-        self._changed[:] = state.version
-        self._count = 0
+        self._changed_at[:] = state.version
+        self._new_samples = 0
         self.samples = state.samples
 
-    def answer(self, have: int, version: int) -> Packed:
-        changed = np.flatnonzero(self._changed > have)
-        if have < 0 or 2 * changed.size > self.size:  # an entry costs an index beside its value
-            return super().answer(have, version)
-        return pack_sparse(changed.astype(np.uint32), self.values[changed])
+    def answer(self, worker_version: int, version: int) -> Packed:
+        indices = np.flatnonzero(self._changed_at > worker_version)
+        # An entry costs an index beside its value.
+        if worker_version < 0 or 2 * indices.size > self.size:
+            return super().answer(worker_version, version)
+        return pack_sparse(indices.astype(np.uint32), self.values[indices])
 
 
 def part_of(size: int, shard: int, shards: int) -> slice:
-    """The range of a vector of ``size`` parameters that a shard of the server holds."""
+    """Returns the range of a vector of ``size`` parameters that a shard of the server holds.
+
+    ``shard`` is its number among ``shards``.
+    """
     return slice(size * shard // shards, size * (shard + 1) // shards)
 
 
 def make_parameters(size: int, cfg: LearnerConfig) -> Parameters:
-    """The parameters of a server for ``learner.pace``, ``size`` numbers."""
+    """Make the parameters of a server for `learner.pace`, ``size`` numbers."""
     return Shared(size) if cfg.pace == "asp" else Summed(size, cfg)
 
 
 def template(size: int, cfg: LearnerConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the optimizer's arrays; allocates nothing of that size."""
+    """Returns names and shapes of the optimizer's arrays for ``size`` parameters.
+
+    Allocates nothing of that size.
+    """
     if cfg.pace == "asp":
         return {}
-    one = _optimizer(1, cfg).state_dict()
-    return {name: (size,) if array.ndim else () for name, array in one.items()}
+    arrays_of_one = _optimizer(1, cfg).state_dict()
+    return {name: (size,) if array.ndim else () for name, array in arrays_of_one.items()}
 
 
 def pack_state(values: Floats, arrays: Mapping[str, npt.NDArray[Any]]) -> Packed:
-    """A state's payload: parameters, then the arrays by name."""
-    parts = [np.asarray(arrays[name], np.float32).ravel() for name in sorted(arrays)]
-    return pack_dense(np.concatenate([values, *parts]))
+    """Pack a state's payload: parameters, then the arrays by name."""
+    flat_arrays = [np.asarray(arrays[name], np.float32).ravel() for name in sorted(arrays)]
+    return pack_dense(np.concatenate([values, *flat_arrays]))
 
 
 def unpack_state(
     message: ServerMessage, size: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> ServerState:
-    """The inverse, copied; WireError where the payload has another size."""
-    sizes = [int(np.prod(shapes[name])) for name in sorted(shapes)]
+    """Read a state that `pack_state` has packed; its arrays are copies.
+
+    Args:
+        message: head and payload.
+        size: number of parameters.
+        shapes: names and shapes of the optimizer's arrays, as of `template`.
+
+    Raises:
+        WireError: if the payload has another size, or a number is not finite.
+    """
+    names = sorted(shapes)
+    sizes = [int(np.prod(shapes[name])) for name in names]
     flat = dense(message, size + sum(sizes))
     _require_finite(flat)
-    parts = np.split(np.array(flat, np.float32), np.cumsum([size, *sizes])[:-1])
+
+    ends = np.cumsum([size, *sizes])
+    values, *flat_arrays = np.split(np.array(flat, np.float32), ends[:-1])
     arrays = {
-        name: part.reshape(shapes[name])
-        for name, part in zip(sorted(shapes), parts[1:], strict=True)
+        name: flat_array.reshape(shapes[name])
+        for name, flat_array in zip(names, flat_arrays, strict=True)
     }
     head = message.head
-    return ServerState(head.version, head.samples, head.tally, parts[0], arrays)
+    return ServerState(head.version, head.samples, head.tally, values=values, arrays=arrays)
 
 
 def _optimizer(size: int, cfg: LearnerConfig) -> FlatOptimizer:
+    """Make the optimizer of ``size`` parameters, zeros; with several shards it does not clip."""
     if cfg.server_shards > 1:
         cfg = cfg.model_copy(update={"grad_clip": None})
     return FlatOptimizer([("all", nn.Parameter(torch.zeros(size)))], cfg)
 
 
 def _require_finite(values: Floats) -> None:
+    """Raise WireError where a number is not finite, or so large that its square is not."""
     with np.errstate(all="ignore"):  # a dot product is one pass, without a mask of the whole size
         if not np.isfinite(np.dot(values, values)):
             raise WireError("not_finite")

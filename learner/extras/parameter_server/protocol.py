@@ -72,14 +72,16 @@ from penstock.transport.wire import WireError
 
 PROTOCOL_VERSION = 3
 MAGIC = b"PNPS"
-FRAMES = 2  # of a message
+FRAMES = 2  # number of frames of a message
 MAX_SPARE = 2**32 - 1  # most further pushes that an answer allows
-TEXT_CHARACTERS = 2000
-TEXT_NBYTES = 4 * TEXT_CHARACTERS  # in UTF-8
-# magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules, lag,
-# workers, tally, checksum of the payload, checksum of all before it
+TEXT_CHARACTERS = 2000  # longest text
+TEXT_NBYTES = 4 * TEXT_CHARACTERS  # its size in UTF-8
+
+# The head: magic, protocol, kind, flags, rank, number, session, version, samples, entries, rules,
+# lag, workers, tally, checksum of the payload, checksum of all before it.
 HEAD = struct.Struct(f"<4sBBHIQQqqQIiI{GROWTH}dII")
 _U32 = struct.Struct("<I")
+
 # Settings of `learner` on which all learners and their server must agree.
 AGREED = {"pace", "count", "staleness", "significance", "spare", "optimizer", "momentum"}
 AGREED |= {"weight_decay", "lr", "lr_scaling", "lr_warmup_updates", "lr_end_fraction"}
@@ -88,7 +90,12 @@ AGREED |= {"lr_decay_steps", "eps", "grad_clip", "server_shards"}
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 Payload = bytes | memoryview
+
+# A tally begins with counts that add up over all workers and all time. The sums behind them are of
+# recent episodes, and only the last ones of each worker count.
 Tally = tuple[float, ...]
+COUNTS = len(BOOKED)  # number of the counts
+TRAINED_STEPS = BOOKED.index("trained_steps")  # index of the agent steps trained on
 NOTHING: Tally = (0.0,) * GROWTH
 
 
@@ -127,7 +134,10 @@ class Flag(IntFlag):
 
 
 class ServerHeader(NamedTuple):
-    """The fields in their order, without magic, version and checksums."""
+    """The fields in their order, without magic, version and checksums.
+
+    The beginning of this file says what they mean in each kind of message.
+    """
 
     kind: int
     flags: int = 0
@@ -160,68 +170,89 @@ class Packed(NamedTuple):
 
 
 def rules(cfg: LearnerConfig, shard: int = 0) -> int:
-    """Checksum of the settings on which all learners and their server must agree, and of the number
-    of the server's shard."""
+    """Returns the checksum of what a worker and the server's shard must agree on.
+
+    These are settings of all learners, and the number of the shard.
+    """
     optimizer = OPTIMIZERS.specs[cfg.optimizer]
     settings = cfg.model_dump(mode="json", include=AGREED.union(optimizer.options))
-    more = {"codec": cfg.reduce.codec, "shard": shard}
-    text = json.dumps(settings | more, sort_keys=True)
+    agreed = settings | {"codec": cfg.reduce.codec, "shard": shard}
+    text = json.dumps(agreed, sort_keys=True)
     return crc32(text.encode())
 
 
 def pack_dense(values: Floats, *, bf16: bool = False) -> Packed:
     """Copy ``values``, which may change while the payload is on its way; ``bf16`` rounds them."""
-    flags = Flag.DENSE | Flag.BF16 if bf16 else Flag.DENSE
-    coded = to_bf16(values).astype("<u2", copy=False) if bf16 else values.astype("<f4", copy=False)
-    payload = coded.tobytes()
-    return Packed(payload, flags, values.size, crc32(payload))
+    if bf16:
+        flags = Flag.DENSE | Flag.BF16
+        payload = to_bf16(values).astype("<u2", copy=False).tobytes()
+    else:
+        flags = Flag.DENSE
+        payload = values.astype("<f4", copy=False).tobytes()
+    return Packed(payload, flags, entries=values.size, crc=crc32(payload))
 
 
 def pack_sparse(indices: Indices, values: Floats) -> Packed:
     """Pack ascending ``indices`` and their values."""
     payload = indices.astype("<u4", copy=False).tobytes()
     payload += values.astype("<f4", copy=False).tobytes()
-    return Packed(payload, Flag.SPARSE, values.size, crc32(payload))
+    return Packed(payload, Flag.SPARSE, entries=values.size, crc=crc32(payload))
 
 
 def pack_text(text: str) -> Packed:
     """Pack a sentence in UTF-8."""
     payload = text.encode()
-    return Packed(payload, Flag.NONE, len(payload), crc32(payload))
+    return Packed(payload, Flag.NONE, entries=len(payload), crc=crc32(payload))
 
 
 def encode(head: ServerHeader, packed: Packed | None = None) -> list[Payload]:
     """Encode the two frames; the payload's fields in ``head`` are filled in."""
     payload: Payload = b""
-    crc = crc32(b"")
+    payload_crc = crc32(b"")
     if packed is not None:
-        payload, crc = packed.payload, packed.crc
+        payload = packed.payload
+        payload_crc = packed.crc
         head = head._replace(flags=head.flags | packed.flags, entries=packed.entries)
-    blank = HEAD.pack(MAGIC, PROTOCOL_VERSION, *head[:-1], *head.tally, crc, 0)[:-4]
-    return [blank + _U32.pack(crc32(blank)), payload]
+
+    # The last field of the head is the checksum of those before it.
+    fields_but_tally = head[:-1]
+    packed_head = HEAD.pack(MAGIC, PROTOCOL_VERSION, *fields_but_tally, *head.tally, payload_crc, 0)
+    checked = packed_head[: -_U32.size]
+    return [checked + _U32.pack(crc32(checked)), payload]
 
 
 def decode(frames: Sequence[Payload]) -> ServerMessage:
-    """Check everything that needs no knowledge of the run."""
+    """Decode a message, and check everything that needs no knowledge of the run.
+
+    Raises:
+        WireError: if the frames are no valid message.
+    """
     if len(frames) != FRAMES:
         raise WireError("frames", f"{len(frames)} frames")
-    raw, payload = bytes(frames[0][: HEAD.size + 1]), memoryview(frames[1])
-    if len(raw) != HEAD.size:
-        raise WireError("header", f"{len(raw)} bytes")
-    magic, protocol, *fields, payload_crc, head_crc = HEAD.unpack(raw)
-    if magic != MAGIC or crc32(raw[:-4]) != head_crc:
+    raw_head = bytes(frames[0][: HEAD.size + 1])  # one byte more shows that it is too long
+    payload = memoryview(frames[1])
+
+    # The head is whole and of this version.
+    if len(raw_head) != HEAD.size:
+        raise WireError("header", f"{len(raw_head)} bytes")
+    magic, version, *fields, payload_crc, head_crc = HEAD.unpack(raw_head)
+    if magic != MAGIC or crc32(raw_head[: -_U32.size]) != head_crc:
         raise WireError("header", "magic or checksum")
-    if protocol != PROTOCOL_VERSION:
-        text = f"version {protocol} of the protocol instead of {PROTOCOL_VERSION}"
+    if version != PROTOCOL_VERSION:
+        text = f"version {version} of the protocol instead of {PROTOCOL_VERSION}"
         raise WireError("version", text)
+
+    # Its fields are in range.
     head = ServerHeader(*fields[:-GROWTH])._replace(tally=tuple(fields[-GROWTH:]))
     if head.kind not in _KINDS:
         raise WireError("header", f"kind {head.kind}")
-    if min(head.samples, head.version + 1, *head.tally[: len(BOOKED)]) < 0:
+    if min(head.samples, head.version + 1, *head.tally[:COUNTS]) < 0:  # -1: no version
         raise WireError("header", "negative counts")
     if not all(map(isfinite, head.tally)):
         raise WireError("header", "sums that are not finite")
-    if payload.nbytes != _nbytes(head):
+
+    # The payload is the announced one.
+    if payload.nbytes != _payload_nbytes(head):
         raise WireError("size", f"{payload.nbytes} bytes for {head.entries} entries")
     if crc32(payload) != payload_crc:
         raise WireError("checksum")
@@ -229,49 +260,64 @@ def decode(frames: Sequence[Payload]) -> ServerMessage:
 
 
 def dense(message: ServerMessage, size: int) -> Floats:
-    """The payload as float32 ``[size]``: possibly not a copy, and not aligned."""
+    """Returns the payload as float32 ``[size]``: possibly not a copy, and not aligned.
+
+    Raises:
+        WireError: if it is not dense, or of another size.
+    """
     if message.head.flags & _SHAPES != Flag.DENSE or message.head.entries != size:
         raise WireError("size", f"{message.head.entries} instead of {size} values")
     return unrounded(message.payload, Flag(message.head.flags))
 
 
 def unrounded(payload: Payload, flags: Flag) -> Floats:
-    """The values of a dense payload."""
+    """Returns the values of a dense payload, as float32."""
     if Flag.BF16 in flags:
         return from_bf16(np.frombuffer(payload, "<u2"))
     return np.frombuffer(payload, "<f4")
 
 
 def sparse(message: ServerMessage, size: int) -> tuple[Indices, Floats]:
-    """Indices below ``size``, each once, and their values."""
+    """Returns indices below ``size``, ascending and each once, and their values.
+
+    Raises:
+        WireError: if the payload is not sparse, or its indices are not so.
+    """
     if message.head.flags & _SHAPES != Flag.SPARSE or message.head.entries > size:
         raise WireError("size", f"{message.head.entries} of {size} values")
-    half = 4 * message.head.entries
-    indices = np.frombuffer(message.payload[:half], "<u4")
+
+    indices_nbytes = 4 * message.head.entries
+    indices = np.frombuffer(message.payload[:indices_nbytes], "<u4")
     if indices.size and (indices[-1] >= size or np.any(indices[1:] <= indices[:-1])):
         raise WireError("indices", f"not growing, or not below {size}")
-    return indices, np.frombuffer(message.payload[half:], "<f4")
+    return indices, np.frombuffer(message.payload[indices_nbytes:], "<f4")
 
 
 def text(message: ServerMessage) -> str:
-    """The sentence of a message, at most `TEXT_CHARACTERS` long."""
+    """Returns the sentence of a message, at most `TEXT_CHARACTERS` long."""
     return bytes(message.payload[:TEXT_NBYTES]).decode(errors="replace")[:TEXT_CHARACTERS]
 
 
-def _nbytes(head: ServerHeader) -> int:
-    """Size of the payload that a head announces."""
-    flags = head.flags & _SHAPES
-    if flags == _SHAPES:
+def _payload_nbytes(head: ServerHeader) -> int:
+    """Returns the size in bytes of the payload that a head announces.
+
+    Raises:
+        WireError: if the head announces none that is possible.
+    """
+    shape = head.flags & _SHAPES
+    if shape == _SHAPES:
         raise WireError("header", "both dense and sparse")
     if head.flags & Flag.BF16:
-        if flags != Flag.DENSE:
+        if shape != Flag.DENSE:
             raise WireError("header", "bf16 and not dense")
         return 2 * int(head.entries)
+
     if head.kind == ServerMessageKind.JOIN:  # there ``entries`` describes what is not sent
         return 0
-    if not flags and head.entries > TEXT_NBYTES:
+    if not shape and head.entries > TEXT_NBYTES:
         raise WireError("size", f"a text of {head.entries} bytes")
-    return int(head.entries) * {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(flags), 1)
+    entry_nbytes = {Flag.DENSE: 4, Flag.SPARSE: 8}.get(Flag(shape), 1)
+    return int(head.entries) * entry_nbytes
 
 
 _KINDS = frozenset(ServerMessageKind)

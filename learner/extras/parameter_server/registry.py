@@ -15,7 +15,7 @@ _ENTRY_POINT = "penstock.learner.extras.parameter_server.pace:ServedPace"
 
 
 def _alone(learner: LearnerConfig) -> Iterator[Contradiction]:
-    """Combinations with paces by which each learner's gradient makes an update of its own."""
+    """Yields what contradicts a pace by which each learner's gradient is an update of its own."""
     if learner.lr_scaling != "none":
         yield Contradiction(
             ("learner.lr_scaling", "learner.pace"),
@@ -26,6 +26,7 @@ def _alone(learner: LearnerConfig) -> Iterator[Contradiction]:
 
 
 def _ssp(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Yields what contradicts the pace ssp."""
     yield from _alone(learner)
     if learner.pull != "newest" and not learner.staleness:
         yield Contradiction(
@@ -37,6 +38,7 @@ def _ssp(learner: LearnerConfig) -> Iterator[Contradiction]:
 
 
 def _backup(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Yields what contradicts the pace backup."""
     if learner.spare >= learner.most_count > 1:
         yield Contradiction(
             ("learner.spare", "learner.count"),

@@ -16,23 +16,20 @@ from torch import Tensor
 from penstock.core.params import Arrays, Floats
 from penstock.learner.extras.parameter_server.client import Reply, ServerClient
 from penstock.learner.extras.parameter_server.parameters import ServerState
-from penstock.learner.extras.parameter_server.protocol import NOTHING, Tally
+from penstock.learner.extras.parameter_server.protocol import COUNTS, NOTHING, Tally
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
-from penstock.learner.progress import BOOKED, GROWTH, Progress
+from penstock.learner.progress import GROWTH, Progress
 from penstock.learner.sync.gradient_sync import ControlMessage, OwnUpdates
 from penstock.profiling.ledger import Part, TimeLedger
 
-PULL_S = 0.2
-FETCH_S = 1.0
-STOPPING_S = 30.0  # for the state of the last checkpoint
-LOST_S = 5.0  # without a connection, after which a shard counts as dead
+PULL_S = 0.2  # longest wait for parameters between two heartbeats
+FETCH_S = 1.0  # longest wait for the server's state between two heartbeats
+STOPPING_S = 30.0  # longest wait for the state of the last checkpoint
+LOST_S = 5.0  # a shard counts as dead when it had no connection for so long
 
 
 class Served(OwnUpdates):
-    """One of ``world`` learners.
-
-    ``waiting`` is called during waits and returns whether to continue.
-    """
+    """One of several learners with a parameter server: a `GradientSync`."""
 
     def __init__(
         self,
@@ -43,50 +40,69 @@ class Served(OwnUpdates):
         ledger: TimeLedger,
         waiting: Callable[[], bool],
     ) -> None:
+        """Join the learners; nothing is sent before the first call.
+
+        Args:
+            client: the connections to the server.
+            optimizer: holds this learner's parameters and gradients.
+            progress: the run's counts.
+            world: number of learners.
+            ledger: where the time of this thread is counted.
+            waiting: is called during waits, and returns whether to continue.
+        """
         self.world = world
         self.rounds = 0
-        self.unsent: Floats = np.zeros(len(BOOKED))
+        self.unsent: Floats = np.zeros(COUNTS)
         self._client = client
         self._optimizer = optimizer
         self._progress = progress
         self._ledger = ledger
         self._waiting = waiting
-        self._tally: Tally = NOTHING  # for the next push
-        self._known: Floats = np.array(progress.totals())
-        self._left = 0  # updates left of this batch
-        self._is_cut = False  # the run stops before the rest of this batch had parameters
+
+        self._unsent_tally: Tally = NOTHING  # this learner's counts for the next push
+        self._known_totals: Floats = np.array(progress.totals())  # the run's, as last received
+        self._updates_left = 0  # updates left in this batch
+        self._is_cut = False  # whether the run stops before the rest of the batch had parameters
         self._stopped = False
 
     def sync_control(self, mine: ControlMessage) -> ControlMessage:
         """Pull the newest parameters, as soon as the pace allows and if it needs them.
 
-        ``counts`` are this learner's own. Without a pull, those of the others remain unknown. Once
-        the run has stopped, the whole state is fetched: a checkpoint of it follows.
+        Once the run has stopped, the whole state is fetched: a checkpoint of it follows.
+
+        Returns:
+            The control message of the run. Its ``counts`` are this learner's own. Without a pull,
+            the growth of the others remains unknown.
         """
-        self._tally = tuple(mine.growth.tolist())
+        self._unsent_tally = tuple(mine.growth.tolist())
         if self._stopped:
             self._push_counts(mine)
             state = self._fetch()
             growth = np.zeros_like(mine.growth) if state is None else self._follow(state)
             return ControlMessage(mine.counts, growth, stop=True)
-        said = self._exchange(mine)
-        self._stopped = said.stop
-        return said
+
+        message = self._exchange(mine)
+        self._stopped = message.stop
+        return message
 
     def _exchange(self, mine: ControlMessage) -> ControlMessage:
+        """Push what the server must know now, and pull parameters if the batch needs them."""
+        # A pull may have begun before the last step. It is finished first.
         if self._client.has_asked and self._pull() is None:
             self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
+
         self._ledger.switch(Part.REDUCE)
         self._is_cut = False
-        self._left = int(np.count_nonzero(mine.counts))
-        if mine.stop or mine.nan or mine.checkpoint or not self._left:
+        self._updates_left = int(np.count_nonzero(mine.counts))
+        if mine.stop or mine.nan or mine.checkpoint or not self._updates_left:
             self._push_counts(mine)
             reply = self._pull()
         else:
-            reply = self._renew()
+            reply = self._pull_if_needed()
         if reply is None:
             return _stopping(mine)
+
         return ControlMessage(
             mine.counts,
             self._follow(reply),
@@ -100,21 +116,30 @@ class Served(OwnUpdates):
         self._client.ask_ahead()
 
     def step(self, optimizer: FlatOptimizer, total: float, env_steps: int) -> Tensor:
-        norm = self._client.push(0 if self._is_cut else int(total), self._tally)
+        """Push the gradient of an update, and pull the parameters of the batch's next one.
+
+        Returns the norm of the mean gradient, float32 ``[]``; 0 where no gradient was sent.
+        """
+        samples = 0 if self._is_cut else int(total)
+        norm = self._client.push(samples, self._unsent_tally)
         self._clear_sent()
-        self._left -= 1
-        if self._left and not self._is_cut:
-            self._is_cut = self._renew() is None
+
+        self._updates_left -= 1
+        if self._updates_left and not self._is_cut:
+            self._is_cut = self._pull_if_needed() is None
             self._progress.version = self._client.last.version
         return torch.zeros(()) if norm is None else norm
 
     def state_dict(self, *, saves: bool) -> Arrays | None:
-        """The server's optimizer state, fetched by the learner that saves; there is no other state.
+        """Fetch the server's state into the optimizer, if this learner ``saves`` the run.
 
-        None if it did not arrive before the run ended.
+        Returns:
+            An empty dictionary, as there is no other state; None if the server's did not arrive
+            before the run ended.
         """
         if not saves:
             return {}
+
         state = self._fetch()
         if state is None:
             return None
@@ -125,43 +150,61 @@ class Served(OwnUpdates):
         """Does nothing: the server has the optimizer of the learner that resumed."""
 
     def close(self) -> None:
+        """Leave the server."""
         self._client.close()
 
     def _fetch(self) -> ServerState | None:
-        """The server's state, put into the optimizer; None if it did not arrive before the end."""
-        ends_s = time.monotonic() + STOPPING_S
+        """Fetch the server's state into the optimizer.
+
+        Returns the state; None if it did not arrive before the end of the run. While the run goes
+        on this waits without a limit. Once it stops, it waits for `STOPPING_S`, or until a shard
+        is dead.
+        """
+        deadline_s = time.monotonic() + STOPPING_S
         while (state := self._client.fetch(FETCH_S)) is None:
-            away = self._client.unreached()
+            unreached = self._client.unreached()
             if self._waiting():
-                ends_s = time.monotonic() + STOPPING_S
-            elif time.monotonic() > ends_s or (away and away.seconds > LOST_S):
+                deadline_s = time.monotonic() + STOPPING_S
+                continue
+
+            is_lost = unreached is not None and unreached.seconds > LOST_S
+            if is_lost or time.monotonic() > deadline_s:
                 return None
         return state
 
-    def _follow(self, found: Reply | ServerState) -> Floats:
-        """Take the run's version; returns the growth of its counts since the last call."""
-        totals = np.array(found.tally)
+    def _follow(self, newest: Reply | ServerState) -> Floats:
+        """Take the run's version from the server's newest answer.
+
+        Returns the growth of the run's counts since the last call, as `Progress.growth`.
+        """
+        totals = np.array(newest.tally)
         growth = totals.copy()
-        growth[: len(BOOKED)] -= self._known[: len(BOOKED)]
-        self._known = totals
-        self._progress.follow(found.version)
+        growth[:COUNTS] -= self._known_totals[:COUNTS]
+        self._known_totals = totals
+        self._progress.follow(newest.version)
         return growth
 
     def _push_counts(self, mine: ControlMessage) -> None:
         """Push the counts and flags, without a gradient."""
-        self._client.push(0, self._tally, stop=mine.stop, nan=mine.nan)
+        self._client.push(0, self._unsent_tally, stop=mine.stop, nan=mine.nan)
         self._clear_sent()
 
     def _clear_sent(self) -> None:
         """Clear counters that were sent; the recent returns stay until replaced."""
-        self._tally = (*NOTHING[: len(BOOKED)], *self._tally[len(BOOKED) :])
+        self._unsent_tally = (*NOTHING[:COUNTS], *self._unsent_tally[COUNTS:])
 
-    def _renew(self) -> Reply | None:
-        """Pull parameters, unless those here are new enough."""
+    def _pull_if_needed(self) -> Reply | None:
+        """Pull parameters, unless those here are new enough.
+
+        Returns the last answer; None if the run ends before there is one.
+        """
         return self._pull() if self._client.needs_pull else self._client.last
 
     def _pull(self) -> Reply | None:
-        """Pull parameters; at least once, also while stopping: the server then answers at once."""
+        """Pull parameters; at least once, also while stopping: the server then answers at once.
+
+        Returns the answer; None if the run ends before there is one.
+        """
         self._ledger.switch(Part.PULL)
         while (reply := self._client.pull(PULL_S)) is None and self._waiting():
             pass
@@ -169,5 +212,5 @@ class Served(OwnUpdates):
 
 
 def _stopping(mine: ControlMessage) -> ControlMessage:
-    """The message of a learner whose run stops before the server has answered."""
+    """Returns the message of a learner whose run stops before the server has answered."""
     return ControlMessage(np.zeros_like(mine.counts), np.zeros_like(mine.growth), stop=True)

@@ -140,8 +140,8 @@ def test_a_form_that_is_none_is_not_kept(
     tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
     manager = CheckpointManager(tmp_path, make_trainer(pixels(), info))
-    state = manager._state({}, None)
-    monkeypatch.setattr(manager, "_state", lambda *_: state)
+    state = manager._make_checkpoint({}, None)
+    monkeypatch.setattr(manager, "_make_checkpoint", lambda *_: state)
     state.meta[checkpoint_manager.FORM] = value  # type: ignore[index]
     manager.save()
     assert form_of_checkpoint(tmp_path) is None

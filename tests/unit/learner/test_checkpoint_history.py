@@ -302,7 +302,7 @@ def test_only_one_learner_repairs(tmp_path: Path) -> None:
         run.save(steps)
     damage(last)
     again = Run(tmp_path)
-    assert again.checkpoints.goes_on_in_its_game()
+    assert again.checkpoints.resumes_same_env()
     assert again.checkpoints.resume("auto", repair=False)
     assert again.events == []
     assert not last.with_name("damaged-1").exists()
@@ -359,16 +359,16 @@ def test_a_learner_that_is_named_to_save_replaces_one_that_was_restarted(tmp_pat
 def test_an_order_to_save_is_due_once_and_its_failure_is_reported(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert not run.checkpoints.due()
-    run.checkpoints.hear([{"kind": "actors", "alive": 1}])
+    run.checkpoints.handle_messages([{"kind": "actors", "alive": 1}])
     assert not run.checkpoints.due()
-    run.checkpoints.hear([{"kind": "save"}])
+    run.checkpoints.handle_messages([{"kind": "save"}])
     assert run.checkpoints.due(by_time=False)
     run.save(10)
-    run.checkpoints.answer()
+    run.checkpoints.on_order_done()
     assert not run.checkpoints.due()
-    run.checkpoints.put_off("full")  # of a checkpoint that was not ordered
+    run.checkpoints.postpone("full")  # of a checkpoint that was not ordered
     assert run.told == ["checkpoint"]
-    run.checkpoints.hear([{"kind": "save"}])
-    run.checkpoints.put_off("full")
+    run.checkpoints.handle_messages([{"kind": "save"}])
+    run.checkpoints.postpone("full")
     assert run.told == ["checkpoint", "save_failed"]
     assert not run.checkpoints.due()

@@ -173,7 +173,7 @@ def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
 def test_an_order_to_save_before_the_first_step_in_another_game_is_answered(tmp_path: Path) -> None:
     Learned(tmp_path).play(100, 5.0)
     other = resumed(tmp_path, OTHER_GAME)
-    other.checkpoints.hear([{"kind": "save"}])
+    other.checkpoints.handle_messages([{"kind": "save"}])
     other.checkpoints.save()
     assert [(message["kind"], message["error"]) for message in other.told] == [
         ("save_failed", "nothing was trained on yet in the environment (env.*) of the resumed run")

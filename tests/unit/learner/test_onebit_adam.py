@@ -269,7 +269,7 @@ def test_a_renewed_variance_is_never_negative() -> None:
     state = AdamState(torch.ones(4), torch.ones(4), torch.tensor(1e6), EPS)
     change = torch.tensor([-1.0, -1.0 - 1e-6, -0.5, 0.5])  # rounded: no sum of squares is below 0
     grads, new, ring = torch.zeros(4), torch.empty(4), SoloCollective(0, 1)
-    RenewedVariance(state, 1, 1).begin(0, grads, change, new, ring)
+    RenewedVariance(state, 1, 1).begin(0, grads, change=change, new_change=new, ring=ring)
     assert state.exp_avg_sq.tolist() == [0.0, 0.0, 0.5, 1.5]
 
 

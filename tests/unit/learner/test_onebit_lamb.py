@@ -14,7 +14,7 @@ from penstock.configs.reduce import ReduceConfig
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Codec, CodecContext, Collective
 from penstock.learner.codecs.registry import make_codec
-from penstock.learner.extras.optimizers.frozen_lamb import OF_LAYERS
+from penstock.learner.extras.optimizers.frozen_lamb import CODEC_STATE
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from reduce_reference import clipped, coded
 from reduce_ring import CPU, Floats, run_ranks
@@ -272,7 +272,7 @@ def test_a_run_continues_with_and_without_the_codec() -> None:
     coded.step(1.0, 0)
     plain.load_state_dict(coded.state_dict())
     assert plain.updates == 2
-    assert not plain.state_dict().keys() & set(OF_LAYERS)
+    assert not plain.state_dict().keys() & set(CODEC_STATE)
     with pytest.raises(ValueError, match="state of"):
         coded.load_state_dict(
             FlatOptimizer(named, LearnerConfig(optimizer="sgd")).state_dict(),

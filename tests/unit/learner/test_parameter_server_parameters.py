@@ -172,25 +172,25 @@ def test_changes_are_sent_when_they_have_become_significant() -> None:
     optimizer, copy = local_copy([1.0, 100.0, 0.0], significance=0.1)
     optimizer.grads.copy_(torch.tensor([-0.06, -6.0, -0.001]))
     copy.step(1, 0)
-    indices, sent = copy.significant(1)
+    indices, sent = copy.take_significant(1)
     assert indices.tolist() == [2]  # any change of a value of about 0 is
     optimizer.grads.copy_(torch.tensor([-0.06, 0.0, 0.0]))
     copy.step(1, 0)
-    indices, sent = copy.significant(1)
+    indices, sent = copy.take_significant(1)
     assert indices.tolist() == [0]  # 0.12 of 1.12, after 0.06 of 1.06
     torch.testing.assert_close(sent, torch.tensor([0.12]))
-    indices, sent = copy.significant(4)  # at clock 4 the threshold is 0.05
+    indices, sent = copy.take_significant(4)  # at clock 4 the threshold is 0.05
     assert indices.tolist() == [1]
     torch.testing.assert_close(sent, torch.tensor([6.0]))
-    assert copy.significant(9)[0].numel() == 0
+    assert copy.take_significant(9)[0].numel() == 0
 
 
 def test_a_pull_keeps_what_was_not_sent() -> None:
     optimizer, copy = local_copy([10.0, 10.0], significance=0.5)
     optimizer.grads.copy_(torch.tensor([1.0, 0.0]))
     copy.step(1, 0)
-    assert copy.significant(1)[0].numel() == 0
-    copy.pulled(torch.tensor([1]), torch.tensor([20.0]))
+    assert copy.take_significant(1)[0].numel() == 0
+    copy.set_shared(torch.tensor([1]), torch.tensor([20.0]))
     torch.testing.assert_close(optimizer.values, torch.tensor([9.0, 20.0]))
-    copy.pulled(slice(0, 2), torch.tensor([5.0, 6.0]))
+    copy.set_shared(slice(0, 2), torch.tensor([5.0, 6.0]))
     torch.testing.assert_close(optimizer.values, torch.tensor([4.0, 6.0]))

@@ -32,7 +32,7 @@ def push(pace: ServerPace, worker: int, samples: int = 8) -> int | None:
     """Push and make what is due, as the server does."""
     lag = pace.push(worker, samples)
     while pace.due():
-        pace.stepped(samples > 0)
+        pace.finish_step(updated=samples > 0)
     return lag
 
 
@@ -109,7 +109,7 @@ def test_parameters_asked_for_ahead_lack_the_own_push() -> None:
     pace = joined(Bounded(2), A, B)
     assert pace.may_go_ahead(A)  # for clock 1, and B is at 0
     pace.go_ahead(A)  # with version 0
-    assert pace.workers[A].pulled == 0
+    assert pace.workers[A].parameters.version == 0
     assert push(pace, B) == 0  # version 1
     assert push(pace, A) == 1  # version 2
     assert pace.workers[A].working  # with version 0, which lacks both
@@ -141,9 +141,9 @@ def test_parameters_are_kept_as_long_as_the_bound_allows() -> None:
         push(pace, B)
         pace.go(B)
         if len(lags) < 3:
-            assert pace.keep(A)
+            assert pace.go_again(A)
     assert lags == [0, 2, 4]  # each turn made two updates of which it knows none
-    assert not pace.keep(A)  # at clock 3 it needs the pushes of clock 0, and has none
+    assert not pace.go_again(A)  # at clock 3 it needs the pushes of clock 0, and has none
     pace.go(A)
     assert pace.spare(A) == 2  # from clock 3 to clock 5
 
@@ -163,7 +163,7 @@ def test_nothing_is_kept_without_a_bound() -> None:
     for pace in (joined(Bounded(None), A), joined(Backup(1), A)):
         push(pace, A)
         assert pace.spare(A) == 0
-        assert not pace.keep(A)
+        assert not pace.go_again(A)
 
 
 def test_backup_takes_the_first_and_drops_the_late() -> None:
@@ -192,7 +192,7 @@ def test_backup_goes_on_with_fewer_when_fewer_live() -> None:
     assert pace.version == 0  # three live, three are wanted
     pace.leave(C)
     assert pace.due()  # two live, and both have come
-    pace.stepped(True)
+    pace.finish_step(updated=True)
     assert pace.may_go(A)
 
 
@@ -277,7 +277,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def settle(self) -> None:
         while self.pace.due():
-            self.pace.stepped(True)
+            self.pace.finish_step(updated=True)
 
     @rule()
     def join(self) -> None:
@@ -368,7 +368,7 @@ class AnyOrderBounded(AnyOrder):
         worker = data.draw(st.sampled_from(sorted(self.waiting & self.read.keys())))
         version, includes = self.read[worker]
         allowed = self.pushes[worker] - includes <= self.staleness
-        assert self.pace.keep(worker) == allowed
+        assert self.pace.go_again(worker) == allowed
         if allowed:
             self.waiting.discard(worker)
             self.working[worker] = version
