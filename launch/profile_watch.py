@@ -30,19 +30,19 @@ from penstock.profiling.report.readings import (
 )
 from penstock.profiling.report.window import GPU, ProfileWindow
 
-WARM_UP_S = 3.0  # of training, before the window begins
-PATIENCE_S = 60.0  # with a learner that has trained nothing; then the window begins all the same
-WORD_S = 15.0  # after which it is said that this may happen
-TORCH_TURNS = 20  # of the learner, under torch's profiler,
-TORCH_S = 5.0  # or so long, if that is over first
-TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
-SPANS_PATIENCE_S = 10.0  # until other hosts have sent their spans
+WARM_UP_S = 3.0
+PATIENCE_S = 60.0
+WORD_S = 15.0
+TORCH_TURNS = 20
+TORCH_S = 5.0
+TORCH_PATIENCE_S = 60.0
+SPANS_PATIENCE_S = 10.0
 DONE = "profiled"
 logger = note_logger(__name__)
 
 
 class WatchState(Enum):
-    """State of the watch."""
+    """State of the watch, in this order."""
 
     WARMING = "warming"
     WINDOW = "window"
@@ -52,10 +52,13 @@ class WatchState(Enum):
 
 
 class Watch(MetricSink):
-    """One window of ``seconds`` over one run.
+    """Measures one window of ``seconds`` of one run.
 
     After the window the first learner, if it runs on this host, leaves traces of torch's profiler:
     of its GPU, where it has one, in ``kernels``, and of everything in ``torch_trace``, if given.
+
+    Give `on_role_end` to the `Supervisor` of the run, then call `attach`, and add the watch to the
+    sinks of the run.
     """
 
     def __init__(self, seconds: float, kernels: Path, torch_trace: Path | None = None) -> None:
@@ -65,13 +68,14 @@ class Watch(MetricSink):
         self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
         self._supervisor: Supervisor | None = None
         self._state = WatchState.WARMING
+
         self._waiting_s: float | None = None  # since when there is a learner,
         self._training_s: float | None = None  # and since when it has trained
         self._torch_until_s = 0.0
         self._begin: dict[str, Reading] = {}
         self._begin_ns = 0
         self._metrics: list[tuple[int, Json]] = []
-        self._ended: list[Reading] = []
+        self._ended: list[Reading] = []  # processes that have ended in the window
         self.window: ProfileWindow | None = None
         self.threads: list[Thread] = []
         self._awaited: dict[str, Handle] = {}  # whose spans are on their way
@@ -90,8 +94,12 @@ class Watch(MetricSink):
         self.interrupted = False
 
     def attach(self, supervisor: Supervisor, hosts: Sequence[int] = ()) -> None:
-        """Watch the processes of ``supervisor``; ``hosts`` are the cores of the other hosts that
-        they run on."""
+        """Watch the processes of ``supervisor``.
+
+        Args:
+            supervisor: that of the run, which calls `on_role_end`.
+            hosts: cores of each other host that the processes run on.
+        """
         self._supervisor = supervisor
         self.cores = float(sum(hosts)) if hosts else None
         supervisor.last_look = self._last_look
@@ -141,12 +149,14 @@ class Watch(MetricSink):
             return now_s >= self._training_s + WARM_UP_S
         if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
             return False
+
         if now_s < self._waiting_s + PATIENCE_S:
             logger.info(
                 f"no optimizer step yet: the profiled window starts {WARM_UP_S:g} s after the "
                 f"first step, or at the latest {PATIENCE_S:g} s after the learner began to wait"
             )
             return False
+
         logger.info(
             f"no optimizer step in {PATIENCE_S:g} s: the profiled window starts now, to show the "
             "cause"
@@ -186,6 +196,7 @@ class Watch(MetricSink):
         learner = _first_learner(supervisor)
         self.learner_host = None if learner is None else learner.host
         self.learner_threads = supervisor.learner_threads
+
         self._state = WatchState.SPANS
         self._awaited = dict(supervisor.handles)
         now_s = time.monotonic()
@@ -200,7 +211,7 @@ class Watch(MetricSink):
                 del self._awaited[name]
 
     def _begin_traces(self, supervisor: Supervisor, now_s: float) -> None:
-        """Ask the first learner for the traces of torch's profiler."""
+        """Choose the traces of torch's profiler, and request the first one."""
         learner = _first_learner(supervisor)
         self._state = WatchState.TORCH
         if learner is None or learner.host != socket.gethostname():
@@ -210,6 +221,7 @@ class Watch(MetricSink):
         if learner is not None and self._torch_trace is not None:
             self._to_trace.append((learner.spec.name, self._torch_trace))
         self._trace(supervisor, now_s)
+        # A learner of another host would write the files there.
 
     def _trace(self, supervisor: Supervisor, now_s: float) -> None:
         """Request the next trace, or end the run if there is none."""
@@ -218,6 +230,7 @@ class Watch(MetricSink):
         if learner is None or supervisor.stopping:
             self._end(supervisor)
             return
+
         self._torch_until_s = now_s + TORCH_PATIENCE_S
         learner.send(
             {
@@ -244,7 +257,7 @@ def _first_learner(supervisor: Supervisor) -> Handle | None:
 
 
 def read(handle: Handle) -> Reading:
-    """A role that runs, or has just ended."""
+    """Returns the present figures of a role that runs or has just ended."""
     usage, status = handle.usage(), handle.status()
     return Reading(
         spec=handle.spec,

@@ -1,7 +1,7 @@
 """The commands that run processes: a whole run, a learner alone, actors alone.
 
 Each resolves its config, makes the folders, and runs a `Supervisor`. Each returns the exit code: 0
-success, 1 a failure, 2 a mistake of the user, 130 or 143 interrupted.
+for success, 1 for a failure, 2 for a mistake of the user, 130 or 143 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -112,8 +112,17 @@ def train(
     place: EngineChoice = HERE,
     make_sink: MakeSink | None = None,
 ) -> int:
-    """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``, and
-    ``make_sink`` makes a further sink for the run's folder."""
+    """Run learners and actors until the run ends; returns the exit code.
+
+    Args:
+        target: as of `resolve_resumed`.
+        overrides: ``key=value``.
+        resume: "no", "auto" or "must".
+        as_json: whether the summary is printed as JSON, and the view on standard error.
+        source: the value of ``--resume-from``.
+        place: the engine that starts the processes.
+        make_sink: makes a further sink.
+    """
     resolved = resolve_resumed(target, overrides, resume, source)
     path = _run_dir(resolved)
     sinks = () if make_sink is None else (make_sink(path),)
@@ -129,8 +138,18 @@ def learner(
     as_json: bool,
     source: str | None = None,
 ) -> int:
-    """Learners that actors join: all of the run, or the one at ``place``. ``source`` is the value
-    of ``--resume-from``."""
+    """Run learners that actors join, until the run ends; returns the exit code.
+
+    Args:
+        target: as of `resolve_resumed`.
+        overrides: ``key=value``.
+        bind: where the learners listen; None: `transport.bind`, or else a socket in the run's
+            folder.
+        place: of the only learner that this command starts; None: it starts all of the run.
+        resume: "no", "auto" or "must".
+        as_json: whether the summary is printed as JSON, and the view on standard error.
+        source: the value of ``--resume-from``.
+    """
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
     if place is not None:
@@ -182,9 +201,20 @@ def actors(
     log: Log = "text",
     wait_s: float | None = None,
 ) -> int:
-    """Actors that join a learner. ``connect`` is its address or, on this host, the folder of its
-    run; ``allow`` as in `configs.code_references.check`, ``log`` as `run.log`, ``wait_s`` as in
-    `RoleContext`."""
+    """Run actors that join a learner, until that ends; returns the exit code.
+
+    Args:
+        connect: address of the learner or, on this host, the folder of its run.
+        count: number of actors.
+        transport: a transport between hosts.
+        curve: folder of the keys for encryption; None for none.
+        run_dir: folder of the actors' logs; None for a new one.
+        as_json: whether the outcome is printed as JSON, and the view on standard error.
+        insecure: whether an address on another host may be used without keys.
+        allow: names that may be imported, as of `configs.code_references.check`.
+        log: as `run.log`.
+        wait_s: as of `RoleContext`.
+    """
     if transport not in TRANSPORTS.joined_by_hand:
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
@@ -192,6 +222,7 @@ def actors(
     address = address_of(connect)
     check_connect(address, keys=curve is not None, insecure=insecure)
     _require_linux()
+
     path = Path(run_dir) if run_dir else default_run_dir("actors")
     specs = topology.actors(count, address, transport)
     stream = sys.stderr if as_json else sys.stdout
@@ -247,9 +278,16 @@ def _with_learner(
     sinks: Sequence[MetricSink] = (),
 ) -> int:
     outcome, summary = with_learner(
-        resolved, path, resume, as_json, make_specs,
-        source=source, place=place, sinks=sinks, after=SignalsAfterRun(),
-    )  # fmt: skip
+        resolved,
+        path,
+        resume,
+        as_json,
+        make_specs,
+        source=source,
+        place=place,
+        sinks=sinks,
+        after=SignalsAfterRun(),
+    )
     if as_json:
         about = {"run_dir": str(path), "exit_code": outcome.exit_code}
         print(json.dumps({**about, **summary}), flush=True)
@@ -268,8 +306,14 @@ def with_learner(
     sinks: Sequence[MetricSink] = (),
     after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
-    may inspect the run's processes, and end the run; ``after`` is as of `Supervisor.run`."""
+    """Do a run in the folder ``path``, show it, and print its final messages.
+
+    Args:
+        as_json: whether it is shown on standard error.
+        sinks: further sinks.
+
+    The other arguments are as of `conduct`.
+    """
     stream = sys.stderr if as_json else sys.stdout
     stop, log = resolved.config.stop, resolved.config.run.log
     outcome, summary = conduct(
@@ -306,10 +350,24 @@ def conduct(
     early_note: Callable[[str], object] = lambda text: None,
     after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """`with_learner` without final messages; everything is shown by the ``view`` of a title, and
-    notes before it exists by ``early_note``. ``callbacks`` are called in addition to those of the
-    config; ``source`` is the value of ``--resume-from``; ``place`` is the engine; ``after`` is as
-    of `Supervisor.run`.
+    """Do a run in the folder ``path``, without final messages.
+
+    Args:
+        resolved: the config of the run.
+        path: folder of the run.
+        resume: whether to resume the run in ``path``: "no", "auto" (if it has a checkpoint) or
+            "must".
+        make_specs: returns the roles of the run.
+        view: makes the sink that shows the run, by its title.
+        watch: inspects the run's processes, and may end the run.
+        callbacks: objects that are called in addition to those of the config.
+        source: the value of ``--resume-from``.
+        place: the engine that starts the processes.
+        more_sinks: further sinks.
+        early_note: shows notes from before the view exists.
+        after: as of `Supervisor.run`.
+
+    Raises UserError. A run that fails before its first step leaves the folder as it was.
     """
     config = resolved.config
     _preflight(config, path)
@@ -340,6 +398,7 @@ def conduct(
         )
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
+
         optional = make_sinks(config, path)
         resumed = resume != "no" and has_checkpoint(path)
         record = Record(path, config.env, config.stop.return_, resumed=resumed)
@@ -364,6 +423,7 @@ def conduct(
         )
         if watch is not None:
             watch.attach(supervisor, hosts)
+
         with notes_to(sinks.note):
             for text in filter(None, (resolved.note, begun, changed, *found)):
                 logger.info(text)
@@ -391,6 +451,7 @@ def _record_start(run_dir: Path, config: Config) -> None:
             f"{path} cannot be written: {error.strerror}; free some space or set run.dir to "
             "another disk"
         ) from error
+
     used_names.note(config)
     with suppress(OSError):  # only checkpoints need the disk
         record_versions(run_dir)
@@ -399,10 +460,13 @@ def _record_start(run_dir: Path, config: Config) -> None:
 def _with_numbers(
     config: Config, path: Path, resume: Resume, *, on_cluster: bool
 ) -> tuple[Config, Sequence[str]]:
-    """``config`` with numbers in place of `auto` where the roles need to know them, and sentences
-    about them. Raises UserError."""
+    """Replace `auto` by numbers where the roles need to know them, some of which are measured.
+
+    Returns the config, and sentences about the numbers. Raises UserError.
+    """
     if "auto" not in (config.actors.envs, config.transport.connectors):
         return config, ()
+
     from penstock.autotune import connectors, envs
     from penstock.launch import measuring
 
@@ -456,7 +520,15 @@ def _supervise(
     record: Record | None = None,
     after: SignalHandler | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """The outcome of the run, and its summary if it has a record."""
+    """Run the roles until the run has ended, report its end to the sinks, and close the view.
+
+    Args:
+        supervisor: that of the run.
+        sinks: all sinks of the run.
+        view: the one of them that shows the run.
+        record: the one of them that makes the summary; None for a run without a summary.
+        after: as of `Supervisor.run`.
+    """
     try:
         outcome = supervisor.run(after)
         summary = {} if record is None else record.summary(outcome.reason, outcome.error)
@@ -469,7 +541,7 @@ def _supervise(
 
 
 def _about(resolved: Resolved) -> str:
-    """Environment, algorithm and base of a run."""
+    """Environment, algorithm and base of a run, as a line of its view."""
     about = f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
     return f"{about}; {resolved.defaults}" if resolved.defaults else about
 
@@ -483,6 +555,7 @@ def _explain(outcome: Outcome, log: Log) -> None:
     failure = outcome.failure
     if failure is None:
         return
+
     lines = failure.traceback.splitlines()[-TRACEBACK_LINES:]
     if log == "json":
         write_line(sys.stderr, "error", "failure", str(outcome.error), {"traceback": lines})

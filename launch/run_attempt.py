@@ -16,7 +16,7 @@ from penstock.core.run_dir import HeldFolder
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
-APPENDED = (METRICS, EVALUATIONS)  # lines of a refused attempt stay behind those of an earlier run
+APPENDED = (METRICS, EVALUATIONS)
 CHECKPOINTS = "checkpoints"
 CHECKPOINT_NAME = re.compile(r"\.?checkpoint\.[a-z.]+")
 LOGS = "logs"
@@ -32,8 +32,7 @@ def missing(path: Path) -> list[Path]:
 
 
 class Attempt:
-    """The state of the folder ``path`` before a run; create it while holding the folder's lock.
-    ``new`` are the folders that were `missing` before that."""
+    """The state of a run's folder before the run, to which it can be brought back."""
 
     def __init__(self, path: Path, new: list[Path]) -> None:
         self._path = path
@@ -48,6 +47,7 @@ class Attempt:
         """Restore the files of an earlier run."""
         if not self._folder.is_in_place():
             return
+
         with suppress(OSError):  # the failure of the run is reported, not this
             for name, text in self._texts.items():
                 temporary = self._path / f"{name}.tmp"
@@ -56,10 +56,14 @@ class Attempt:
                 temporary.replace(self._path / name)
 
     def undo(self) -> None:
-        """`put_back`, and remove new files of a run, by their names: other files may be the user's.
-        A new folder is removed too if it is then empty."""
+        """Restore the files of an earlier run, and remove those of this run.
+
+        New files are removed by their names only, since others may be the user's. A new folder is
+        removed too if it is then empty.
+        """
         if not self._folder.is_in_place():
             return
+
         self.put_back()
         with suppress(OSError):
             for name in {*REPLACED, *APPENDED, RESERVED} - self._kept:
@@ -74,7 +78,9 @@ class Attempt:
 
 def _remove_files(folder: Path, name: re.Pattern[str]) -> None:
     """Remove the files below ``folder`` whose name matches, and the folders that hold no others.
-    Symbolic links are not followed."""
+
+    Symbolic links are not followed.
+    """
     if folder.is_symlink():
         return
     for here, _, names in os.walk(folder, topdown=False):
