@@ -13,7 +13,10 @@ from penstock.transport.registry import TRANSPORTS, connector_of
 
 
 def run(ctx: RoleContext) -> None:
-    """Run the connector of the run's transport; it checks and prepares each received slot."""
+    """Run the connector of the run's transport, until the role is stopped.
+
+    The connector checks each received slot and prepares it by the run's algorithm.
+    """
     config = ctx.config
     assert config is not None
 

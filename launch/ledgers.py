@@ -12,17 +12,24 @@ MAIN = "main"
 
 
 class Ledgers:
-    """Time shares of each process between two calls."""
+    """Time shares of each process between two calls of `interval`."""
 
     def __init__(self) -> None:
         self._usages: dict[str, RoleUsage] = {}
 
     def interval(self, handles: Mapping[str, Handle]) -> dict[str, Any]:
-        """Metrics by name of process. One that has no ledger yet, has ended or cannot be read has
-        none.
+        """Measure the processes since the last call.
 
-        ``ledgers``: time shares of the parts of its main thread, since the last call or its start.
-        ``cpu``: processor time of all its threads per second, for processes of the last call.
+        Args:
+            handles: the roles that run, by name.
+
+        Returns:
+            Two metrics, each by the name of the role. A role whose process has ended, cannot be
+            read or keeps no ledger yet is missing.
+
+            ``ledgers``: time shares of the parts of the main thread, since the last call or the
+            start of the process.
+            ``cpu``: processor time of all threads per second, for processes of the last call.
         """
         ledgers, cpu = {}, {}
         previous, self._usages = self._usages, {}

@@ -18,15 +18,17 @@ from penstock.core import used_names
 from penstock.core.run_dir import Resume, has_checkpoint
 
 SHOWN = 4
-FOLDER = "run.dir"  # written in many ways, and found
+FOLDER = "run.dir"
 LONGEST = 40  # characters of a value
 
 
 def resolve_resumed(
     target: str | Config, overrides: Sequence[str], resume: Resume, source: str | None = None
 ) -> Resolved:
-    """`resolve_target`, where the target may also be the folder of a run to resume: then its
-    config, with ``run.dir`` set to that folder, under the overrides.
+    """Resolve the config of a run that may resume another one.
+
+    If the target is the folder of a run, the config is that of this run, with ``run.dir`` set to
+    the folder, under the overrides. A network reads observations as in the run that is resumed.
 
     Args:
         target: as of `resolve_target`, or a run's folder.
@@ -68,13 +70,17 @@ def _reading(model: ModelConfig) -> list[str]:
 
 
 def _stored_model(run_dir: str | None, resume: Resume, source: str | None) -> ModelConfig | None:
-    """The network of the run that is resumed, which must read observations as before; None where it
-    is not known, or where no run is resumed."""
+    """The network of the run that is resumed, whose observations must be read as before.
+
+    None if no run is resumed, or if its config is not known.
+    """
     folders: list[Path] = []
     if run_dir is not None and resume != "no":
         folders.append(Path(run_dir))
-    if source:  # a run, a checkpoint in it, or the file of that
+    if source:
+        # The source is a run, a checkpoint in it, or the file of a checkpoint.
         folders += [Path(source), *Path(source).absolute().parents[:3]]
+
     for folder in folders:
         with suppress(UserError):
             return load_run(folder).model
@@ -91,7 +97,7 @@ def check_folder_named(config: Config, resume: Resume) -> None:
 
 
 def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, Resume]:
-    """The checkpoint that ``--resume-from`` names for the run in ``path``; writes nothing.
+    """Find the checkpoint that ``--resume-from`` names. Writes nothing.
 
     Args:
         source: a checkpoint's folder or file, or a run's folder, which stands for its newest
@@ -99,8 +105,11 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
         path: folder of the run that begins from it.
         resume: "no"; or "auto": the run's own checkpoint comes first, if it has any.
 
-    Returns the folder of the checkpoint, or None where the run's own is taken, and how the run in
-    ``path`` is then resumed. Raises UserError.
+    Returns:
+        The folder of the checkpoint, or None if the run's own is taken; and how the run in ``path``
+        is then resumed.
+
+    Raises UserError.
     """
     folder = _checkpoint_folder(Path(source))
     if resume == "must":
@@ -108,6 +117,7 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
             "--resume must uses the run's own checkpoint and --resume-from another one; leave out "
             "one of the two"
         )
+
     if folder.resolve().is_relative_to(path.resolve()):
         if resume == "auto":
             raise UserError(
@@ -115,14 +125,17 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
                 "older one of the same run; leave out one of the two"
             )
         return folder, "auto"
+
     if has_checkpoint(path) and resume == "auto":
         return None, resume
     return folder, resume
 
 
 def begin_from(path: Path, folder: Path) -> str:
-    """Make the checkpoint in ``folder`` the newest of the run in ``path``; returns a note about it.
-    Raises UserError."""
+    """Make the checkpoint in ``folder`` the newest of the run in ``path``.
+
+    Returns a note about it. Raises UserError.
+    """
     from penstock.learner.checkpoints.checkpoint_history import begin_from as copy
 
     steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
@@ -130,15 +143,22 @@ def begin_from(path: Path, folder: Path) -> str:
 
 
 def take_from_store(config: Config, path: Path, resume: Resume) -> str:
-    """Make the newest checkpoint of `checkpoint.store` that of the run in ``path``, if it is newer
-    than the run's own and ``resume`` allows it; returns a note about it.
+    """Take the newest checkpoint of `checkpoint.store`, if it is newer than the run's own.
 
-    Raises UserError where the store cannot be read, or where a run that begins anew would replace
-    the checkpoints in it.
+    Args:
+        config: that of the run.
+        path: folder of the run.
+        resume: "no" takes nothing.
+
+    Returns a note about the checkpoint that was taken; empty if none was.
+
+    Raises UserError if the store cannot be read, or if a run that begins anew would replace the
+    checkpoints in it.
     """
     url = config.checkpoint.store
     if url is None:
         return ""
+
     from penstock.learner.checkpoints.checkpoint_store import CheckpointStore, take_newer
 
     store = CheckpointStore(url)
@@ -169,20 +189,30 @@ def _checkpoint_folder(source: Path) -> Path:
 
 
 def differences(path: Path, config: Config, resume: Resume) -> str:
-    """A sentence with the options of the run in ``path`` that ``config`` changes; empty if there
-    are none. Raises UserError if the run cannot be resumed with ``config``."""
+    """Compare the options of a run with those with which it is resumed.
+
+    Args:
+        path: folder of the run.
+        config: the options with which it is resumed.
+        resume: "no" compares nothing.
+
+    Returns a sentence with the changed options; empty if there are none. Raises UserError if the
+    run cannot be resumed with them.
+    """
     if resume == "no" or not has_checkpoint(path):
         return ""
     try:
         before = load_run(path)
     except UserError:  # weights were copied here, or another version wrote it
         return ""
+
     if before.algo.name != config.algo.name:
         raise UserError(
             f"algo.name is {config.algo.name}, and the run in {path} was trained with "
             f"{before.algo.name}, whose network and optimizer state do not fit; set "
             f"algo.name={before.algo.name}, or run.dir to another folder"
         )
+
     old, new = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
     changed = [
         f"{name} {_text(old.get(name))} -> {_text(new.get(name))}"

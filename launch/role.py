@@ -2,10 +2,12 @@
 
 `penstock.launch.engines.shim` executes it, and ends it with its supervisor. It turns SIGTERM into
 `RoleContext.stopping`, and the end of the role's main function into one report and an exit code: 0
-success, 1 a failure, 2 a mistake of the user. The first control message contains the role's
-arguments. Two further arguments, if given, are the module to import until it comes, or
-``module:function`` to call a function of it too, and the niceness meanwhile. Nothing else is slow
-to import before the role's own module.
+for success, 1 for a failure, 2 for a mistake of the user.
+
+The first control message contains the role's arguments. The program may be started before it is
+known which role it will be. It then has two further arguments: the module to import until the
+message comes, or ``module:function`` to call a function of it too, and the niceness meanwhile.
+Nothing else is slow to import before the role's own module.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from penstock.profiling.dump import answer_with_stacks, stacks_path
 from penstock.profiling.status import Phase, StatusPage
 
 BACKSTOP_S = 1.0
-TEXT_LIMIT = 8_000  # characters; both texts fit a control message if each takes 12 bytes of JSON
+TEXT_LIMIT = 8_000
 
 
 def main() -> None:
@@ -67,6 +69,7 @@ def main() -> None:
     _catch_signals(ctx, arguments["grace_s"])
     if stop_signals:
         os.kill(os.getpid(), signal.SIGTERM)  # again, with the handler of the role
+
     with notes_to(lambda text: ctx.report("note", text=text), every_thread=True):
         code = _run(arguments["main"], ctx, early_error)
     for stream in (sys.stdout, sys.stderr):
@@ -78,8 +81,10 @@ def main() -> None:
 
 
 def _yield_to_learners() -> None:
-    """Do not preempt a learner when a granted slot wakes this process. A policy that the user has
-    chosen, such as `chrt --idle`, stays."""
+    """Do not preempt a learner when a granted slot wakes this process.
+
+    A scheduling policy that the user has chosen, such as by `chrt --idle`, stays.
+    """
     with contextlib.suppress(OSError):  # a sandbox may forbid it
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -87,8 +92,15 @@ def _yield_to_learners() -> None:
 
 def _import_ahead(target: str, page: StatusPage) -> Exception | None:
     """Import a module before the role is known, and call its function if ``target`` has one.
-    Returns the error, which the role reports: a second import of an extension module can fail in
-    another way."""
+
+    Args:
+        target: ``module`` or ``module:function``.
+        page: the status page of the process, on which the phase is shown.
+
+    Returns:
+        The error, if any, which the role reports: a second import of an extension module can fail
+        in another way.
+    """
     page.begin(Phase.IMPORTING)
     module, _, function = target.partition(":")
     try:
@@ -107,6 +119,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         from penstock.configs.schema import Config
 
         config = Config.model_validate(arguments["config"])
+
     names = (
         *("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport"),
         *("meets_at", "group_begun", "wait_s"),
@@ -128,9 +141,11 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
 
 
 def _catch_signals(ctx: RoleContext, grace_s: float) -> None:
-    """Handle SIGTERM as a request to stop, and SHIM_DIED as one to save and end, with a kill after
-    ``grace_s``; ignore SIGINT, which the supervisor handles. SHIM_DIED ends a role at once that has
-    nothing to save.
+    """Handle the signals of the supervisor and of the shim.
+
+    SIGTERM is a request to stop. SHIM_DIED is one to save and end; it ends a role at once that has
+    nothing to save. ``grace_s`` and `BACKSTOP_S` later the kernel kills the process. SIGINT is
+    ignored, since the supervisor handles it.
 
     A separate thread reads the signals' wake-up pipe, so that they work while the main thread is in
     a call that does not return to Python.
@@ -203,7 +218,7 @@ def _run(target: str, ctx: RoleContext, early_error: Exception | None = None) ->
 
 
 def _print(text: str) -> None:
-    """Print on standard error, after the report, as the disk of the log may be full."""
+    """Print on standard error. Do it after the report, since the disk of the log may be full."""
     with contextlib.suppress(OSError, ValueError):
         print(redacted(text), file=sys.stderr)
 

@@ -34,7 +34,7 @@ Summary = Mapping[str, Any]
 
 SIGNALLED = tuple(128 + signum for signum in SIGNALS)
 POLL_S = 0.05
-DRAIN_S = 5.0  # that the last lines of a process have to arrive
+DRAIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,14 @@ class Ended:
 
 
 def check_shared(config: Config, at_once: int) -> None:
-    """Raise UserError for options that several runs of one command cannot share."""
+    """Check options that several runs of one command may not share.
+
+    Args:
+        config: that of the runs.
+        at_once: how many of them run at a time.
+
+    Raises UserError.
+    """
     envs.check_not_auto(config, "the runs of this command")
     connectors.check_not_auto(config, "this command starts several runs")
     if config.run.log == "json":
@@ -59,6 +66,7 @@ def check_shared(config: Config, at_once: int) -> None:
             "run.log=json is the output of one run, and this command starts several; start each by "
             "a command of its own, or set run.log=text"
         )
+
     port = config.run.metrics_port
     if at_once > 1 and port:
         raise UserError(
@@ -90,13 +98,21 @@ def train_one(
     source: str | None = None,
     after: SignalHandler | None = None,
 ) -> Ended:
-    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``, and ``after``
-    is as of `Supervisor.run`."""
+    """Do one run in this process.
+
+    Args:
+        resolved: its config.
+        path: its folder.
+        resume: "no", "auto" or "must".
+        as_json: whether it is shown on standard error.
+        source: the value of ``--resume-from``.
+        after: as of `Supervisor.run`.
+    """
     try:
         outcome, summary = run.with_learner(
             resolved, path, resume, as_json, topology.train, source=source, after=after
         )
-    except UserError as error:  # the earlier runs are still shown
+    except UserError as error:  # it is in the summary, so that the earlier runs are still shown
         return Ended(2, _no_run("user_error", str(error)))
     return Ended(outcome.exit_code, summary)
 
@@ -130,12 +146,22 @@ def run_commands(
     independent: bool = False,
     after: SignalHandler | None = None,
 ) -> dict[int, Ended]:
-    """Run the command of each number in a process of its own, ``at_once`` at a time.
+    """Run each command in a process of its own.
 
-    The last line of its output is the summary of a run as JSON. Lines of its standard error are
-    passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
-    running ones. No further command is started after a signal, nor, unless the commands are
-    ``independent``, after one whose `Ended.ends_group` is true. ``after`` is as of `handled`.
+    The last line of its output is the summary of a run as JSON. A signal to this process is passed
+    on to all running ones. No further command is started after a signal, nor, unless the commands
+    are ``independent``, after one whose `Ended.ends_group` is true.
+
+    Args:
+        commands: by their numbers, such as seeds.
+        at_once: how many run at a time.
+        say: prints a line: the start and the end of each command, and its standard error.
+        name: what the number of a command is called in these lines.
+        independent: whether a mistake of the user in one command says nothing about the others.
+        after: handles signals after the last command, as of `handled`.
+
+    Returns:
+        The results of the commands that were started, in the order of their numbers.
     """
     waiting, running = dict(commands), dict[int, _Member]()
     ended: dict[int, Ended] = {}
@@ -148,6 +174,7 @@ def run_commands(
             while waiting and len(running) < at_once:
                 number = next(iter(waiting))
                 running[number] = _Member(f"{name} {number}", waiting.pop(number), say)
+
             time.sleep(POLL_S)
             for number, member in [*running.items()]:
                 member.pass_on(signals)
@@ -158,8 +185,11 @@ def run_commands(
 
 
 class _Member:
-    """The process of one run, in a process group of its own: Ctrl-C in a terminal would otherwise
-    reach it twice, and the second one kills a run."""
+    """The process of one run of a group.
+
+    It is in a process group of its own: Ctrl-C in a terminal would otherwise reach it twice, and
+    the second one kills a run.
+    """
 
     def __init__(self, name: str, command: Sequence[str], say: Callable[[str], None]) -> None:
         self._name, self._pass_line_on = name, say
@@ -174,7 +204,7 @@ class _Member:
             process_group=0,
         )
         self._signals = 0  # that were passed on
-        self._output: list[str] = []
+        self._output: list[str] = []  # its standard output, once it has ended
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._keep, self._show)
         ]
@@ -193,13 +223,13 @@ class _Member:
                 self._pass_line_on(f"{self._name} | {line.rstrip()}")
 
     def pass_on(self, signals: Sequence[int]) -> None:
-        """Pass on those of ``signals`` that are new."""
+        """Pass on those of ``signals``, all that the group has received, that are new."""
         for signum in signals[self._signals :]:
             self.process.send_signal(signum)
         self._signals = len(signals)
 
     def result(self) -> Ended:
-        """After the end of the process."""
+        """How the run has ended. Call it after the end of the process."""
         for thread in self._threads:
             thread.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
         code = self.process.returncode
@@ -218,10 +248,15 @@ class _Member:
 
 
 def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
-    """The exit code of a group of so many runs: that of an interrupted run, otherwise 2 after a
-    mistake of the user, otherwise 1 if a run failed, otherwise 0.
+    """The exit code of a group of runs.
 
-    130 if a signal came between two runs, so that it interrupted none and kept the others away.
+    It is that of an interrupted run, otherwise 2 after a mistake of the user, otherwise 1 if a run
+    failed, otherwise 0. If a signal came between two runs, so that it interrupted none and kept the
+    others from starting, it is 130.
+
+    Args:
+        ended: the runs that have ended.
+        requested: the number of runs that were to be done.
     """
     code = max((found.code for found in ended.values()), default=0)
     return code if len(ended) == asked or code > 1 else SIGNALLED[0]
@@ -234,8 +269,10 @@ def say_line(text: str, stream: TextIO) -> None:
 
 
 def main() -> int:
-    """One run of a group, in a process of its own; returns the exit code. Its arguments are those
-    of `command`."""
+    """Do one run of a group, in a process of its own; returns the exit code.
+
+    The arguments of the process are those of `command`.
+    """
     parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGTERM)
     try:
@@ -248,6 +285,7 @@ def main() -> int:
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
+
     print(json.dumps(ended.summary), flush=True)
     return ended.code
 

@@ -15,8 +15,10 @@ from penstock.monitor.run_folder.record import METRICS
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Accounting of agent steps: ``produced`` equals the sum of the other terms, each counted on
-    its own. It covers the time since the start or the last resume."""
+    """Accounting of agent steps since the start or the last resume of a run.
+
+    ``produced`` equals the sum of the other terms, although each is counted on its own.
+    """
 
     produced: int
     trained: int
@@ -75,7 +77,10 @@ class Summary:
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The metrics of each interval of a finished or live run. Raises UserError."""
+    """The metrics of each interval of a finished or live run, as `metrics.jsonl` has them.
+
+    Raises UserError if the folder has no such file.
+    """
     try:
         open_regular(Path(run_dir) / METRICS).close()
     except OSError as error:
@@ -86,7 +91,12 @@ def history(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def summarized(run_dir: Path, final: Mapping[str, Any]) -> Summary:
-    """The result of a run in ``run_dir`` by ``final``, its `summary.json`."""
+    """The result of a run as an object.
+
+    Args:
+        run_dir: folder of the run.
+        final: its `summary.json`. A run that ended early lacks some of the keys.
+    """
     get = final.get
     seconds = get("time_s") or 0.0
     return Summary(

@@ -39,7 +39,7 @@ from penstock.monitor.supervisor_client import SAVE, STACKS, STATUS, TIMELINE
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 
 SOCKET = "supervisor.sock"
-BACKLOG = 16  # connections that wait for `turn`
+BACKLOG = 16
 CHUNK_NBYTES = 1 << 16
 
 
@@ -61,6 +61,7 @@ class SupervisorServer:
         self._listener.bind(str(self.path))
         self._listener.listen(BACKLOG)
         answer_with_stacks(stacks_path(self._run_dir, "supervisor"))
+
         about = {
             "pid": os.getpid(),
             "began": began_ticks(os.getpid()),
@@ -72,11 +73,13 @@ class SupervisorServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The files are removed first: while `supervisor.json` exists, the socket must answer.
         if self._folder.is_in_place():
-            self._remove_files()  # first: while `supervisor.json` exists, the socket must answer
+            self._remove_files()
         self.reply(SAVE, {"error": "the run has ended, and a run saves at its end"})
         for client in self._clients:
             client.close()
+
         self._listener.close()
         faulthandler.unregister(signal.SIGUSR1)
         with suppress(OSError):
@@ -91,11 +94,11 @@ class SupervisorServer:
                     path.unlink()
 
     def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> list[Message]:
-        """Accept clients, and receive and send what is possible at once; returns new orders.
+        """Accept clients, and receive and send what is possible at once.
 
         Args:
-            names: of the roles in the status.
-            handles: those of them that run.
+            names: names of the roles in a status report.
+            handles: the processes of those of them that run, by name.
 
         Returns:
             Requests that the caller carries out. A client that ordered `SAVE` or `TIMELINE` waits
@@ -124,6 +127,7 @@ class SupervisorServer:
             else:
                 error = f"the order {kind!r:.40} is unknown to this run's release of Penstock"
                 client.reply({"error": error})
+
         for client in self._clients:
             client.send()
         self._clients = [client for client in self._clients if not client.closed]
@@ -152,12 +156,12 @@ class SupervisorServer:
 
 
 class _Client:
-    """A connection: its request as far as it was received, then the rest of its reply."""
+    """A connection: it receives one request, and then sends one reply."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._received = b""
+        self._received = b""  # of the request
         self._is_requested = False
         self._left = memoryview(b"")  # of the reply; it is not empty while there is one
         self.order: str | None = None
@@ -165,7 +169,12 @@ class _Client:
         self.closed = False
 
     def receive(self) -> Message | None:
-        """The request, once, in the turn in which it is complete. Notices a client that left."""
+        """Receive what has arrived, and close the connection if the client has.
+
+        Returns:
+            The request, in the turn in which it is complete, and otherwise None. A line that is no
+            JSON object is an empty request.
+        """
         try:
             received = self._connection.recv(CHUNK_NBYTES)
         except BlockingIOError:
@@ -181,6 +190,7 @@ class _Client:
         line, ends, _ = self._received.partition(b"\n")
         if not ends:
             return None
+
         self._is_requested = True
         try:
             request = json.loads(line)
@@ -189,13 +199,14 @@ class _Client:
         return request if isinstance(request, dict) else {}
 
     def reply(self, answer: Message) -> None:
-        """Send ``answer`` in the next calls of `send`."""
+        """Let the next calls of `send` send ``answer``."""
         self._left = memoryview(json.dumps(without_nan(answer)).encode())
 
     def send(self) -> None:
         """Send as much of the reply as possible, and close the connection after the last byte."""
         if not self._left or self.closed:
             return
+
         try:
             self._left = self._left[self._connection.send(self._left) :]
         except BlockingIOError:
