@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 ELSEWHERE = "192.0.2.1"
+"""An address of no host (RFC 5737), which the default route would reach."""
 
 
 def join_note(config: Config, bind: str) -> str:
@@ -31,8 +32,9 @@ def join_note(config: Config, bind: str) -> str:
     if bind.startswith("tcp://") and not _is_known(bind):
         return ""
     address = reachable(bind, _own_host())
-    words = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
-    note = f"start actors with: {shlex.join(words)}"
+    command = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
+    note = f"start actors with: {shlex.join(command)}"
+
     curve = config.transport.curve
     if curve is None or is_local(address):
         return note

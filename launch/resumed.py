@@ -17,9 +17,12 @@ from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.run_dir import Resume, has_checkpoint
 
-SHOWN = 4
+MAX_CHANGES = 4
+"""Most changed options in one sentence."""
 FOLDER = "run.dir"
-LONGEST = 40  # characters of a value
+"""The option that is never a change: the same folder is written in many ways."""
+MAX_VALUE_LENGTH = 40
+"""Most characters of a value in a sentence."""
 
 
 def resolve_resumed(
@@ -38,33 +41,45 @@ def resolve_resumed(
 
     Raises UserError.
     """
-    folder = None if isinstance(target, Config) or target in presets() else Path(target)
-    if folder is not None and os.path.isdir(folder):  # `Path.is_dir` raises for a long name
-        if not (folder / CONFIG_FILE).is_file():
-            raise UserError(
-                f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "
-                "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
-            )
-        if resume == "no" and source is None:
-            raise UserError(
-                f"{target} already holds a run; resume it with --resume auto, or train "
-                f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
-            )
-
-        way = f"train {folder / CONFIG_FILE} run.dir={folder}"
-        used_names.check(references_in_training(load_run(folder)), (), str(folder), way)
-        target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
+    if isinstance(target, str) and target not in presets():
+        folder = Path(target)
+        if os.path.isdir(folder):  # `Path.is_dir` raises for a long name
+            _check_run_folder(target, folder, resume, source)
+            target = str(folder / CONFIG_FILE)
+            overrides = [f"run.dir={folder}", *overrides]
 
     resolved = resolve_target(target, overrides)
     if source is None:
         check_folder_named(resolved.config, resume)
-    stored = _stored_model(resolved.config.run.dir, resume, source)
-    if stored is not None and _reading(stored) != _reading(resolved.config.model):
-        resolved = resolve_target(target, [*_reading(stored), *overrides])
+    stored_model = _stored_model(resolved.config.run.dir, resume, source)
+    if stored_model is not None:
+        reading = _reading_options(stored_model)
+        if reading != _reading_options(resolved.config.model):
+            resolved = resolve_target(target, [*reading, *overrides])
     return resolved
 
 
-def _reading(model: ModelConfig) -> list[str]:
+def _check_run_folder(target: str, folder: Path, resume: Resume, source: str | None) -> None:
+    """Raise UserError if ``folder``, which the user has named as the ``target``, is not that of a
+    run that may be resumed."""
+    config_file = folder / CONFIG_FILE
+    if not config_file.is_file():
+        raise UserError(
+            f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "
+            "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
+        )
+    if resume == "no" and source is None:
+        raise UserError(
+            f"{target} already holds a run; resume it with --resume auto, or train "
+            f"{config_file} run.dir=OTHER for a new run with the same options"
+        )
+
+    # The config of a folder may name code, which must be allowed or used before.
+    remedy = f"train {config_file} run.dir={folder}"
+    used_names.check(references_in_training(load_run(folder)), (), str(folder), remedy)
+
+
+def _reading_options(model: ModelConfig) -> list[str]:
     """The options by which a network reads observations, as overrides."""
     return [f"model.scale={model.scale}", f"model.filters={model.filters}"]
 
@@ -136,10 +151,11 @@ def begin_from(path: Path, folder: Path) -> str:
 
     Returns a note about it. Raises UserError.
     """
-    from penstock.learner.checkpoints.checkpoint_history import begin_from as copy
+    from penstock.learner.checkpoints import checkpoint_history
 
-    steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
-    return f"starts from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
+    checkpoint = checkpoint_history.begin_from(path / "checkpoints" / "last", folder)
+    learner_steps = checkpoint.meta.get("progress", {}).get("learner_steps", 0)
+    return f"starts from {folder}, after {learner_steps:,} optimizer steps"
 
 
 def take_from_store(config: Config, path: Path, resume: Resume) -> str:
@@ -173,6 +189,7 @@ def take_from_store(config: Config, path: Path, resume: Resume) -> str:
 
 
 def _checkpoint_folder(source: Path) -> Path:
+    """The folder of the checkpoint that a ``source`` of `find_source` means. Raises UserError."""
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import newest_whole
 
@@ -181,7 +198,8 @@ def _checkpoint_folder(source: Path) -> Path:
     if source.name == checkpoint_format.FILE and source.is_file():
         return source.parent
     if has_checkpoint(source):
-        return newest_whole(source / "checkpoints" / "last")[0]
+        folder, _ = newest_whole(source / "checkpoints" / "last")
+        return folder
     raise UserError(
         f"--resume-from {source} is not a checkpoint; give a folder that contains a "
         f"{checkpoint_format.FILE}, such as RUN/checkpoints/best, that file, or the folder of a run"
@@ -202,30 +220,33 @@ def differences(path: Path, config: Config, resume: Resume) -> str:
     if resume == "no" or not has_checkpoint(path):
         return ""
     try:
-        before = load_run(path)
+        previous_config = load_run(path)
     except UserError:  # weights were copied here, or another version wrote it
         return ""
 
-    if before.algo.name != config.algo.name:
+    if previous_config.algo.name != config.algo.name:
         raise UserError(
             f"algo.name is {config.algo.name}, and the run in {path} was trained with "
-            f"{before.algo.name}, whose network and optimizer state do not fit; set "
-            f"algo.name={before.algo.name}, or run.dir to another folder"
+            f"{previous_config.algo.name}, whose network and optimizer state do not fit; set "
+            f"algo.name={previous_config.algo.name}, or run.dir to another folder"
         )
 
-    old, new = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
-    changed = [
-        f"{name} {_text(old.get(name))} -> {_text(new.get(name))}"
-        for name in {**old, **new}
-        if name != FOLDER and old.get(name) != new.get(name)
-    ]
-    if not changed:
+    previous = dict(_flat(previous_config.model_dump()))
+    present = dict(_flat(config.model_dump()))
+    changes: list[str] = []
+    for name in {**previous, **present}:
+        if name != FOLDER and previous.get(name) != present.get(name):
+            changes.append(f"{name} {_text(previous.get(name))} -> {_text(present.get(name))}")
+    if not changes:
         return ""
-    more = [f"and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
-    return f"resumed with changed options: {', '.join(changed[:SHOWN] + more)}"
+    shown = changes[:MAX_CHANGES]
+    if len(changes) > MAX_CHANGES:
+        shown.append(f"and {len(changes) - MAX_CHANGES} more")
+    return f"resumed with changed options: {', '.join(shown)}"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names of all options with their values, such as "learner.lr"."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
@@ -234,5 +255,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _text(value: Any) -> str:
+    """A value of an option, shortened to `MAX_VALUE_LENGTH`."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -33,8 +33,10 @@ from penstock.monitor.summary import INTERRUPTED
 Summary = Mapping[str, Any]
 
 SIGNALLED = tuple(128 + signum for signum in SIGNALS)
+"""Exit codes of runs that a signal has ended."""
 POLL_S = 0.05
 DRAIN_S = 5.0
+"""Most seconds to wait for the last lines of a process that has ended."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,11 @@ def check_shared(config: Config, at_once: int) -> None:
 def cores_of(config: Config) -> int:
     """Cores that a run keeps busy: those of its learners and, unless they take turns, of its
     actors."""
-    learners = config.learner.most_count * config.learner.first_threads
+    learner_cores = config.learner.most_count * config.learner.first_threads
     if TRANSPORTS.one_process(config.transport.kind):
-        return learners
+        return learner_cores
     actors = config.actors
-    return learners + config.first_actors * max(actors.threads, actors.env_threads)
+    return learner_cores + config.first_actors * max(actors.threads, actors.env_threads)
 
 
 def runs_at_once(config: Config, cores: float) -> int:
@@ -113,12 +115,12 @@ def train_one(
             resolved, path, resume, as_json, topology.train, source=source, after=after
         )
     except UserError as error:  # it is in the summary, so that the earlier runs are still shown
-        return Ended(2, _no_run("user_error", str(error)))
+        return Ended(2, _summary_without_run("user_error", str(error)))
     return Ended(outcome.exit_code, summary)
 
 
-def _no_run(reason: str, error: str | None) -> Summary:
-    """The summary where a run was refused before its start, or has left none."""
+def _summary_without_run(reason: str, error: str | None) -> Summary:
+    """The summary of a run that was refused before its start, or has left none."""
     return {"error": error, "exit_reason": reason, "solved_at_s": None}
 
 
@@ -163,24 +165,27 @@ def run_commands(
     Returns:
         The results of the commands that were started, in the order of their numbers.
     """
-    waiting, running = dict(commands), dict[int, _Member]()
+    waiting = dict(commands)
+    running: dict[int, _Member] = {}
     ended: dict[int, Ended] = {}
     signals: list[int] = []
     with handled(lambda signum, _: signals.append(signum), after):
         while running or waiting:
-            ends = not independent and any(found.ends_group for found in ended.values())
-            if signals or ends:
+            group_ends = not independent and any(result.ends_group for result in ended.values())
+            if signals or group_ends:
                 waiting.clear()
             while waiting and len(running) < at_once:
                 number = next(iter(waiting))
                 running[number] = _Member(f"{name} {number}", waiting.pop(number), say)
 
             time.sleep(POLL_S)
-            for number, member in [*running.items()]:
+            for number, member in list(running.items()):
                 member.pass_on(signals)
-                if member.process.poll() is not None:
-                    ended[number] = running.pop(number).result()
-                    say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
+                if member.process.poll() is None:
+                    continue
+                del running[number]
+                ended[number] = member.result()
+                say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
     return dict(sorted(ended.items()))
 
 
@@ -192,7 +197,9 @@ class _Member:
     """
 
     def __init__(self, name: str, command: Sequence[str], say: Callable[[str], None]) -> None:
-        self._name, self._pass_line_on = name, say
+        """Start the process; ``say`` prints its standard error, after the ``name``."""
+        self._name = name
+        self._say = say
         say(f"{name} starts")
         self.process = subprocess.Popen(
             command,
@@ -203,51 +210,62 @@ class _Member:
             errors="replace",
             process_group=0,
         )
-        self._signals = 0  # that were passed on
+        self._passed_signals = 0  # how many of the group's signals were passed on
         self._output: list[str] = []  # its standard output, once it has ended
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._keep, self._show)
+        self._readers = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._show_errors, daemon=True),
         ]
-        for thread in self._threads:
-            thread.start()
+        for reader in self._readers:
+            reader.start()
 
-    def _keep(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
             self._output = stream.readlines()
 
-    def _show(self) -> None:
+    def _show_errors(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                self._pass_line_on(f"{self._name} | {line.rstrip()}")
+                self._say(f"{self._name} | {line.rstrip()}")
 
     def pass_on(self, signals: Sequence[int]) -> None:
         """Pass on those of ``signals``, all that the group has received, that are new."""
-        for signum in signals[self._signals :]:
+        for signum in signals[self._passed_signals :]:
             self.process.send_signal(signum)
-        self._signals = len(signals)
+        self._passed_signals = len(signals)
 
     def result(self) -> Ended:
         """How the run has ended. Call it after the end of the process."""
-        for thread in self._threads:
-            thread.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
+        for reader in self._readers:
+            reader.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
+
         code = self.process.returncode
-        by_signal = -code in SIGNALS  # before the run handled it
-        code = 128 - code if by_signal else 1 if code < 0 else code
+        if -code in SIGNALS:  # a signal that came before the run handled it
+            code = 128 - code
+        elif code < 0:
+            code = 1
+
         with suppress(ValueError, IndexError):
-            found = json.loads(self._output[-1])
-            if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
-                return Ended(code, found)
+            summary = json.loads(self._output[-1])
+            # The environment may have printed the last line.
+            if isinstance(summary, dict) and "exit_reason" in summary:
+                return Ended(code, summary)
+
         if code in SIGNALLED:
-            return Ended(code, _no_run(INTERRUPTED[code != 128 + signal.SIGINT], None))
+            interrupted_by_user = code == 128 + signal.SIGINT
+            reason = INTERRUPTED[0] if interrupted_by_user else INTERRUPTED[1]
+            return Ended(code, _summary_without_run(reason, None))
         reason = "user_error" if code == 2 else "fault"
-        how = f"exit code {self.process.returncode}"
-        error = f"its process ended without a summary, with {how}; see above"
-        return Ended(code, _no_run(reason, error))
+        error = (
+            "its process ended without a summary, with exit code "
+            f"{self.process.returncode}; see above"
+        )
+        return Ended(code, _summary_without_run(reason, error))
 
 
-def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
+def exit_code(ended: Mapping[int, Ended], requested: int) -> int:
     """The exit code of a group of runs.
 
     It is that of an interrupted run, otherwise 2 after a mistake of the user, otherwise 1 if a run
@@ -258,8 +276,9 @@ def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
         ended: the runs that have ended.
         requested: the number of runs that were to be done.
     """
-    code = max((found.code for found in ended.values()), default=0)
-    return code if len(ended) == asked or code > 1 else SIGNALLED[0]
+    code = max((result.code for result in ended.values()), default=0)
+    all_were_started = len(ended) == requested
+    return code if all_were_started or code > 1 else SIGNALLED[0]
 
 
 def say_line(text: str, stream: TextIO) -> None:
@@ -276,18 +295,23 @@ def main() -> int:
     parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGTERM)
     try:
-        resolved = resolve_target(target, overrides)
-        begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
+        result = train_one(
+            resolve_target(target, overrides),
+            path=Path(path),
+            resume=cast(Resume, resume),
+            as_json=True,
+            source=source or None,
+            after=SignalsAfterRun(),
+        )
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        print(json.dumps(_no_run("user_error", str(error))))
+        print(json.dumps(_summary_without_run("user_error", str(error))))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
 
-    print(json.dumps(ended.summary), flush=True)
-    return ended.code
+    print(json.dumps(result.summary), flush=True)
+    return result.code
 
 
 if __name__ == "__main__":
