@@ -196,18 +196,18 @@ class Decisions:
         """
         previously_unplaced = self._unplaced
         self._unplaced = set(reasons)
-        lost = self._unplaced - previously_unplaced
-        found = previously_unplaced - self._unplaced
-        effects = host_notes(reasons, lost=lost, found=found)
+        without_host = self._unplaced - previously_unplaced
+        with_host = previously_unplaced - self._unplaced
+        effects = host_notes(reasons, lost=without_host, found=with_host)
 
-        changed = lost | found
+        changed = without_host | with_host
         for name, role in sorted(self._roles.items()):
             spec = role.spec
             learner = self._learners.get(spec.learner) if spec.relays else None
             if name not in changed and (learner is None or learner.name not in changed):
                 continue
 
-            if spec.essential and role.runs and name not in found:
+            if spec.essential and role.runs and name not in with_host:
                 is_learner = spec.stage is Stage.LEARNER
                 saver = role if is_learner else self._learners[min(self._learners)]
                 effects.append(Send(saver.name, {"kind": "save"}))
@@ -367,7 +367,8 @@ class Decisions:
     def on_ended(self, name: str, end: End, now_s: float) -> list[Effect]:
         """Handle the confirmed end of the process of ``name``."""
         text = describe_exit(end.exit_code, end.out_of_memory)
-        return self._on_gone(name, end, Failure(name, text, end.log), now_s)
+        failure = Failure(name, text, end.log)
+        return self._on_gone(name, end, failure=failure, now_s=now_s)
 
     def on_presumed_dead(
         self, name: str, incarnation: int, host: str, produced: int, now_s: float
@@ -382,7 +383,8 @@ class Decisions:
             now_s: the present time.
         """
         failure = Failure(name, f"is presumed dead: its host {host} does not answer")
-        return self._on_gone(name, End(1, produced), failure, now_s, presumed=incarnation)
+        end = End(1, produced)
+        return self._on_gone(name, end, failure=failure, now_s=now_s, presumed=incarnation)
 
     def on_found_alive(self, name: str, incarnation: int) -> list[Effect]:
         """Handle that a process that was presumed dead runs, and its host answers again."""
@@ -398,7 +400,13 @@ class Decisions:
         return self._inform_of_stream_end(role, presumed.streams, end)
 
     def _on_gone(
-        self, name: str, end: End, failure: Failure, now_s: float, presumed: int | None = None
+        self,
+        name: str,
+        end: End,
+        *,
+        failure: Failure,
+        now_s: float,
+        presumed: int | None = None,
     ) -> list[Effect]:
         """Handle the end of a process, or its presumed death.
 
@@ -529,7 +537,7 @@ class Decisions:
         if role.spec.essential:
             reaction = "continue without" if self._group.begun else "wait for"
             text += f"; the other learners {reaction} it"
-        note = Note(text, "restart", role.name, {"delay_s": delay_s}, role.incarnation)
+        note = _restart_note(text, role, {"delay_s": delay_s})
         self._schedule_restart(role, delay_s, now_s)
         return [note]
 
@@ -587,7 +595,7 @@ class Decisions:
             f"{self.recovery.max_restarts})"
         )
         data = {"delay_s": delay_s, "from": "checkpoint"}
-        effects: list[Effect] = [Note(text, "restart", lost.name, data, lost.incarnation)]
+        effects: list[Effect] = [_restart_note(text, lost, data)]
 
         for role in self._roles.values():
             if role.spec.essential and role.runs:
@@ -641,12 +649,10 @@ class Decisions:
         return effects
 
     def _lacks_host(self, role: SupervisedRole) -> bool:
-        """Whether a role, or a part of the parameter server that it needs, has no host.
-
-        A part that runs has a host, even if that is about to end.
-        """
+        """Whether a role, or a part of the parameter server that it needs, has no host."""
         required = {role.name}
         if role.spec.servers:
+            # A part that runs has a host, even if that is about to end.
             required |= {
                 server.name
                 for server in self._roles.values()
@@ -716,3 +722,8 @@ class Decisions:
             for name, role in self._roles.items()
             if role.spec.informed and role.runs and rank in (None, role.spec.learner)
         ]
+
+
+def _restart_note(text: str, role: SupervisedRole, data: dict[str, Any]) -> Note:
+    """A note that the process of a role has ended and is restarted."""
+    return Note(text, "restart", name=role.name, data=data, incarnation=role.incarnation)

@@ -43,12 +43,13 @@ class RunReport:
         self.began = False
         """Whether an unroll was played or trained on by a process that has ended."""
         self._stop_logged = False
-        self._has_final_report = False  # of a learner
+        self._has_final_report = False  # whether a learner has sent its last report
         self._step_counts: dict[str, dict[str, int]] = {}  # `STEP_COUNTS` of the last metrics
-        self._logged_counts: dict[tuple[str, str], int] = {}  # by counter and reason
+        self._logged_counts: dict[tuple[str, str], int] = {}  # keys: counter of `COUNTED`, reason
         self._truncated_logs: set[str] = set()  # roles whose logs lack a part of their output
-        self._played_steps = 0  # of this host's actors that have ended
-        self._produced_steps = 0  # of the learners that have ended
+        # Final counters of processes that have ended: those of actors, and two of learners.
+        self._played_steps = 0
+        self._produced_steps = 0
         self._trained_steps = 0
 
     # Events.
@@ -100,7 +101,8 @@ class RunReport:
             "expected": expected,
         }
         text = "ended as requested" if expected else describe_exit(code, end.out_of_memory)
-        self.event(RunEvent("exit", text, handle.spec.name, end.incarnation, data))
+        role = handle.spec.name
+        self.event(RunEvent("exit", text, role=role, incarnation=end.incarnation, data=data))
 
     def log_group_failure(self, epoch: int, message: str, learners: Sequence[Handle]) -> None:
         """Report that the group ``epoch`` of learners has failed, and what each learner does."""
@@ -201,7 +203,8 @@ class RunReport:
 
 def _event_of(handle: Handle, kind: str, text: str, data: Message) -> RunEvent:
     """An event of a process, with the incarnation of its present stream."""
-    return RunEvent(kind, text, handle.spec.name, handle.status().incarnation, data)
+    incarnation = handle.status().incarnation
+    return RunEvent(kind, text, role=handle.spec.name, incarnation=incarnation, data=data)
 
 
 def _rank_phase(status: RoleStatus) -> RankPhase:

@@ -272,22 +272,22 @@ class Supervisor:
             self._on_presumed_dead(name, handle)
 
     def _check_presumed(self, process: PresumedProcess) -> None:
-        """Check whether a presumed death is now confirmed or disproved. Messages of the process
-        are discarded."""
+        """Check whether a presumed death is now confirmed or disproved."""
         handle = process.handle
-        handle.receive()
+        name = handle.spec.name
+        handle.receive()  # its messages are discarded, as another process has its role
         liveness = handle.liveness()
+
         if liveness is Liveness.PRESUMED_DEAD:
             process.is_ending = False  # an order to it may have been lost
         elif liveness is Liveness.DEAD:
             self._processes.presumed.remove(process)
             self._count_presumed_actor(handle)
             end = self._reap(handle)
-            name = handle.spec.name
             self._do(self._decisions.on_confirmed_dead(name, handle.incarnation, end))
         elif not process.is_ending:
             process.is_ending = True
-            self._do(self._decisions.on_found_alive(handle.spec.name, handle.incarnation))
+            self._do(self._decisions.on_found_alive(name, handle.incarnation))
 
     # Effects.
 
@@ -298,7 +298,8 @@ class Supervisor:
                 case Start(name, incarnation):
                     self._start(name, incarnation)
                 case Note(text, kind, role, data, incarnation):
-                    self._report.event(RunEvent(kind, text, role, incarnation, data))
+                    event = RunEvent(kind, text, role=role, incarnation=incarnation, data=data)
+                    self._report.event(event)
                 case Kill(name, signum, why, incarnation):
                     handle = self._processes.find(name, incarnation)
                     if handle is not None:
@@ -344,12 +345,16 @@ class Supervisor:
     # Orders of commands.
 
     def _obey(self, order: Message) -> None:
-        """Carry out what a command has ordered."""
-        if order["request"] == STACKS:
+        """Carry out what a command has ordered: `STACKS`, `TIMELINE` or `SAVE`.
+
+        The reply to `SAVE` follows when a learner reports a checkpoint.
+        """
+        request = order["request"]
+        if request == STACKS:
             for name in order["roles"]:
                 if name in self.handles:
                     self.handles[name].signal(signal.SIGUSR1)
-        elif order["request"] == TIMELINE:
+        elif request == TIMELINE:
             self._server.reply(TIMELINE, self._record_timeline())
         elif not self._report.has_learner:
             self._server.reply(SAVE, {"error": "it has no learner; save the run of its learner"})
@@ -367,8 +372,9 @@ class Supervisor:
                 "error": "its processes share no memory with the command; measure them with "
                 "penstock profile and the same --engine"
             }
+
+        run_dir = Path(self._arguments["run_dir"])
         try:
-            run_dir = Path(self._arguments["run_dir"])
             last_minute.record(run_dir, sharing_memory, self.ledger)
         except OSError as error:
             return {"error": f"the timeline could not be written: {error}"}
@@ -473,6 +479,7 @@ class Supervisor:
         now_s = time.monotonic()
         actors_alive = self._decisions.actors_alive
         previous = self._core_split.now
+        # What the processes measured may show that another split is better.
         split = self._core_split.interval(
             shares["ledgers"], shares["cpu"], ceilings, actors_alive, now_s
         )
@@ -517,6 +524,8 @@ class Supervisor:
         if handle.spec.stage is not Stage.ACTORS:
             self._report.add_progress(handle.spec, status)
             self._report.add_to_ranks(handle.spec, status)
+
+        # The report of a checkpoint may have been lost with the host.
         if handle.spec.essential and self._has_checkpoint():
             self._decisions.recovery.on_checkpoint_found()
         effects = self._decisions.on_presumed_dead(
