@@ -476,7 +476,10 @@ class Decisions:
     def _on_presumed_end(
         self, role: SupervisedRole, incarnation: int, now_s: float
     ) -> list[Effect]:
-        """Do the same for a presumed death, but keep an actor's streams until it is confirmed."""
+        """Tell learners that another learner is gone, or how many actors remain.
+
+        An actor's streams are kept until its death is confirmed.
+        """
         is_actor = role.spec.stage is Stage.ACTORS
         streams = self._assignment.part(role.name) if is_actor else {}
         self._presumed[role.name, incarnation] = PresumedDead(now_s, streams)
@@ -513,8 +516,15 @@ class Decisions:
         produced: bool,
         now_s: float,
     ) -> list[Effect]:
-        """Restart a role, or fail the run if it crashes too often. For the arguments see
-        `RestartPolicy.on_crash`."""
+        """Restart a role that has crashed, or fail the run if that happens too often.
+
+        Args:
+            role: the role.
+            failure: the reason of the crash.
+            healthy: whether the process had worked for long.
+            produced: whether the process had produced samples.
+            now_s: time of the crash.
+        """
         last_straw = None
         if not self._predecessor_may_run(role.name, now_s):
             last_straw = self.restart_policy.on_crash(
@@ -542,6 +552,7 @@ class Decisions:
         return [note]
 
     def _schedule_restart(self, role: SupervisedRole, delay_s: float, now_s: float) -> None:
+        """Start the role again ``delay_s`` from now."""
         role.schedule_start(now_s + delay_s)
         self.restarts[role.spec.stage] += 1
 
@@ -709,6 +720,7 @@ class Decisions:
         return [] if learner is None else self._inform(message, learner)
 
     def _inform_of_actors_alive(self) -> list[Effect]:
+        """Tell all learners how many actors are ready."""
         return self._inform({"kind": "actors", "alive": self.actors_alive})
 
     def _inform_of_given_up(self, role: SupervisedRole, rank: int | None = None) -> list[Effect]:

@@ -168,8 +168,10 @@ class RunReport:
             self.began = True
 
     def add_to_ranks(self, spec: RoleSpec, status: RoleStatus) -> None:
-        """Add the same counters to the merged metrics, and report their final values again if they
-        have changed."""
+        """Add the final counters of a process that has ended to the merged metrics of the learners.
+
+        If the final metrics were reported before, they are reported again with these counters.
+        """
         if spec.stage is Stage.ACTORS:
             self.ranks.actor_ended(status.played_steps)
         elif spec.stage is Stage.LEARNER:
