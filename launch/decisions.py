@@ -448,10 +448,14 @@ class Decisions:
             if role.needed:
                 self._schedule_restart(role, FIRST_DELAY_S, now_s)
             return effects
+
+        # The trained state is lost with the last process that holds it.
         if role.spec.essential and not replaceable:
             if self.recovery.is_possible_after(failure):
                 return effects + self._restart_from_checkpoint(role, failure, now_s)
             return effects + self._shutdown.fail(failure, now_s)
+
+        # Any other role is started again if the run needs it.
         if not role.needed:
             return effects
         if end.exit_code == EXIT_REJOIN:

@@ -40,7 +40,7 @@ from penstock.core.run_dir import (
 )
 from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch import placement, topology
-from penstock.launch.callbacks import Hooks, Run, load_hooks
+from penstock.launch.callbacks import Hook, Hooks, Run, load_hooks
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.join_note import join_note
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
@@ -89,6 +89,20 @@ class RunResult(NamedTuple):
     outcome: Outcome
     summary: dict[str, Any]
     """Its `summary.json`; empty if it has no record, as one of actors alone."""
+
+
+class Beginning(NamedTuple):
+    """With what a run begins."""
+
+    config: Config
+    """The config with numbers in place of `auto`, where the roles need to know them."""
+    resume: Resume
+    hooks: Sequence[Hook]
+    """The callbacks of the run."""
+    hosts: Sequence[int]
+    """Cores of each host of a cluster; empty if all roles run on this host."""
+    notes: Sequence[str]
+    """Sentences about these for the user."""
 
 
 HERE = EngineChoice()
@@ -427,19 +441,19 @@ def conduct(
         closing(_engine(place, runtime_dir, (lock,))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
-        # What the run begins from, and with which numbers.
-        begin_note = take_from_store(config, path, resume if checkpoint is None else "no")
-        check(path, resume)
-        hosts = engine.hosts()
-        hooks = load_hooks(config.run.callbacks, callbacks)
-        with notes_to(early_note):
-            config, number_notes = _with_numbers(config, path, resume, on_cluster=bool(hosts))
-        if checkpoint is not None:
-            begin_note = begin_from(path, checkpoint)
-            resume = "must"
-        change_note = differences(path, config, resume)
+        begin = _begin(
+            resolved,
+            path,
+            resume,
+            checkpoint=checkpoint,
+            callbacks=callbacks,
+            engine=engine,
+            early_note=early_note,
+        )
+        config = begin.config
 
-        # Where its roles run.
+        # Where the roles of the run are.
+        hosts = begin.hosts
         if hosts:
             placed = placement.on_hosts(config, hosts, path)
         else:
@@ -447,23 +461,23 @@ def conduct(
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
 
-        # What receives its events and metrics.
+        # What receives events and metrics of the run.
         optional_sinks = make_sinks(config, path)
-        resumed = resume != "no" and has_checkpoint(path)
+        resumed = begin.resume != "no" and has_checkpoint(path)
         record = Record(path, config.env, config.stop.return_, resumed=resumed)
         _record_start(path, config)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)
-        caller = Hooks(hooks, Run(path, config))
+        hooks = Hooks(begin.hooks, Run(path, config))
         watching = [] if watch is None else [watch]
         sinks = FanOut(
-            [events, record, *optional_sinks, shown, caller, *more_sinks, *watching],
+            [events, record, *optional_sinks, shown, hooks, *more_sinks, *watching],
             record.evaluation,
         )
 
         arguments = topology.role_arguments(path, runtime_dir) | {
             "config": placed.model_dump(mode="json"),
-            "resume": resume,
+            "resume": begin.resume,
         }
         supervisor = Supervisor(
             specs,
@@ -480,14 +494,53 @@ def conduct(
             watch.attach(supervisor, hosts)
 
         with notes_to(sinks.note):
-            for text in (resolved.note, begin_note, change_note, *number_notes):
-                if text:
-                    logger.info(text)
+            for text in begin.notes:
+                logger.info(text)
             result = _supervise(supervisor, sinks, shown, record, after)
             sinks.close()
         if not supervisor.began and not result.summary["accounting"]["produced"]:
             _take_back(attempt, result.outcome.reason)
         return result
+
+
+def _begin(
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    *,
+    checkpoint: Path | None,
+    callbacks: Sequence[object],
+    engine: Engine,
+    early_note: Callable[[str], object],
+) -> Beginning:
+    """Prepare what a run begins with: its checkpoint, its callbacks and its numbers.
+
+    Args:
+        checkpoint: folder of another run's checkpoint that this run begins from, if any.
+        engine: that of the run, whose hosts are read here.
+
+    The other arguments are as of `conduct`. Raises UserError.
+    """
+    config = resolved.config
+    begin_note = take_from_store(config, path, resume if checkpoint is None else "no")
+    check(path, resume)
+    hosts = engine.hosts()
+    hooks = load_hooks(config.run.callbacks, callbacks)
+    with notes_to(early_note):
+        config, number_notes = _with_numbers(config, path, resume, on_cluster=bool(hosts))
+
+    if checkpoint is not None:
+        begin_note = begin_from(path, checkpoint)
+        resume = "must"
+    change_note = differences(path, config, resume)
+    notes = [resolved.note, begin_note, change_note, *number_notes]
+    return Beginning(
+        config=config,
+        resume=resume,
+        hooks=hooks,
+        hosts=hosts,
+        notes=[note for note in notes if note],
+    )
 
 
 def _preflight(config: Config, path: Path) -> None:
