@@ -146,7 +146,7 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
     return folder, resume
 
 
-def begin_from(path: Path, folder: Path) -> str:
+def start_from_checkpoint(path: Path, folder: Path) -> str:
     """Make the checkpoint in ``folder`` the newest of the run in ``path``.
 
     Returns a note about it. Raises UserError.
@@ -206,7 +206,7 @@ def _checkpoint_folder(source: Path) -> Path:
     )
 
 
-def differences(path: Path, config: Config, resume: Resume) -> str:
+def describe_changed_options(path: Path, config: Config, resume: Resume) -> str:
     """Compare the options of a run with those with which it is resumed.
 
     Args:
@@ -231,12 +231,14 @@ def differences(path: Path, config: Config, resume: Resume) -> str:
             f"algo.name={previous_config.algo.name}, or run.dir to another folder"
         )
 
-    previous = dict(_flat(previous_config.model_dump()))
-    present = dict(_flat(config.model_dump()))
+    previous = dict(_flatten(previous_config.model_dump()))
+    present = dict(_flatten(config.model_dump()))
     changes: list[str] = []
     for name in {**previous, **present}:
-        if name != FOLDER and previous.get(name) != present.get(name):
-            changes.append(f"{name} {_text(previous.get(name))} -> {_text(present.get(name))}")
+        old_value = previous.get(name)
+        new_value = present.get(name)
+        if name != FOLDER and old_value != new_value:
+            changes.append(f"{name} {_short_text(old_value)} -> {_short_text(new_value)}")
     if not changes:
         return ""
     shown = changes[:MAX_CHANGES]
@@ -245,16 +247,16 @@ def differences(path: Path, config: Config, resume: Resume) -> str:
     return f"resumed with changed options: {', '.join(shown)}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the names of all options with their values, such as "learner.lr"."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _text(value: Any) -> str:
+def _short_text(value: Any) -> str:
     """A value of an option, shortened to `MAX_VALUE_LENGTH`."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

@@ -45,10 +45,10 @@ from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.join_note import join_note
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import (
-    begin_from,
-    differences,
+    describe_changed_options,
     find_source,
     resolve_resumed,
+    start_from_checkpoint,
     take_from_store,
 )
 from penstock.launch.run_attempt import Attempt, missing_folders, undone_on_user_error
@@ -530,9 +530,9 @@ def _begin(
         config, number_notes = _with_numbers(config, path, resume, on_cluster=bool(hosts))
 
     if checkpoint is not None:
-        begin_note = begin_from(path, checkpoint)
+        begin_note = start_from_checkpoint(path, checkpoint)
         resume = "must"
-    change_note = differences(path, config, resume)
+    change_note = describe_changed_options(path, config, resume)
     notes = [resolved.note, begin_note, change_note, *number_notes]
     return Beginning(
         config=config,
