@@ -198,7 +198,7 @@ def _checkpoint_folder(source: Path) -> Path:
     if source.name == checkpoint_format.FILE and source.is_file():
         return source.parent
     if has_checkpoint(source):
-        folder, _ = newest_whole(source / "checkpoints" / "last")
+        folder, _, _ = newest_whole(source / "checkpoints" / "last")
         return folder
     raise UserError(
         f"--resume-from {source} is not a checkpoint; give a folder that contains a "

@@ -116,5 +116,5 @@ def test_a_fault_of_a_new_run_leaves_what_it_wrote(tmp_path: Path) -> None:
     attempt = Attempt(run, missing_folders(run))
     with run_folder(run, "no"):
         try_again(run)
-        attempt.put_back()
+        attempt.restore_earlier_run()
     assert contents(run)["config.yaml"] == "of the try"
