@@ -12,7 +12,7 @@ LEARNER = RoleSpec("learner", 0, "m:f", Stage.LEARNER)
 ACTOR = RoleSpec("actor", 0, "m:f", Stage.ACTORS)
 
 
-class Kept(MetricSink):
+class RecordingSink(MetricSink):
     """Keeps the last metrics and the texts of events."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def ended(produced: int, trained: int = 0, played: int = 0) -> RoleStatus:
 
 
 def test_the_known_part_of_the_accounting_is_reported() -> None:
-    sink = Kept()
+    sink = RecordingSink()
     report = RunReport(sink, [LEARNER])
     report.metrics({"dropped": {"stale": 20}, "lost": {}}, {"actors_alive": 1}, final=False)
     report.add_progress(ACTOR, ended(produced=130, played=130))
@@ -61,7 +61,7 @@ def test_the_known_part_of_the_accounting_is_reported() -> None:
 
 
 def test_a_run_with_a_final_report_is_not_accounted_again() -> None:
-    sink = Kept()
+    sink = RecordingSink()
     report = RunReport(sink, [LEARNER])
     report.add_progress(LEARNER, ended(produced=120, trained=100))
     report.metrics({"accounting": {}}, {}, final=True)
@@ -70,7 +70,7 @@ def test_a_run_with_a_final_report_is_not_accounted_again() -> None:
 
 
 def test_a_count_is_an_event_when_it_grows() -> None:
-    sink = Kept()
+    sink = RecordingSink()
     report = RunReport(sink, [LEARNER])
     for total in (0, 3, 3, 4):
         report.metrics({"dropped": {"stale": total}}, {}, final=False)
@@ -78,7 +78,7 @@ def test_a_count_is_an_event_when_it_grows() -> None:
 
 
 def test_a_stop_is_reported_once_with_its_failure() -> None:
-    sink = Kept()
+    sink = RecordingSink()
     report = RunReport(sink, [])
     cause = StopCause("fault", Failure("actor-0", "broke", place="game.py:8, in step", log="a.log"))
     for _ in range(2):
