@@ -144,27 +144,29 @@ class Hook:
         return is_due
 
 
+def load_hooks(paths: Sequence[str], objects: Sequence[object] = ()) -> list[Hook]:
+    """Make the callback objects of a run, and check them.
+
+    Args:
+        paths: ``module:Class`` of each object to make.
+        objects: further objects.
+
+    Raises UserError if an object cannot be made, has none of the methods, or an `every_steps` that
+    is no number of steps.
+    """
+    named_objects = [(path, _make(path)) for path in paths]
+    named_objects += [(type(each).__name__, each) for each in objects]
+    return [Hook(name, each) for name, each in named_objects]
+
+
 class Hooks(MetricSink):
     """Calls the callbacks of a run."""
 
-    def __init__(self, paths: Sequence[str], run: Run, made: Sequence[object] = ()) -> None:
-        """Make the objects of the user, and check them.
-
-        Args:
-            paths: classes of which an object is made, each ``module:Class``.
-            run: the run, which the callbacks get.
-            made: further objects.
-
-        Raises:
-            UserError: an object cannot be made, has none of the methods, or an `every_steps` that
-                is no number of steps.
-        """
+    def __init__(self, hooks: Sequence[Hook], run: Run) -> None:
+        """``hooks`` are those of `load_hooks`, which are called with ``run``."""
         self.run = run
         self._summary: Json | None = None
-
-        objects = [(path, _make(path)) for path in paths]
-        objects += [(type(callbacks).__name__, callbacks) for callbacks in made]
-        self._hooks = [Hook(name, callbacks) for name, callbacks in objects]
+        self._hooks = hooks
 
     def metrics(self, metrics: Json, *, final: bool = False) -> bool:
         """Call `on_steps` where it is due; returns whether any of the callbacks ends the run."""

@@ -13,15 +13,20 @@ from penstock.transport.registry import TRANSPORTS, connector_of
 
 
 def run(ctx: RoleContext) -> None:
-    """Run the connector of the run's transport; it checks and prepares each received slot."""
+    """Run the connector of the run's transport, until the role is stopped.
+
+    The connector checks each received slot and prepares it by the run's algorithm.
+    """
     config = ctx.config
     assert config is not None
 
     def prepare(welcome: Welcome) -> SlotProcessor:
+        """Make what processes slots, by the spaces in the learner's welcome."""
         assert welcome.spaces is not None, "the learner is of this release"
         # The learner's own spaces may be of any size.
         observations, actions = (from_json(space, sys.maxsize) for space in welcome.spaces)
         info = EnvInfo.of_spaces(config.env.id, (observations, actions), 1, "of the learner")
         return make_receive(config.algo, info)
 
-    connector_of(TRANSPORTS.elsewhere(config.transport.kind))(ctx, prepare)
+    run_connector = connector_of(TRANSPORTS.elsewhere(config.transport.kind))
+    run_connector(ctx, prepare)

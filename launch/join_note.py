@@ -15,17 +15,26 @@ from penstock.transport.addresses import reachable
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-ELSEWHERE = "192.0.2.1"  # an address of no host (RFC 5737), which the default route would reach
+ELSEWHERE = "192.0.2.1"
+"""An address of no host (RFC 5737), which the default route would reach."""
 
 
 def join_note(config: Config, bind: str) -> str:
-    """A sentence with the command that joins the learner whose connector listens at ``bind``, with
-    the options that it needs; empty where the address is not known before it listens."""
+    """A sentence with the command by which actors join a learner.
+
+    Args:
+        config: that of the run.
+        bind: where the learner's connector listens.
+
+    Returns:
+        The sentence; empty if the address is not known before the connector listens.
+    """
     if bind.startswith("tcp://") and not _is_known(bind):
         return ""
     address = reachable(bind, _own_host())
-    words = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
-    note = f"start actors with: {shlex.join(words)}"
+    command = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
+    note = f"start actors with: {shlex.join(command)}"
+
     curve = config.transport.curve
     if curve is None or is_local(address):
         return note
@@ -33,7 +42,7 @@ def join_note(config: Config, bind: str) -> str:
 
 
 def _permissions(config: Config, address: str) -> list[str]:
-    """The options by which an actor at ``address`` trusts the learner and may run its config."""
+    """The options by which an actor trusts the learner at ``address`` and may run its config."""
     transport = config.transport
     if transport.curve is not None:
         return ["--curve", transport.curve]

@@ -12,37 +12,47 @@ MAIN = "main"
 
 
 class Ledgers:
-    """Time shares of each process between two calls."""
+    """Time shares of each process between two calls of `interval`."""
 
     def __init__(self) -> None:
-        self._usages: dict[str, RoleUsage] = {}
+        self._previous: dict[str, RoleUsage] = {}  # of the last call, by role
 
     def interval(self, handles: Mapping[str, Handle]) -> dict[str, Any]:
-        """Metrics by name of process. One that has no ledger yet, has ended or cannot be read has
-        none.
+        """Measure the processes since the last call.
 
-        ``ledgers``: time shares of the parts of its main thread, since the last call or its start.
-        ``cpu``: processor time of all its threads per second, for processes of the last call.
+        Args:
+            handles: the roles that run, by name.
+
+        Returns:
+            Two metrics, each by the name of the role. A role whose process has ended, cannot be
+            read or keeps no ledger yet is missing.
+
+            ``ledgers``: time shares of the parts of the main thread, since the last call or the
+            start of the process.
+            ``cpu``: processor time of all threads per second, for processes of the last call.
         """
-        ledgers, cpu = {}, {}
-        previous, self._usages = self._usages, {}
+        ledgers: dict[str, dict[str, float]] = {}
+        cpu: dict[str, float] = {}
+        usages: dict[str, RoleUsage] = {}
         for name, handle in handles.items():
             usage = handle.usage()
-            seconds = _main_thread(usage)
+            seconds = _main_thread_seconds(usage)
             if seconds is None or usage.cpu_s is None:
                 continue
-            self._usages[name] = usage
+            usages[name] = usage
 
-            last = previous.get(name)
-            if last is None or last.cpu_s is None or last.pid != usage.pid:
+            previous = self._previous.get(name)
+            if previous is None or previous.cpu_s is None or previous.pid != usage.pid:
                 ledgers[name] = fractions(seconds, {})
                 continue
-            ledgers[name] = fractions(seconds, _main_thread(last) or {})
-            if usage.at_ns > last.at_ns:
-                cpu[name] = (usage.cpu_s - last.cpu_s) / ((usage.at_ns - last.at_ns) * 1e-9)
+            ledgers[name] = fractions(seconds, _main_thread_seconds(previous) or {})
+            elapsed_s = (usage.at_ns - previous.at_ns) * 1e-9
+            if elapsed_s > 0:
+                cpu[name] = (usage.cpu_s - previous.cpu_s) / elapsed_s
+        self._previous = usages
         return {"ledgers": ledgers, "cpu": cpu}
 
 
-def _main_thread(usage: RoleUsage) -> Mapping[str, float] | None:
+def _main_thread_seconds(usage: RoleUsage) -> Mapping[str, float] | None:
     """Seconds of each part of the main thread; None before it keeps a ledger."""
     return next((thread.seconds for thread in usage.threads if thread.name == MAIN), None)

@@ -30,57 +30,76 @@ from penstock.profiling.report.readings import (
 )
 from penstock.profiling.report.window import GPU, ProfileWindow
 
-WARM_UP_S = 3.0  # of training, before the window begins
-PATIENCE_S = 60.0  # with a learner that has trained nothing; then the window begins all the same
-WORD_S = 15.0  # after which it is said that this may happen
-TORCH_TURNS = 20  # of the learner, under torch's profiler,
-TORCH_S = 5.0  # or so long, if that is over first
-TORCH_PATIENCE_S = 60.0  # until each of its traces must be there
-SPANS_PATIENCE_S = 10.0  # until other hosts have sent their spans
+WARM_UP_S = 3.0
+"""Seconds of training before the window begins."""
+PATIENCE_S = 60.0
+"""Seconds to wait for a learner's first optimizer step; then the window begins without one."""
+WORD_S = 15.0
+"""Seconds of such waiting after which a note says so."""
+TORCH_TURNS = 20
+"""Turns of the learner that torch's profiler traces."""
+TORCH_S = 5.0
+"""Most seconds that torch's profiler traces."""
+TORCH_PATIENCE_S = 60.0
+"""Most seconds until a trace of torch's profiler must be written."""
+SPANS_PATIENCE_S = 10.0
+"""Most seconds until other hosts must have sent the spans of their processes."""
 DONE = "profiled"
+"""The reason of a run's end after its window."""
 logger = note_logger(__name__)
 
 
 class WatchState(Enum):
-    """State of the watch."""
+    """State of the watch, in this order."""
 
     WARMING = "warming"
+    """The run starts, and trains for `WARM_UP_S`."""
     WINDOW = "window"
+    """The window is open."""
     SPANS = "spans"
+    """The window is closed, and spans of processes on other hosts are on their way."""
     TORCH = "torch"
+    """The first learner runs under torch's profiler."""
     OVER = "over"
 
 
 class Watch(MetricSink):
-    """One window of ``seconds`` over one run.
+    """Measures one window of ``seconds`` of one run.
 
     After the window the first learner, if it runs on this host, leaves traces of torch's profiler:
     of its GPU, where it has one, in ``kernels``, and of everything in ``torch_trace``, if given.
+
+    Give `on_role_end` to the `Supervisor` of the run, then call `attach`, and add the watch to the
+    sinks of the run.
     """
 
     def __init__(self, seconds: float, kernels: Path, torch_trace: Path | None = None) -> None:
         self._seconds = seconds
         self._kernels = kernels
         self._torch_trace = torch_trace
-        self._to_trace: deque[tuple[str, Path]] = deque()  # the first of them is being made
         self._supervisor: Supervisor | None = None
         self._state = WatchState.WARMING
-        self._waiting_s: float | None = None  # since when there is a learner,
-        self._training_s: float | None = None  # and since when it has trained
-        self._torch_until_s = 0.0
-        self._begin: dict[str, Reading] = {}
+
+        self._waiting_since_s: float | None = None  # since the learner's first metrics
+        self._training_since_s: float | None = None  # since those of its first optimizer step
+        self._metrics: list[tuple[int, Json]] = []  # with the times of their arrival, ns
+        self._readings_at_begin: dict[str, Reading] = {}
         self._begin_ns = 0
-        self._metrics: list[tuple[int, Json]] = []
-        self._ended: list[Reading] = []
-        self.window: ProfileWindow | None = None
-        self.threads: list[Thread] = []
-        self._awaited: dict[str, Handle] = {}  # whose spans are on their way
-        self._spans_until_s = 0.0
-        self.cores: float | None = None
-        """Those of all hosts of the engine's cluster; None without one."""
-        self.idle_cores: float | None = None
-        """Of this host, in the window; None where that is not known, and on a cluster."""
         self._idle: IdleCores | None = None  # counts since the window began
+        self._ended: list[Reading] = []  # processes that have ended in the window
+        self._awaiting_spans: dict[str, Handle] = {}  # roles whose spans are on their way
+        self._spans_deadline_s = 0.0
+        self._pending_traces: deque[tuple[str, Path]] = deque()  # learner and file of each
+        self._trace_deadline_s = 0.0  # of the first of them, which is being made
+
+        self.window: ProfileWindow | None = None
+        """The measurements, once the window is closed."""
+        self.threads: list[Thread] = []
+        """What the threads of all processes did in the window."""
+        self.cores: float | None = None
+        """Cores of all hosts of the engine's cluster; None without one."""
+        self.idle_cores: float | None = None
+        """Idle cores of this host in the window; None if that is not known, and on a cluster."""
         self.learner_host: str | None = None
         """Where the first learner ran in the window."""
         self.learner_threads: int | None = None
@@ -88,137 +107,156 @@ class Watch(MetricSink):
         self.without_spans: list[str] = []
         """Processes of other hosts whose spans did not arrive."""
         self.interrupted = False
+        """Whether the run was stopped before the end of the window."""
 
     def attach(self, supervisor: Supervisor, hosts: Sequence[int] = ()) -> None:
-        """Watch the processes of ``supervisor``; ``hosts`` are the cores of the other hosts that
-        they run on."""
+        """Watch the processes of ``supervisor``.
+
+        Args:
+            supervisor: that of the run, which calls `on_role_end`.
+            hosts: cores of each other host that the processes run on.
+        """
         self._supervisor = supervisor
         self.cores = float(sum(hosts)) if hosts else None
-        supervisor.last_look = self._last_look
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         if final or self.window is not None:
             return
         self._metrics.append((time.perf_counter_ns(), metrics))
-        if self._waiting_s is None:
-            self._waiting_s = time.monotonic()
-        if self._training_s is None and metrics.get("learner_steps"):
-            self._training_s = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
+        if self._training_since_s is None and metrics.get("learner_steps"):
+            self._training_since_s = time.monotonic()
 
     def tick(self) -> None:
         assert self._supervisor is not None
-        self._move(self._supervisor, time.monotonic())
+        self._advance(self._supervisor, time.monotonic())
 
-    def _move(self, supervisor: Supervisor, now_s: float) -> None:
-        if self._state is WatchState.OVER:
+    def on_role_end(self, handle: Handle) -> None:
+        """Read a process that has ended in the window, before it is reaped."""
+        if self._state is not WatchState.WINDOW:
             return
-        if self._state is WatchState.WARMING:
-            if supervisor.stopping:
-                self._state = WatchState.OVER
-            elif self._warm(now_s):
-                self._open(supervisor)
-        elif self._state is WatchState.WINDOW:
-            left_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
-            if left_ns <= 0 or supervisor.stopping:
-                self._close(supervisor)
-        elif self._state is WatchState.SPANS:
-            self._take_spans()
-            for name in self._awaited.keys() - supervisor.handles.keys():  # it has ended
-                self.without_spans.append(name)
-                del self._awaited[name]
-            if not self._awaited or supervisor.stopping or now_s >= self._spans_until_s:
-                self.without_spans += self._awaited
-                self._begin_traces(supervisor, now_s)
-        elif self._to_trace[0][1].exists():
-            self._to_trace.popleft()
-            self._trace(supervisor, now_s)
-        elif supervisor.stopping or now_s >= self._torch_until_s:
-            self._end(supervisor)
+        self._ended.append(read(handle))
+        spans_of_process = handle.spans(self._begin_ns) if handle.shares_memory else None
+        if spans_of_process is None:
+            self.without_spans.append(handle.spec.name)
+        else:
+            self.threads += spans_of_process
 
-    def _warm(self, now_s: float) -> bool:
-        """Whether the window may start, which it also does if the learner never trains."""
-        if self._training_s is not None:
-            return now_s >= self._training_s + WARM_UP_S
-        if self._waiting_s is None or now_s < self._waiting_s + WORD_S:
+    def _advance(self, supervisor: Supervisor, now_s: float) -> None:
+        """Do what is due in the present state, which may lead to the next one."""
+        match self._state:
+            case WatchState.WARMING:
+                if supervisor.stopping:
+                    self._state = WatchState.OVER
+                elif self._is_warm(now_s):
+                    self._open_window(supervisor)
+            case WatchState.WINDOW:
+                remaining_ns = self._begin_ns + self._seconds * 1e9 - time.perf_counter_ns()
+                if remaining_ns <= 0 or supervisor.stopping:
+                    self._close_window(supervisor)
+            case WatchState.SPANS:
+                self._await_spans(supervisor, now_s)
+            case WatchState.TORCH:
+                self._await_trace(supervisor, now_s)
+            case WatchState.OVER:
+                pass
+
+    def _is_warm(self, now_s: float) -> bool:
+        """Whether the window may begin, which it also does if the learner never trains."""
+        if self._training_since_s is not None:
+            return now_s >= self._training_since_s + WARM_UP_S
+        if self._waiting_since_s is None or now_s < self._waiting_since_s + WORD_S:
             return False
-        if now_s < self._waiting_s + PATIENCE_S:
+
+        if now_s < self._waiting_since_s + PATIENCE_S:
             logger.info(
                 f"no optimizer step yet: the profiled window starts {WARM_UP_S:g} s after the "
                 f"first step, or at the latest {PATIENCE_S:g} s after the learner began to wait"
             )
             return False
+
         logger.info(
             f"no optimizer step in {PATIENCE_S:g} s: the profiled window starts now, to show the "
             "cause"
         )
         return True
 
-    def _open(self, supervisor: Supervisor) -> None:
+    def _open_window(self, supervisor: Supervisor) -> None:
+        """Begin the measurement."""
         self._state = WatchState.WINDOW
         self._idle = IdleCores() if self.cores is None else None
-        self._begin = _readings(supervisor)
+        self._readings_at_begin = _readings(supervisor)
         self._begin_ns = time.perf_counter_ns()
         del self._metrics[:-1]
 
-    def _last_look(self, handle: Handle) -> None:
-        """A process has ended."""
-        if self._state is WatchState.WINDOW:
-            self._ended.append(read(handle))
-            found = handle.spans(self._begin_ns) if handle.shares_memory else None
-            self.threads += found or ()
-            if found is None:
-                self.without_spans.append(handle.spec.name)
-
-    def _close(self, supervisor: Supervisor) -> None:
+    def _close_window(self, supervisor: Supervisor) -> None:
+        """End the measurement, and request the spans of processes that still run."""
         self.interrupted = supervisor.stopping
         end_ns = time.perf_counter_ns()
         self.window = ProfileWindow(
-            self._begin,
-            _readings(supervisor),
-            self._begin_ns,
-            end_ns,
-            self._metrics,
-            self._ended,
+            begin=self._readings_at_begin,
+            end=_readings(supervisor),
+            begin_ns=self._begin_ns,
+            end_ns=end_ns,
+            metrics=self._metrics,
+            ended=self._ended,
         )
-        self.idle_cores = self._idle.since_last() if self._idle else None
-        own = spans(supervisor.ledger.lane, self._begin_ns)
-        self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, own))
+        if self._idle is not None:
+            self.idle_cores = self._idle.since_last()
+        supervisor_spans = spans(supervisor.ledger.lane, self._begin_ns)
+        self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, supervisor_spans))
         learner = _first_learner(supervisor)
         self.learner_host = None if learner is None else learner.host
         self.learner_threads = supervisor.learner_threads
-        self._state = WatchState.SPANS
-        self._awaited = dict(supervisor.handles)
-        now_s = time.monotonic()
-        self._spans_until_s = now_s + SPANS_PATIENCE_S
-        self._move(supervisor, now_s)
 
-    def _take_spans(self) -> None:
-        for name, handle in list(self._awaited.items()):
-            found = handle.spans(self._begin_ns)
-            if found is not None:
-                self.threads += found
-                del self._awaited[name]
+        self._state = WatchState.SPANS
+        self._awaiting_spans = dict(supervisor.handles)
+        now_s = time.monotonic()
+        self._spans_deadline_s = now_s + SPANS_PATIENCE_S
+        self._await_spans(supervisor, now_s)
+
+    def _await_spans(self, supervisor: Supervisor, now_s: float) -> None:
+        """Take the spans that have arrived; begin the traces when no others are awaited."""
+        for name, handle in list(self._awaiting_spans.items()):
+            spans_of_process = handle.spans(self._begin_ns)
+            if spans_of_process is not None:
+                self.threads += spans_of_process
+                del self._awaiting_spans[name]
+
+        for name in self._awaiting_spans.keys() - supervisor.handles.keys():  # it has ended
+            self.without_spans.append(name)
+            del self._awaiting_spans[name]
+
+        is_late = supervisor.stopping or now_s >= self._spans_deadline_s
+        if is_late or not self._awaiting_spans:
+            self.without_spans += self._awaiting_spans
+            self._begin_traces(supervisor, now_s)
 
     def _begin_traces(self, supervisor: Supervisor, now_s: float) -> None:
-        """Ask the first learner for the traces of torch's profiler."""
-        learner = _first_learner(supervisor)
+        """Choose the traces of torch's profiler, and request the first one."""
         self._state = WatchState.TORCH
-        if learner is None or learner.host != socket.gethostname():
-            learner = None  # its files would be on its host
-        if learner is not None and GPU in read(learner).lanes:
-            self._to_trace.append((learner.spec.name, self._kernels))
-        if learner is not None and self._torch_trace is not None:
-            self._to_trace.append((learner.spec.name, self._torch_trace))
-        self._trace(supervisor, now_s)
+        learner = _first_learner(supervisor)
+        # A learner of another host would write the files there.
+        if learner is not None and learner.host == socket.gethostname():
+            if GPU in read(learner).lanes:
+                self._pending_traces.append((learner.spec.name, self._kernels))
+            if self._torch_trace is not None:
+                self._pending_traces.append((learner.spec.name, self._torch_trace))
+        self._request_trace(supervisor, now_s)
 
-    def _trace(self, supervisor: Supervisor, now_s: float) -> None:
-        """Request the next trace, or end the run if there is none."""
-        name, path = self._to_trace[0] if self._to_trace else ("", Path())
+    def _request_trace(self, supervisor: Supervisor, now_s: float) -> None:
+        """Have the learner make the next trace, or end the run if there is none."""
+        if not self._pending_traces:
+            self._end_run(supervisor)
+            return
+        name, path = self._pending_traces[0]
         learner = supervisor.handles.get(name)
         if learner is None or supervisor.stopping:
-            self._end(supervisor)
+            self._end_run(supervisor)
             return
-        self._torch_until_s = now_s + TORCH_PATIENCE_S
+
+        self._trace_deadline_s = now_s + TORCH_PATIENCE_S
         learner.send(
             {
                 "kind": "torch_profile",
@@ -229,23 +267,31 @@ class Watch(MetricSink):
             }
         )
 
-    def _end(self, supervisor: Supervisor) -> None:
+    def _await_trace(self, supervisor: Supervisor, now_s: float) -> None:
+        """Request the next trace when the present one is written; end the run if it is late."""
+        _, path = self._pending_traces[0]
+        if path.exists():
+            self._pending_traces.popleft()
+            self._request_trace(supervisor, now_s)
+        elif supervisor.stopping or now_s >= self._trace_deadline_s:
+            self._end_run(supervisor)
+
+    def _end_run(self, supervisor: Supervisor) -> None:
         self._state = WatchState.OVER
         if not supervisor.stopping:
             supervisor.stop(DONE)
 
 
 def _first_learner(supervisor: Supervisor) -> Handle | None:
-    return min(
-        (h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER),
-        key=lambda handle: handle.spec.learner,
-        default=None,
-    )
+    """The process of the learner with the lowest rank that runs."""
+    learners = [h for h in supervisor.handles.values() if h.spec.stage is Stage.LEARNER]
+    return min(learners, key=lambda handle: handle.spec.learner, default=None)
 
 
 def read(handle: Handle) -> Reading:
-    """A role that runs, or has just ended."""
-    usage, status = handle.usage(), handle.status()
+    """Returns the present figures of a role that runs or has just ended."""
+    usage = handle.usage()
+    status = handle.status()
     return Reading(
         spec=handle.spec,
         pid=usage.pid,
@@ -260,5 +306,7 @@ def read(handle: Handle) -> Reading:
 
 
 def _readings(supervisor: Supervisor) -> dict[str, Reading]:
-    found = {name: read(handle) for name, handle in supervisor.handles.items()}
-    return found | {SUPERVISOR.name: read_own(supervisor.ledger)}
+    """Figures of all processes by name, the supervisor's own among them."""
+    readings = {name: read(handle) for name, handle in supervisor.handles.items()}
+    readings[SUPERVISOR.name] = read_own(supervisor.ledger)
+    return readings

@@ -17,16 +17,21 @@ from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.run_dir import Resume, has_checkpoint
 
-SHOWN = 4
-FOLDER = "run.dir"  # written in many ways, and found
-LONGEST = 40  # characters of a value
+MAX_CHANGES = 4
+"""Most changed options in one sentence."""
+FOLDER = "run.dir"
+"""The option that is never a change: the same folder is written in many ways."""
+MAX_VALUE_LENGTH = 40
+"""Most characters of a value in a sentence."""
 
 
 def resolve_resumed(
     target: str | Config, overrides: Sequence[str], resume: Resume, source: str | None = None
 ) -> Resolved:
-    """`resolve_target`, where the target may also be the folder of a run to resume: then its
-    config, with ``run.dir`` set to that folder, under the overrides.
+    """Resolve the config of a run that may resume another one.
+
+    If the target is the folder of a run, the config is that of this run, with ``run.dir`` set to
+    the folder, under the overrides. A network reads observations as in the run that is resumed.
 
     Args:
         target: as of `resolve_target`, or a run's folder.
@@ -36,45 +41,61 @@ def resolve_resumed(
 
     Raises UserError.
     """
-    folder = None if isinstance(target, Config) or target in presets() else Path(target)
-    if folder is not None and os.path.isdir(folder):  # `Path.is_dir` raises for a long name
-        if not (folder / CONFIG_FILE).is_file():
-            raise UserError(
-                f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "
-                "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
-            )
-        if resume == "no" and source is None:
-            raise UserError(
-                f"{target} already holds a run; resume it with --resume auto, or train "
-                f"{folder / CONFIG_FILE} run.dir=OTHER for a new run with the same options"
-            )
-
-        way = f"train {folder / CONFIG_FILE} run.dir={folder}"
-        used_names.check(references_in_training(load_run(folder)), (), str(folder), way)
-        target, overrides = str(folder / CONFIG_FILE), [f"run.dir={folder}", *overrides]
+    if isinstance(target, str) and target not in presets():
+        folder = Path(target)
+        if os.path.isdir(folder):  # `Path.is_dir` raises for a long name
+            _check_run_folder(target, folder, resume, source)
+            target = str(folder / CONFIG_FILE)
+            overrides = [f"run.dir={folder}", *overrides]
 
     resolved = resolve_target(target, overrides)
     if source is None:
         check_folder_named(resolved.config, resume)
-    stored = _stored_model(resolved.config.run.dir, resume, source)
-    if stored is not None and _reading(stored) != _reading(resolved.config.model):
-        resolved = resolve_target(target, [*_reading(stored), *overrides])
+    stored_model = _stored_model(resolved.config.run.dir, resume, source)
+    if stored_model is not None:
+        reading = _reading_options(stored_model)
+        if reading != _reading_options(resolved.config.model):
+            resolved = resolve_target(target, [*reading, *overrides])
     return resolved
 
 
-def _reading(model: ModelConfig) -> list[str]:
+def _check_run_folder(target: str, folder: Path, resume: Resume, source: str | None) -> None:
+    """Raise UserError if ``folder``, which the user has named as the ``target``, is not that of a
+    run that may be resumed."""
+    config_file = folder / CONFIG_FILE
+    if not config_file.is_file():
+        raise UserError(
+            f"{target} is a folder without a {CONFIG_FILE}, so it is not a run; give the "
+            "folder of a run, or a preset, a YAML file, a gymnasium id or module:function"
+        )
+    if resume == "no" and source is None:
+        raise UserError(
+            f"{target} already holds a run; resume it with --resume auto, or train "
+            f"{config_file} run.dir=OTHER for a new run with the same options"
+        )
+
+    # The config of a folder may name code, which must be allowed or used before.
+    remedy = f"train {config_file} run.dir={folder}"
+    used_names.check(references_in_training(load_run(folder)), (), str(folder), remedy)
+
+
+def _reading_options(model: ModelConfig) -> list[str]:
     """The options by which a network reads observations, as overrides."""
     return [f"model.scale={model.scale}", f"model.filters={model.filters}"]
 
 
 def _stored_model(run_dir: str | None, resume: Resume, source: str | None) -> ModelConfig | None:
-    """The network of the run that is resumed, which must read observations as before; None where it
-    is not known, or where no run is resumed."""
+    """The network of the run that is resumed, whose observations must be read as before.
+
+    None if no run is resumed, or if its config is not known.
+    """
     folders: list[Path] = []
     if run_dir is not None and resume != "no":
         folders.append(Path(run_dir))
-    if source:  # a run, a checkpoint in it, or the file of that
+    if source:
+        # The source is a run, a checkpoint in it, or the file of a checkpoint.
         folders += [Path(source), *Path(source).absolute().parents[:3]]
+
     for folder in folders:
         with suppress(UserError):
             return load_run(folder).model
@@ -91,7 +112,7 @@ def check_folder_named(config: Config, resume: Resume) -> None:
 
 
 def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, Resume]:
-    """The checkpoint that ``--resume-from`` names for the run in ``path``; writes nothing.
+    """Find the checkpoint that ``--resume-from`` names. Writes nothing.
 
     Args:
         source: a checkpoint's folder or file, or a run's folder, which stands for its newest
@@ -99,8 +120,11 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
         path: folder of the run that begins from it.
         resume: "no"; or "auto": the run's own checkpoint comes first, if it has any.
 
-    Returns the folder of the checkpoint, or None where the run's own is taken, and how the run in
-    ``path`` is then resumed. Raises UserError.
+    Returns:
+        The folder of the checkpoint, or None if the run's own is taken; and how the run in ``path``
+        is then resumed.
+
+    Raises UserError.
     """
     folder = _checkpoint_folder(Path(source))
     if resume == "must":
@@ -108,6 +132,7 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
             "--resume must uses the run's own checkpoint and --resume-from another one; leave out "
             "one of the two"
         )
+
     if folder.resolve().is_relative_to(path.resolve()):
         if resume == "auto":
             raise UserError(
@@ -115,30 +140,41 @@ def find_source(source: str, path: Path, resume: Resume) -> tuple[Path | None, R
                 "older one of the same run; leave out one of the two"
             )
         return folder, "auto"
+
     if has_checkpoint(path) and resume == "auto":
         return None, resume
     return folder, resume
 
 
-def begin_from(path: Path, folder: Path) -> str:
-    """Make the checkpoint in ``folder`` the newest of the run in ``path``; returns a note about it.
-    Raises UserError."""
-    from penstock.learner.checkpoints.checkpoint_history import begin_from as copy
+def start_from_checkpoint(path: Path, folder: Path) -> str:
+    """Make the checkpoint in ``folder`` the newest of the run in ``path``.
 
-    steps = copy(path / "checkpoints" / "last", folder).meta.get("progress", {})
-    return f"starts from {folder}, after {steps.get('learner_steps', 0):,} optimizer steps"
+    Returns a note about it. Raises UserError.
+    """
+    from penstock.learner.checkpoints import checkpoint_history
+
+    checkpoint = checkpoint_history.begin_from(path / "checkpoints" / "last", folder)
+    learner_steps = checkpoint.meta.get("progress", {}).get("learner_steps", 0)
+    return f"starts from {folder}, after {learner_steps:,} optimizer steps"
 
 
 def take_from_store(config: Config, path: Path, resume: Resume) -> str:
-    """Make the newest checkpoint of `checkpoint.store` that of the run in ``path``, if it is newer
-    than the run's own and ``resume`` allows it; returns a note about it.
+    """Take the newest checkpoint of `checkpoint.store`, if it is newer than the run's own.
 
-    Raises UserError where the store cannot be read, or where a run that begins anew would replace
-    the checkpoints in it.
+    Args:
+        config: that of the run.
+        path: folder of the run.
+        resume: "no" takes nothing.
+
+    Returns a note about the checkpoint that was taken; empty if none was.
+
+    Raises UserError if the store cannot be read, or if a run that begins anew would replace the
+    checkpoints in it.
     """
     url = config.checkpoint.store
     if url is None:
         return ""
+
     from penstock.learner.checkpoints.checkpoint_store import CheckpointStore, take_newer
 
     store = CheckpointStore(url)
@@ -153,6 +189,7 @@ def take_from_store(config: Config, path: Path, resume: Resume) -> str:
 
 
 def _checkpoint_folder(source: Path) -> Path:
+    """The folder of the checkpoint that a ``source`` of `find_source` means. Raises UserError."""
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import newest_whole
 
@@ -161,48 +198,65 @@ def _checkpoint_folder(source: Path) -> Path:
     if source.name == checkpoint_format.FILE and source.is_file():
         return source.parent
     if has_checkpoint(source):
-        return newest_whole(source / "checkpoints" / "last")[0]
+        folder, _, _ = newest_whole(source / "checkpoints" / "last")
+        return folder
     raise UserError(
         f"--resume-from {source} is not a checkpoint; give a folder that contains a "
         f"{checkpoint_format.FILE}, such as RUN/checkpoints/best, that file, or the folder of a run"
     )
 
 
-def differences(path: Path, config: Config, resume: Resume) -> str:
-    """A sentence with the options of the run in ``path`` that ``config`` changes; empty if there
-    are none. Raises UserError if the run cannot be resumed with ``config``."""
+def describe_changed_options(path: Path, config: Config, resume: Resume) -> str:
+    """Compare the options of a run with those with which it is resumed.
+
+    Args:
+        path: folder of the run.
+        config: the options with which it is resumed.
+        resume: "no" compares nothing.
+
+    Returns a sentence with the changed options; empty if there are none. Raises UserError if the
+    run cannot be resumed with them.
+    """
     if resume == "no" or not has_checkpoint(path):
         return ""
     try:
-        before = load_run(path)
+        previous_config = load_run(path)
     except UserError:  # weights were copied here, or another version wrote it
         return ""
-    if before.algo.name != config.algo.name:
+
+    if previous_config.algo.name != config.algo.name:
         raise UserError(
             f"algo.name is {config.algo.name}, and the run in {path} was trained with "
-            f"{before.algo.name}, whose network and optimizer state do not fit; set "
-            f"algo.name={before.algo.name}, or run.dir to another folder"
+            f"{previous_config.algo.name}, whose network and optimizer state do not fit; set "
+            f"algo.name={previous_config.algo.name}, or run.dir to another folder"
         )
-    old, new = dict(_flat(before.model_dump())), dict(_flat(config.model_dump()))
-    changed = [
-        f"{name} {_text(old.get(name))} -> {_text(new.get(name))}"
-        for name in {**old, **new}
-        if name != FOLDER and old.get(name) != new.get(name)
-    ]
-    if not changed:
+
+    previous = dict(_flatten(previous_config.model_dump()))
+    present = dict(_flatten(config.model_dump()))
+    changes: list[str] = []
+    for name in {**previous, **present}:
+        old_value = previous.get(name)
+        new_value = present.get(name)
+        if name != FOLDER and old_value != new_value:
+            changes.append(f"{name} {_short_text(old_value)} -> {_short_text(new_value)}")
+    if not changes:
         return ""
-    more = [f"and {len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
-    return f"resumed with changed options: {', '.join(changed[:SHOWN] + more)}"
+    shown = changes[:MAX_CHANGES]
+    if len(changes) > MAX_CHANGES:
+        shown.append(f"and {len(changes) - MAX_CHANGES} more")
+    return f"resumed with changed options: {', '.join(shown)}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the names of all options with their values, such as "learner.lr"."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _text(value: Any) -> str:
+def _short_text(value: Any) -> str:
+    """A value of an option, shortened to `MAX_VALUE_LENGTH`."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

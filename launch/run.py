@@ -1,7 +1,7 @@
 """The commands that run processes: a whole run, a learner alone, actors alone.
 
 Each resolves its config, makes the folders, and runs a `Supervisor`. Each returns the exit code: 0
-success, 1 a failure, 2 a mistake of the user, 130 or 143 interrupted.
+for success, 1 for a failure, 2 for a mistake of the user, 130 or 143 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from penstock.core.run_dir import (
 )
 from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch import placement, topology
-from penstock.launch.callbacks import Hooks, Run
+from penstock.launch.callbacks import Hook, Hooks, Run, load_hooks
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.join_note import join_note
 from penstock.launch.machines import LearnerPlace, check_place, where_to_write
 from penstock.launch.resumed import (
-    begin_from,
-    differences,
+    describe_changed_options,
     find_source,
     resolve_resumed,
+    start_from_checkpoint,
     take_from_store,
 )
-from penstock.launch.run_attempt import Attempt, missing, undone_where_refused
+from penstock.launch.run_attempt import Attempt, missing_folders, undone_on_user_error
 from penstock.launch.signals import SignalHandler, SignalsAfterRun
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import Outcome, RestartLimits
@@ -83,11 +83,36 @@ class EngineChoice(NamedTuple):
     """A folder that is copied to the other hosts, where it is the current folder of all roles."""
 
 
+class RunResult(NamedTuple):
+    """How a run has ended."""
+
+    outcome: Outcome
+    summary: dict[str, Any]
+    """Its `summary.json`; empty if it has no record, as one of actors alone."""
+
+
+class Beginning(NamedTuple):
+    """With what a run begins."""
+
+    config: Config
+    """The config with numbers in place of `auto`, where the roles need to know them."""
+    resume: Resume
+    hooks: Sequence[Hook]
+    """The callbacks of the run."""
+    hosts: Sequence[int]
+    """Cores of each host of a cluster; empty if all roles run on this host."""
+    notes: Sequence[str]
+    """Sentences about these for the user."""
+
+
 HERE = EngineChoice()
 PlaceSpecs = Callable[[], Sequence[RoleSpec]]
 MakeSink = Callable[[Path], MetricSink]
+"""Makes a sink for the run in a folder."""
 MakeSpecs = Callable[["Config", Path], Sequence[RoleSpec]]
+"""Returns the roles of a run, by its config and its folder for sockets."""
 TRACEBACK_LINES = 40
+"""Most lines of a failed role's traceback that are shown."""
 logger = note_logger(__name__)
 
 
@@ -112,12 +137,30 @@ def train(
     place: EngineChoice = HERE,
     make_sink: MakeSink | None = None,
 ) -> int:
-    """Learner and actors, started by an engine; ``source`` is the value of ``--resume-from``, and
-    ``make_sink`` makes a further sink for the run's folder."""
+    """Run learners and actors until the run ends; returns the exit code.
+
+    Args:
+        target: as of `resolve_resumed`.
+        overrides: ``key=value``.
+        resume: "no", "auto" or "must".
+        as_json: whether the summary is printed as JSON, and the view on standard error.
+        source: the value of ``--resume-from``.
+        place: the engine that starts the processes.
+        make_sink: makes a further sink.
+    """
     resolved = resolve_resumed(target, overrides, resume, source)
     path = _run_dir(resolved)
     sinks = () if make_sink is None else (make_sink(path),)
-    return _with_learner(resolved, path, resume, as_json, topology.train, source, place, sinks)
+    return _print_result(
+        resolved,
+        path,
+        resume,
+        as_json,
+        make_specs=topology.train,
+        source=source,
+        place=place,
+        sinks=sinks,
+    )
 
 
 def learner(
@@ -129,45 +172,65 @@ def learner(
     as_json: bool,
     source: str | None = None,
 ) -> int:
-    """Learners that actors join: all of the run, or the one at ``place``. ``source`` is the value
-    of ``--resume-from``."""
+    """Run learners that actors join, until the run ends; returns the exit code.
+
+    Args:
+        target: as of `resolve_resumed`.
+        overrides: ``key=value``.
+        bind: where the learners listen; None: `transport.bind`, or else a socket in the run's
+            folder.
+        place: of the only learner that this command starts; None: it starts all of the run.
+        resume: "no", "auto" or "must".
+        as_json: whether the summary is printed as JSON, and the view on standard error.
+        source: the value of ``--resume-from``.
+    """
     if bind is not None:
         overrides = [*overrides, f"transport.bind={bind}"]
     if place is not None:
         overrides = [*overrides, f"learner.count={place.world}"]
-    resolve = partial(resolve_resumed, target, resume=resume, source=source)
-    if place is not None and place.rank:  # it has its state from rank 0
-        resolve, source = partial(resolve, source=source or ""), None
-    resolved = resolve(overrides)
+    resolve_config = partial(resolve_resumed, target, resume=resume, source=source)
+    if place is not None and place.rank > 0:
+        # The learner gets its state from rank 0, so it begins from no checkpoint itself.
+        resolve_config = partial(resolve_config, source=source or "")
+        source = None
+    resolved = resolve_config(overrides)
+
     write_to = _run_dir(resolved)
     if place is not None:
         check_place(place, resolved.config, os.environ)
         write_to, resume = where_to_write(place, write_to, resume)
-    if place is not None and place.torchrun:
-        die_with(os.getppid(), signal.SIGTERM)  # ends with torchrun, also if that is killed
-    in_folder = resolved.config.transport.bind is None
-    if in_folder:
-        resolved = resolve([*overrides, f"transport.bind={address_in_run(write_to)}"])
+        if place.torchrun:
+            die_with(os.getppid(), signal.SIGTERM)  # ends with torchrun, also if that is killed
+
+    listens_in_run_dir = resolved.config.transport.bind is None
+    if listens_in_run_dir:
+        resolved = resolve_config([*overrides, f"transport.bind={address_in_run(write_to)}"])
     address = resolved.config.transport.bind
     assert address is not None
+    log = resolved.config.run.log
 
     def make_specs(config: Config, runtime_dir: Path) -> Sequence[RoleSpec]:
         if place is None:
             specs = topology.learner(config, address, runtime_dir)
         else:
             specs = topology.one_of_several(config, address, place.rank, place.store)
-        if in_folder:
+        if listens_in_run_dir:
             make_socket_folder(write_to, place.rank if place else 0)
-        for spec in specs:
-            is_connector = spec.stage is Stage.CARRIERS and spec.listens
-            is_first = is_connector and not spec.index % config.transport.first_connectors
-            if is_first and (note := join_note(config, spec.address or "")):
-                _show_note(stream, log, note)
+        for note in _join_notes(config, specs):
+            _show_note(_view_stream(as_json), log, note)
         return specs
 
-    stream = sys.stderr if as_json else sys.stdout
-    log = resolved.config.run.log
-    return _with_learner(resolved, write_to, resume, as_json, make_specs, source)
+    return _print_result(resolved, write_to, resume, as_json, make_specs=make_specs, source=source)
+
+
+def _join_notes(config: Config, specs: Sequence[RoleSpec]) -> list[str]:
+    """How actors join each learner of ``specs``: at the first of its connectors."""
+    notes: list[str] = []
+    for spec in specs:
+        is_connector = spec.stage is Stage.CARRIERS and spec.listens
+        if is_connector and spec.index % config.transport.first_connectors == 0:
+            notes.append(join_note(config, spec.address or ""))
+    return [note for note in notes if note]
 
 
 def actors(
@@ -182,9 +245,20 @@ def actors(
     log: Log = "text",
     wait_s: float | None = None,
 ) -> int:
-    """Actors that join a learner. ``connect`` is its address or, on this host, the folder of its
-    run; ``allow`` as in `configs.code_references.check`, ``log`` as `run.log`, ``wait_s`` as in
-    `RoleContext`."""
+    """Run actors that join a learner, until that ends; returns the exit code.
+
+    Args:
+        connect: address of the learner or, on this host, the folder of its run.
+        count: number of actors.
+        transport: a transport between hosts.
+        curve: folder of the keys for encryption; None for none.
+        run_dir: folder of the actors' logs; None for a new one.
+        as_json: whether the outcome is printed as JSON, and the view on standard error.
+        insecure: whether an address on another host may be used without keys.
+        allow: names that may be imported, as of `configs.code_references.check`.
+        log: as `run.log`.
+        wait_s: as of `RoleContext`.
+    """
     if transport not in TRANSPORTS.joined_by_hand:
         raise UserError(
             f"--transport is {transport!r}; it must be {either(TRANSPORTS.joined_by_hand)}"
@@ -192,9 +266,9 @@ def actors(
     address = address_of(connect)
     check_connect(address, keys=curve is not None, insecure=insecure)
     _require_linux()
+
     path = Path(run_dir) if run_dir else default_run_dir("actors")
     specs = topology.actors(count, address, transport)
-    stream = sys.stderr if as_json else sys.stdout
     with (
         run_folder(path, "auto"),
         RuntimeFolder() as runtime_dir,
@@ -202,7 +276,7 @@ def actors(
         closing(EventLog(path / "logs")) as events,
     ):
         title = _title(path, specs)
-        view = make_deferred(lambda: make_view(stream, title, None, log=log), log)
+        view = make_deferred(lambda: make_view(_view_stream(as_json), title, None, log=log), log)
         sinks = FanOut([events, view])
         arguments = topology.role_arguments(path, runtime_dir) | {
             "transport": transport,
@@ -211,48 +285,66 @@ def actors(
             "allow": list(allow),
             "wait_s": wait_s,
         }
-        place = _place(specs, engine)
-        logs = path / "logs"
-        supervisor = Supervisor(place(), RestartLimits(), arguments, logs, sinks, engine)
+        place_specs = _place(specs, engine)
+        supervisor = Supervisor(
+            place_specs(),
+            limits=RestartLimits(),
+            arguments=arguments,
+            logs=path / "logs",
+            sinks=sinks,
+            engine=engine,
+        )
         with notes_to(sinks.note):
-            outcome = _supervise(supervisor, sinks, view, after=SignalsAfterRun())[0]
+            outcome = _supervise(supervisor, sinks, view, after=SignalsAfterRun()).outcome
+
     _explain(outcome, log)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "exit_code": outcome.exit_code,
-                    "exit_reason": outcome.reason,
-                    "error": outcome.error,
-                }
-            ),
-            flush=True,
-        )
+        result = {
+            "exit_code": outcome.exit_code,
+            "exit_reason": outcome.reason,
+            "error": outcome.error,
+        }
+        print(json.dumps(result), flush=True)
     return outcome.exit_code
 
 
 def _run_dir(resolved: Resolved) -> Path:
+    """The folder of a run: `run.dir`, or a new one."""
     path = resolved.config.run.dir
     return Path(path) if path else default_run_dir(resolved.name)
 
 
-def _with_learner(
+def _view_stream(as_json: bool) -> TextIO:
+    """Where a run is shown: not where its result is printed as JSON."""
+    return sys.stderr if as_json else sys.stdout
+
+
+def _print_result(
     resolved: Resolved,
     path: Path,
     resume: Resume,
     as_json: bool,
+    *,
     make_specs: MakeSpecs,
     source: str | None,
     place: EngineChoice = HERE,
     sinks: Sequence[MetricSink] = (),
 ) -> int:
+    """Do a run, and print its result if that is wanted ``as_json``; returns the exit code."""
     outcome, summary = with_learner(
-        resolved, path, resume, as_json, make_specs,
-        source=source, place=place, sinks=sinks, after=SignalsAfterRun(),
-    )  # fmt: skip
+        resolved,
+        path,
+        resume,
+        as_json,
+        make_specs,
+        source=source,
+        place=place,
+        sinks=sinks,
+        after=SignalsAfterRun(),
+    )
     if as_json:
-        about = {"run_dir": str(path), "exit_code": outcome.exit_code}
-        print(json.dumps({**about, **summary}), flush=True)
+        result = {"run_dir": str(path), "exit_code": outcome.exit_code, **summary}
+        print(json.dumps(result), flush=True)
     return outcome.exit_code
 
 
@@ -267,18 +359,25 @@ def with_learner(
     place: EngineChoice = HERE,
     sinks: Sequence[MetricSink] = (),
     after: SignalHandler | None = None,
-) -> tuple[Outcome, dict[str, Any]]:
-    """A run in the folder ``path``, with its final messages: its outcome and its summary. ``watch``
-    may inspect the run's processes, and end the run; ``after`` is as of `Supervisor.run`."""
-    stream = sys.stderr if as_json else sys.stdout
-    stop, log = resolved.config.stop, resolved.config.run.log
+) -> RunResult:
+    """Do a run in the folder ``path``, show it, and print its final messages.
+
+    Args:
+        as_json: whether it is shown on standard error.
+        sinks: further sinks.
+
+    The other arguments are as of `conduct`.
+    """
+    stream = _view_stream(as_json)
+    limits = resolved.config.stop
+    log = resolved.config.run.log
     outcome, summary = conduct(
         resolved,
         path,
         resume,
         make_specs,
-        lambda title: make_view(stream, title, stop, _about(resolved), log),
-        watch,
+        view=lambda title: make_view(stream, title, limits, _about(resolved), log),
+        watch=watch,
         source=source,
         place=place,
         more_sinks=sinks,
@@ -289,7 +388,7 @@ def with_learner(
     if "env_steps" in summary and path.is_dir() and log == "text":
         with suppress(OSError):
             last_words.show(last_words.rows(summary, path), stream)
-    return outcome, summary
+    return RunResult(outcome, summary)
 
 
 def conduct(
@@ -305,73 +404,143 @@ def conduct(
     more_sinks: Sequence[MetricSink] = (),
     early_note: Callable[[str], object] = lambda text: None,
     after: SignalHandler | None = None,
-) -> tuple[Outcome, dict[str, Any]]:
-    """`with_learner` without final messages; everything is shown by the ``view`` of a title, and
-    notes before it exists by ``early_note``. ``callbacks`` are called in addition to those of the
-    config; ``source`` is the value of ``--resume-from``; ``place`` is the engine; ``after`` is as
-    of `Supervisor.run`.
+) -> RunResult:
+    """Do a run in the folder ``path``, without final messages.
+
+    Args:
+        resolved: the config of the run.
+        path: folder of the run.
+        resume: whether to resume the run in ``path``: "no", "auto" (if it has a checkpoint) or
+            "must".
+        make_specs: returns the roles of the run.
+        view: makes the sink that shows the run, by its title.
+        watch: inspects the run's processes, and may end the run.
+        callbacks: objects that are called in addition to those of the config.
+        source: the value of ``--resume-from``.
+        place: the engine that starts the processes.
+        more_sinks: further sinks.
+        early_note: shows notes from before the view exists.
+        after: as of `Supervisor.run`.
+
+    Raises UserError. A run that fails before its first step leaves the folder as it was.
     """
     config = resolved.config
     _preflight(config, path)
-    new = missing(path)
-    stored = config.checkpoint.store is not None
-    folder = None
+    new_folders = missing_folders(path)
+    checkpoint = None  # that of another run, from which this one begins
     if source is not None:
-        folder, resume = find_source(source, path, resume)
+        checkpoint, resume = find_source(source, path, resume)
+
+    # With a store, the run's checkpoint may be only there.
+    has_store = config.checkpoint.store is not None
+    folder_resume = "auto" if has_store and resume == "must" else resume
     with (
-        run_folder(path, "auto" if stored and resume == "must" else resume) as lock,
-        undone_where_refused(path, new) as attempt,
+        run_folder(path, folder_resume) as lock,
+        undone_on_user_error(path, new_folders) as attempt,
         RuntimeFolder() as runtime_dir,
         closing(_engine(place, runtime_dir, (lock,))) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
-        begun = take_from_store(config, path, resume if folder is None else "no")
-        check(path, resume)
-        hosts = engine.hosts()
-        hooks = Hooks(config.run.callbacks, Run(path, config), callbacks)
-        with notes_to(early_note):
-            config, found = _with_numbers(config, path, resume, on_cluster=bool(hosts))
-        hooks.run = Run(path, config)
-        if folder is not None:
-            begun, resume = begin_from(path, folder), "must"
-        changed = differences(path, config, resume)
-        placed = (
-            placement.on_hosts(config, hosts, path) if hosts else placement.on_this_host(config)
+        begin = _begin(
+            resolved,
+            path,
+            resume,
+            checkpoint=checkpoint,
+            callbacks=callbacks,
+            engine=engine,
+            early_note=early_note,
         )
+        config = begin.config
+
+        # Where the roles of the run are.
+        hosts = begin.hosts
+        if hosts:
+            placed = placement.on_hosts(config, hosts, path)
+        else:
+            placed = placement.on_this_host(config)
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
-        optional = make_sinks(config, path)
-        resumed = resume != "no" and has_checkpoint(path)
+
+        # What receives events and metrics of the run.
+        optional_sinks = make_sinks(config, path)
+        resumed = begin.resume != "no" and has_checkpoint(path)
         record = Record(path, config.env, config.stop.return_, resumed=resumed)
         _record_start(path, config)
         title = _title(path, specs)
         shown = make_deferred(lambda: view(title), config.run.log)
-        watching = [*more_sinks] if watch is None else [*more_sinks, watch]
-        sinks = FanOut([events, record, *optional, shown, hooks, *watching], record.evaluation)
+        hooks = Hooks(begin.hooks, Run(path, config))
+        watching = [] if watch is None else [watch]
+        sinks = FanOut(
+            [events, record, *optional_sinks, shown, hooks, *more_sinks, *watching],
+            record.evaluation,
+        )
+
         arguments = topology.role_arguments(path, runtime_dir) | {
             "config": placed.model_dump(mode="json"),
-            "resume": resume,
+            "resume": begin.resume,
         }
         supervisor = Supervisor(
             specs,
-            _limits(config.run),
-            arguments,
-            path / "logs",
-            sinks,
-            engine,
-            None if hosts else CoreSplit.of(config),
-            place_specs,
+            limits=_limits(config.run),
+            arguments=arguments,
+            logs=path / "logs",
+            sinks=sinks,
+            engine=engine,
+            core_split=None if hosts else CoreSplit.of(config),
+            place=place_specs,
+            on_role_end=None if watch is None else watch.on_role_end,
         )
         if watch is not None:
             watch.attach(supervisor, hosts)
+
         with notes_to(sinks.note):
-            for text in filter(None, (resolved.note, begun, changed, *found)):
+            for text in begin.notes:
                 logger.info(text)
-            outcome, summary = _supervise(supervisor, sinks, shown, record, after)
+            result = _supervise(supervisor, sinks, shown, record, after)
             sinks.close()
-        if not supervisor.began and not summary["accounting"]["produced"]:
-            _take_back(attempt, outcome.reason)
-        return outcome, summary
+        if not supervisor.began and not result.summary["accounting"]["produced"]:
+            _take_back(attempt, result.outcome.reason)
+        return result
+
+
+def _begin(
+    resolved: Resolved,
+    path: Path,
+    resume: Resume,
+    *,
+    checkpoint: Path | None,
+    callbacks: Sequence[object],
+    engine: Engine,
+    early_note: Callable[[str], object],
+) -> Beginning:
+    """Prepare what a run begins with: its checkpoint, its callbacks and its numbers.
+
+    Args:
+        checkpoint: folder of another run's checkpoint that this run begins from, if any.
+        engine: that of the run, whose hosts are read here.
+
+    The other arguments are as of `conduct`. Raises UserError.
+    """
+    config = resolved.config
+    begin_note = take_from_store(config, path, resume if checkpoint is None else "no")
+    check(path, resume)
+    hosts = engine.hosts()
+    hooks = load_hooks(config.run.callbacks, callbacks)
+    with notes_to(early_note):
+        config, number_notes = _with_numbers(config, path, resume, on_cluster=bool(hosts))
+
+    if checkpoint is not None:
+        begin_note = start_from_checkpoint(path, checkpoint)
+        resume = "must"
+    change_note = describe_changed_options(path, config, resume)
+    notes = [resolved.note, begin_note, change_note, *number_notes]
+    return Beginning(
+        config=config,
+        resume=resume,
+        hooks=hooks,
+        hosts=hosts,
+        notes=[note for note in notes if note],
+    )
 
 
 def _preflight(config: Config, path: Path) -> None:
@@ -383,6 +552,8 @@ def _preflight(config: Config, path: Path) -> None:
 
 
 def _record_start(run_dir: Path, config: Config) -> None:
+    """Write the config and the versions of a run to its folder. Raises UserError if the config
+    cannot be written."""
     path = run_dir / CONFIG_FILE
     try:
         write_atomic(path, dump(config))
@@ -391,6 +562,7 @@ def _record_start(run_dir: Path, config: Config) -> None:
             f"{path} cannot be written: {error.strerror}; free some space or set run.dir to "
             "another disk"
         ) from error
+
     used_names.note(config)
     with suppress(OSError):  # only checkpoints need the disk
         record_versions(run_dir)
@@ -399,32 +571,42 @@ def _record_start(run_dir: Path, config: Config) -> None:
 def _with_numbers(
     config: Config, path: Path, resume: Resume, *, on_cluster: bool
 ) -> tuple[Config, Sequence[str]]:
-    """``config`` with numbers in place of `auto` where the roles need to know them, and sentences
-    about them. Raises UserError."""
+    """Replace `auto` by numbers where the roles need to know them, some of which are measured.
+
+    Returns the config, and sentences about the numbers. Raises UserError.
+    """
     if "auto" not in (config.actors.envs, config.transport.connectors):
         return config, ()
+
     from penstock.autotune import connectors, envs
     from penstock.launch import measuring
 
     if on_cluster:
         connectors.check_not_auto(config, "on a cluster learners may run on other hosts")
-    config, about_envs = envs.with_envs(config, path, resume, measuring.step_seconds)
-    config, about_connectors = connectors.with_connectors(config, measuring.connector_seconds)
-    return config, (about_envs, about_connectors)
+    config, envs_note = envs.with_envs(config, path, resume, measuring.step_seconds)
+    config, connectors_note = connectors.with_connectors(config, measuring.connector_seconds)
+    return config, (envs_note, connectors_note)
 
 
 def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:
     """Have the engine find hosts; returns a function that returns the specs on their hosts."""
     hosts = engine.hosts()
-    several = len(hosts) > 1 or any(spec.spare for spec in specs)  # now or later
-    specs, bundles = placement.bundles(specs, hosts if several else ())
+    # Spare roles may get a further host during the run.
+    has_several_hosts = len(hosts) > 1 or any(spec.spare for spec in specs)
+    specs, bundles = placement.bundles(specs, hosts if has_several_hosts else ())
     engine.reserve(bundles)
     port = placement.any_port()
     return lambda: placement.placed(specs, engine.endpoints(), bundles, port)
 
 
 def _engine(place: EngineChoice, runtime_dir: Path, keep_fds: tuple[int, ...] = ()) -> Engine:
-    context = EngineContext(runtime_dir, keep_fds, place.cluster, place.working_dir)
+    """Make the engine of a run; ``keep_fds`` are as of `EngineContext`."""
+    context = EngineContext(
+        runtime_dir=runtime_dir,
+        keep_fds=keep_fds,
+        cluster=place.cluster,
+        working_dir=place.working_dir,
+    )
     return make_engine(place.name, context)
 
 
@@ -433,15 +615,22 @@ def _take_back(attempt: Attempt, reason: str) -> None:
     if reason == "user_error":
         attempt.undo()
     elif reason in ("fault", *last_words.INTERRUPTED):
-        attempt.put_back()
+        attempt.restore_earlier_run()
 
 
 def _limits(run: RunConfig) -> RestartLimits:
-    times_s = run.grace_s, run.hang_timeout_s, run.start_timeout_s
-    return RestartLimits(*times_s, run.max_restarts, run.restarts)
+    """The limits of restarts and timeouts, by the options of a run."""
+    return RestartLimits(
+        grace_s=run.grace_s,
+        hang_timeout_s=run.hang_timeout_s,
+        start_timeout_s=run.start_timeout_s,
+        max_restarts=run.max_restarts,
+        restarts=run.restarts,
+    )
 
 
 def _require_linux() -> None:
+    """Raise UserError on any other system."""
     if sys.platform != "linux":
         raise UserError(
             f"training needs Linux, and this is {sys.platform}; only configs and the replay "
@@ -455,26 +644,35 @@ def _supervise(
     view: MetricSink,
     record: Record | None = None,
     after: SignalHandler | None = None,
-) -> tuple[Outcome, dict[str, Any]]:
-    """The outcome of the run, and its summary if it has a record."""
+) -> RunResult:
+    """Run the roles until the run has ended, report its end to the sinks, and close the view.
+
+    Args:
+        supervisor: that of the run.
+        sinks: all sinks of the run.
+        view: the one of them that shows the run.
+        record: the one of them that makes the summary; None for a run without a summary.
+        after: as of `Supervisor.run`.
+    """
     try:
         outcome = supervisor.run(after)
         summary = {} if record is None else record.summary(outcome.reason, outcome.error)
-        about = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
         text = outcome.error or f"ended by {outcome.reason}"
-        sinks.event(RunEvent("end", text, data=about, result=summary))
-        return outcome, summary
+        data = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
+        sinks.event(RunEvent("end", text, data=data, result=summary))
+        return RunResult(outcome, summary)
     finally:
         view.close()
 
 
 def _about(resolved: Resolved) -> str:
-    """Environment, algorithm and base of a run."""
+    """Environment, algorithm and base of a run, as a line of its view."""
     about = f"{resolved.config.env.id}, {resolved.config.algo.name}, {resolved.origin}"
     return f"{about}; {resolved.defaults}" if resolved.defaults else about
 
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:
+    """The first line of a run's view."""
     return f"penstock {run_dir}: {topology.names(specs)}"
 
 
@@ -483,6 +681,7 @@ def _explain(outcome: Outcome, log: Log) -> None:
     failure = outcome.failure
     if failure is None:
         return
+
     lines = failure.traceback.splitlines()[-TRACEBACK_LINES:]
     if log == "json":
         write_line(sys.stderr, "error", "failure", str(outcome.error), {"traceback": lines})

@@ -33,8 +33,10 @@ from penstock.monitor.summary import INTERRUPTED
 Summary = Mapping[str, Any]
 
 SIGNALLED = tuple(128 + signum for signum in SIGNALS)
+"""Exit codes of runs that a signal has ended."""
 POLL_S = 0.05
-DRAIN_S = 5.0  # that the last lines of a process have to arrive
+DRAIN_S = 5.0
+"""Most seconds to wait for the last lines of a process that has ended."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,14 @@ class Ended:
 
 
 def check_shared(config: Config, at_once: int) -> None:
-    """Raise UserError for options that several runs of one command cannot share."""
+    """Check options that several runs of one command may not share.
+
+    Args:
+        config: that of the runs.
+        at_once: how many of them run at a time.
+
+    Raises UserError.
+    """
     envs.check_not_auto(config, "the runs of this command")
     connectors.check_not_auto(config, "this command starts several runs")
     if config.run.log == "json":
@@ -59,6 +68,7 @@ def check_shared(config: Config, at_once: int) -> None:
             "run.log=json is the output of one run, and this command starts several; start each by "
             "a command of its own, or set run.log=text"
         )
+
     port = config.run.metrics_port
     if at_once > 1 and port:
         raise UserError(
@@ -70,11 +80,11 @@ def check_shared(config: Config, at_once: int) -> None:
 def cores_of(config: Config) -> int:
     """Cores that a run keeps busy: those of its learners and, unless they take turns, of its
     actors."""
-    learners = config.learner.most_count * config.learner.first_threads
+    learner_cores = config.learner.most_count * config.learner.first_threads
     if TRANSPORTS.one_process(config.transport.kind):
-        return learners
+        return learner_cores
     actors = config.actors
-    return learners + config.first_actors * max(actors.threads, actors.env_threads)
+    return learner_cores + config.first_actors * max(actors.threads, actors.env_threads)
 
 
 def runs_at_once(config: Config, cores: float) -> int:
@@ -90,19 +100,27 @@ def train_one(
     source: str | None = None,
     after: SignalHandler | None = None,
 ) -> Ended:
-    """One run in the folder ``path``; ``source`` is the value of ``--resume-from``, and ``after``
-    is as of `Supervisor.run`."""
+    """Do one run in this process.
+
+    Args:
+        resolved: its config.
+        path: its folder.
+        resume: "no", "auto" or "must".
+        as_json: whether it is shown on standard error.
+        source: the value of ``--resume-from``.
+        after: as of `Supervisor.run`.
+    """
     try:
         outcome, summary = run.with_learner(
             resolved, path, resume, as_json, topology.train, source=source, after=after
         )
-    except UserError as error:  # the earlier runs are still shown
-        return Ended(2, _no_run("user_error", str(error)))
+    except UserError as error:  # it is in the summary, so that the earlier runs are still shown
+        return Ended(2, _summary_without_run("user_error", str(error)))
     return Ended(outcome.exit_code, summary)
 
 
-def _no_run(reason: str, error: str | None) -> Summary:
-    """The summary where a run was refused before its start, or has left none."""
+def _summary_without_run(reason: str, error: str | None) -> Summary:
+    """The summary of a run that was refused before its start, or has left none."""
     return {"error": error, "exit_reason": reason, "solved_at_s": None}
 
 
@@ -130,39 +148,58 @@ def run_commands(
     independent: bool = False,
     after: SignalHandler | None = None,
 ) -> dict[int, Ended]:
-    """Run the command of each number in a process of its own, ``at_once`` at a time.
+    """Run each command in a process of its own.
 
-    The last line of its output is the summary of a run as JSON. Lines of its standard error are
-    passed to ``say``, with the ``name`` of the number. A signal to this process is passed on to all
-    running ones. No further command is started after a signal, nor, unless the commands are
-    ``independent``, after one whose `Ended.ends_group` is true. ``after`` is as of `handled`.
+    The last line of its output is the summary of a run as JSON. A signal to this process is passed
+    on to all running ones. No further command is started after a signal, nor, unless the commands
+    are ``independent``, after one whose `Ended.ends_group` is true.
+
+    Args:
+        commands: by their numbers, such as seeds.
+        at_once: how many run at a time.
+        say: prints a line: the start and the end of each command, and its standard error.
+        name: what the number of a command is called in these lines.
+        independent: whether a mistake of the user in one command says nothing about the others.
+        after: handles signals after the last command, as of `handled`.
+
+    Returns:
+        The results of the commands that were started, in the order of their numbers.
     """
-    waiting, running = dict(commands), dict[int, _Member]()
+    waiting = dict(commands)
+    running: dict[int, _Member] = {}
     ended: dict[int, Ended] = {}
     signals: list[int] = []
     with handled(lambda signum, _: signals.append(signum), after):
         while running or waiting:
-            ends = not independent and any(found.ends_group for found in ended.values())
-            if signals or ends:
+            group_ends = not independent and any(result.ends_group for result in ended.values())
+            if signals or group_ends:
                 waiting.clear()
             while waiting and len(running) < at_once:
                 number = next(iter(waiting))
                 running[number] = _Member(f"{name} {number}", waiting.pop(number), say)
+
             time.sleep(POLL_S)
-            for number, member in [*running.items()]:
+            for number, member in list(running.items()):
                 member.pass_on(signals)
-                if member.process.poll() is not None:
-                    ended[number] = running.pop(number).result()
-                    say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
+                if member.process.poll() is None:
+                    continue
+                del running[number]
+                ended[number] = member.result()
+                say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
     return dict(sorted(ended.items()))
 
 
 class _Member:
-    """The process of one run, in a process group of its own: Ctrl-C in a terminal would otherwise
-    reach it twice, and the second one kills a run."""
+    """The process of one run of a group.
+
+    It is in a process group of its own: Ctrl-C in a terminal would otherwise reach it twice, and
+    the second one kills a run.
+    """
 
     def __init__(self, name: str, command: Sequence[str], say: Callable[[str], None]) -> None:
-        self._name, self._pass_line_on = name, say
+        """Start the process; ``say`` prints its standard error, after the ``name``."""
+        self._name = name
+        self._say = say
         say(f"{name} starts")
         self.process = subprocess.Popen(
             command,
@@ -173,58 +210,75 @@ class _Member:
             errors="replace",
             process_group=0,
         )
-        self._signals = 0  # that were passed on
-        self._output: list[str] = []
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._keep, self._show)
+        self._passed_signals = 0  # how many of the group's signals were passed on
+        self._output: list[str] = []  # its standard output, once it has ended
+        self._readers = [
+            threading.Thread(target=self._read_output, daemon=True),
+            threading.Thread(target=self._show_errors, daemon=True),
         ]
-        for thread in self._threads:
-            thread.start()
+        for reader in self._readers:
+            reader.start()
 
-    def _keep(self) -> None:
+    def _read_output(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as stream:
             self._output = stream.readlines()
 
-    def _show(self) -> None:
+    def _show_errors(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                self._pass_line_on(f"{self._name} | {line.rstrip()}")
+                self._say(f"{self._name} | {line.rstrip()}")
 
     def pass_on(self, signals: Sequence[int]) -> None:
-        """Pass on those of ``signals`` that are new."""
-        for signum in signals[self._signals :]:
+        """Pass on those of ``signals``, all that the group has received, that are new."""
+        for signum in signals[self._passed_signals :]:
             self.process.send_signal(signum)
-        self._signals = len(signals)
+        self._passed_signals = len(signals)
 
     def result(self) -> Ended:
-        """After the end of the process."""
-        for thread in self._threads:
-            thread.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
+        """How the run has ended. Call it after the end of the process."""
+        for reader in self._readers:
+            reader.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
+
         code = self.process.returncode
-        by_signal = -code in SIGNALS  # before the run handled it
-        code = 128 - code if by_signal else 1 if code < 0 else code
+        if -code in SIGNALS:  # a signal that came before the run handled it
+            code = 128 - code
+        elif code < 0:
+            code = 1
+
         with suppress(ValueError, IndexError):
-            found = json.loads(self._output[-1])
-            if isinstance(found, dict) and "exit_reason" in found:  # an environment may print, too
-                return Ended(code, found)
+            summary = json.loads(self._output[-1])
+            # The environment may have printed the last line.
+            if isinstance(summary, dict) and "exit_reason" in summary:
+                return Ended(code, summary)
+
         if code in SIGNALLED:
-            return Ended(code, _no_run(INTERRUPTED[code != 128 + signal.SIGINT], None))
+            interrupted_by_user = code == 128 + signal.SIGINT
+            reason = INTERRUPTED[0] if interrupted_by_user else INTERRUPTED[1]
+            return Ended(code, _summary_without_run(reason, None))
         reason = "user_error" if code == 2 else "fault"
-        how = f"exit code {self.process.returncode}"
-        error = f"its process ended without a summary, with {how}; see above"
-        return Ended(code, _no_run(reason, error))
+        error = (
+            "its process ended without a summary, with exit code "
+            f"{self.process.returncode}; see above"
+        )
+        return Ended(code, _summary_without_run(reason, error))
 
 
-def exit_code(ended: Mapping[int, Ended], asked: int) -> int:
-    """The exit code of a group of so many runs: that of an interrupted run, otherwise 2 after a
-    mistake of the user, otherwise 1 if a run failed, otherwise 0.
+def exit_code(ended: Mapping[int, Ended], requested: int) -> int:
+    """The exit code of a group of runs.
 
-    130 if a signal came between two runs, so that it interrupted none and kept the others away.
+    It is that of an interrupted run, otherwise 2 after a mistake of the user, otherwise 1 if a run
+    failed, otherwise 0. If a signal came between two runs, so that it interrupted none and kept the
+    others from starting, it is 130.
+
+    Args:
+        ended: the runs that have ended.
+        requested: the number of runs that were to be done.
     """
-    code = max((found.code for found in ended.values()), default=0)
-    return code if len(ended) == asked or code > 1 else SIGNALLED[0]
+    code = max((result.code for result in ended.values()), default=0)
+    all_were_started = len(ended) == requested
+    return code if all_were_started or code > 1 else SIGNALLED[0]
 
 
 def say_line(text: str, stream: TextIO) -> None:
@@ -234,22 +288,30 @@ def say_line(text: str, stream: TextIO) -> None:
 
 
 def main() -> int:
-    """One run of a group, in a process of its own; returns the exit code. Its arguments are those
-    of `command`."""
+    """Do one run of a group, in a process of its own; returns the exit code.
+
+    The arguments of the process are those of `command`.
+    """
     parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGTERM)
     try:
-        resolved = resolve_target(target, overrides)
-        begins = cast(Resume, resume)
-        ended = train_one(resolved, Path(path), begins, True, source or None, SignalsAfterRun())
+        result = train_one(
+            resolve_target(target, overrides),
+            path=Path(path),
+            resume=cast(Resume, resume),
+            as_json=True,
+            source=source or None,
+            after=SignalsAfterRun(),
+        )
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        print(json.dumps(_no_run("user_error", str(error))))
+        print(json.dumps(_summary_without_run("user_error", str(error))))
         return 2
     except KeyboardInterrupt:  # before the run handles signals
         return 128 + signal.SIGINT
-    print(json.dumps(ended.summary), flush=True)
-    return ended.code
+
+    print(json.dumps(result.summary), flush=True)
+    return result.code
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from penstock.monitor.run_folder.record import METRICS
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Accounting of agent steps: ``produced`` equals the sum of the other terms, each counted on
-    its own. It covers the time since the start or the last resume."""
+    """Accounting of agent steps since the start or the last resume of a run.
+
+    ``produced`` equals the sum of the other terms, although each is counted on its own.
+    """
 
     produced: int
     trained: int
@@ -30,10 +32,11 @@ class StepCounts:
     @property
     def balanced(self) -> bool:
         """Whether all terms are known and the equation holds."""
-        gone = sum(self.dropped.values()) + sum(self.lost.values())
-        return self.in_flight is not None and (
-            self.produced == self.trained + gone + self.in_flight
-        )
+        if self.in_flight is None:
+            return False
+        dropped = sum(self.dropped.values())
+        lost = sum(self.lost.values())
+        return self.produced == self.trained + dropped + lost + self.in_flight
 
 
 Accounting = StepCounts  # the public name, `penstock.Accounting`
@@ -75,31 +78,40 @@ class Summary:
 
 
 def history(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The metrics of each interval of a finished or live run. Raises UserError."""
+    """The metrics of each interval of a finished or live run, as `metrics.jsonl` has them.
+
+    Raises UserError if the folder has no such file.
+    """
+    path = Path(run_dir) / METRICS
     try:
-        open_regular(Path(run_dir) / METRICS).close()
+        open_regular(path).close()
     except OSError as error:
         raise UserError(
             f"{run_dir} has no readable {METRICS} ({error.strerror}); give the folder of a run"
         ) from error
-    return lines(Path(run_dir) / METRICS)
+    return lines(path)
 
 
 def summarized(run_dir: Path, final: Mapping[str, Any]) -> Summary:
-    """The result of a run in ``run_dir`` by ``final``, its `summary.json`."""
-    get = final.get
-    seconds = get("time_s") or 0.0
+    """The result of a run as an object.
+
+    Args:
+        run_dir: folder of the run.
+        final: its `summary.json`. A run that ended early lacks some of the keys.
+    """
+    seconds = final.get("time_s") or 0.0
+    env_steps = final.get("env_steps", 0)
     return Summary(
         run_dir=run_dir,
         reason=final["exit_reason"],
-        env_steps=get("env_steps", 0),
-        learner_steps=get("learner_steps", 0),
-        episodes=get("episodes", 0),
+        env_steps=env_steps,
+        learner_steps=final.get("learner_steps", 0),
+        episodes=final.get("episodes", 0),
         seconds=seconds,
-        return_mean=get("episode_return_mean"),
-        solved_at_s=get("solved_at_s"),
-        rate=get("env_steps", 0) / seconds if seconds else 0.0,
-        utilization=get("utilization"),
+        return_mean=final.get("episode_return_mean"),
+        solved_at_s=final.get("solved_at_s"),
+        rate=env_steps / seconds if seconds else 0.0,
+        utilization=final.get("utilization"),
         accounting=StepCounts(**final["accounting"]),
         metrics=final,
     )

@@ -39,7 +39,8 @@ from penstock.monitor.supervisor_client import SAVE, STACKS, STATUS, TIMELINE
 from penstock.profiling.dump import answer_with_stacks, stacks_path
 
 SOCKET = "supervisor.sock"
-BACKLOG = 16  # connections that wait for `turn`
+BACKLOG = 16
+"""Most connections that wait for the next `SupervisorServer.turn`."""
 CHUNK_NBYTES = 1 << 16
 
 
@@ -53,49 +54,55 @@ class SupervisorServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self.path = runtime_dir / SOCKET
-        self._since_s = time.time()
+        self._began_at = time.time()  # seconds since the epoch, for the report
         self._began_s = time.monotonic()
         self._clients: list[_Client] = []
 
     def __enter__(self) -> SupervisorServer:
+        """Listen, and write into the run's folder where. SIGUSR1 then writes this process's stacks,
+        too."""
         self._listener.bind(str(self.path))
         self._listener.listen(BACKLOG)
         answer_with_stacks(stacks_path(self._run_dir, "supervisor"))
-        about = {
+
+        location = {
             "pid": os.getpid(),
             "began": began_ticks(os.getpid()),
             "host": socket.gethostname(),
             "socket": str(self.path),
         }
         with suppress(OSError):  # a full disk ends no run
-            write_atomic(self._file, json.dumps(about) + "\n")
+            write_atomic(self._file, json.dumps(location) + "\n")
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The files are removed first: while `supervisor.json` exists, the socket must answer.
         if self._folder.is_in_place():
-            self._remove_files()  # first: while `supervisor.json` exists, the socket must answer
+            self._remove_files()
         self.reply(SAVE, {"error": "the run has ended, and a run saves at its end"})
         for client in self._clients:
             client.close()
+
         self._listener.close()
         faulthandler.unregister(signal.SIGUSR1)
         with suppress(OSError):
             self.path.unlink()
 
     def _remove_files(self) -> None:
+        """Remove `supervisor.json`, and the files for stacks that nobody has asked for."""
         with suppress(OSError):
             self._file.unlink()
         with suppress(OSError):
             for path in (self._run_dir / "logs").glob("*.stacks"):
-                if not path.stat().st_size:  # no process was asked for its stacks
+                if path.stat().st_size == 0:
                     path.unlink()
 
     def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> list[Message]:
-        """Accept clients, and receive and send what is possible at once; returns new orders.
+        """Accept clients, and receive and send what is possible at once.
 
         Args:
-            names: of the roles in the status.
-            handles: those of them that run.
+            names: names of the roles in a status report.
+            handles: the processes of those of them that run, by name.
 
         Returns:
             Requests that the caller carries out. A client that ordered `SAVE` or `TIMELINE` waits
@@ -103,7 +110,9 @@ class SupervisorServer:
         """
         with suppress(OSError):
             while True:
-                self._clients.append(_Client(self._listener.accept()[0]))
+                connection, _ = self._listener.accept()
+                self._clients.append(_Client(connection))
+
         orders: list[Message] = []
         report: Message | None = None
         for client in self._clients:
@@ -124,6 +133,7 @@ class SupervisorServer:
             else:
                 error = f"the order {kind!r:.40} is unknown to this run's release of Penstock"
                 client.reply({"error": error})
+
         for client in self._clients:
             client.send()
         self._clients = [client for client in self._clients if not client.closed]
@@ -138,50 +148,57 @@ class SupervisorServer:
                 client.send()
 
     def _report(self, names: Iterable[str], handles: Mapping[str, Handle]) -> Message:
+        """The reply to `STATUS`; the arguments are as of `turn`."""
         return {
             "run": str(self._run_dir),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "since": self._since_s,
+            "since": self._began_at,
             "running_s": time.monotonic() - self._began_s,
             "processes": [
-                describe(handles[name]) if name in handles else {"name": name, "pid": None}
+                _describe(handles[name]) if name in handles else {"name": name, "pid": None}
                 for name in names
             ],
         }
 
 
 class _Client:
-    """A connection: its request as far as it was received, then the rest of its reply."""
+    """A connection: it receives one request, and then sends one reply."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._received = b""
-        self._is_requested = False
-        self._left = memoryview(b"")  # of the reply; it is not empty while there is one
+        self._received = b""  # of the request
+        self._has_request = False
+        self._unsent = memoryview(b"")  # part of the reply; empty before there is one
         self.order: str | None = None
         """The order for whose end the client waits."""
         self.closed = False
 
     def receive(self) -> Message | None:
-        """The request, once, in the turn in which it is complete. Notices a client that left."""
+        """Receive what has arrived, and close the connection if the client has.
+
+        Returns:
+            The request, in the turn in which it is complete, and otherwise None. A line that is no
+            JSON object is an empty request.
+        """
         try:
-            received = self._connection.recv(CHUNK_NBYTES)
+            chunk = self._connection.recv(CHUNK_NBYTES)
         except BlockingIOError:
             return None
         except OSError:
-            received = b""
-        if not received:
+            chunk = b""
+        if not chunk:
             self.close()
-        if self._is_requested or self.closed:
+        if self._has_request or self.closed:
             return None
 
-        self._received += received
-        line, ends, _ = self._received.partition(b"\n")
-        if not ends:
+        self._received += chunk
+        line, line_end, _ = self._received.partition(b"\n")
+        if not line_end:
             return None
-        self._is_requested = True
+
+        self._has_request = True
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):
@@ -189,20 +206,24 @@ class _Client:
         return request if isinstance(request, dict) else {}
 
     def reply(self, answer: Message) -> None:
-        """Send ``answer`` in the next calls of `send`."""
-        self._left = memoryview(json.dumps(without_nan(answer)).encode())
+        """Let the next calls of `send` send ``answer``."""
+        self._unsent = memoryview(json.dumps(without_nan(answer)).encode())
 
     def send(self) -> None:
         """Send as much of the reply as possible, and close the connection after the last byte."""
-        if not self._left or self.closed:
+        if not self._unsent or self.closed:
             return
+
         try:
-            self._left = self._left[self._connection.send(self._left) :]
+            sent_nbytes = self._connection.send(self._unsent)
         except BlockingIOError:
             return
         except OSError:
             self.close()
-        if not self._left:
+            return
+
+        self._unsent = self._unsent[sent_nbytes:]
+        if not self._unsent:
             self.close()
 
     def close(self) -> None:
@@ -211,23 +232,34 @@ class _Client:
 
 
 def _are_names(roles: object) -> bool:
+    """Whether a client has sent a list of texts."""
     return isinstance(roles, list) and all(isinstance(role, str) for role in roles)
 
 
-def describe(handle: Handle) -> dict[str, Any]:
-    """Status of a process; durations in seconds until now."""
-    status, usage, spec = handle.status(), handle.usage(), handle.spec
-    now_s, age_s = time.monotonic(), usage.age_s or 0.0
-    system = {"state": usage.state, "cpu_s": usage.cpu_s, "age_s": usage.age_s}
+def _describe(handle: Handle) -> dict[str, Any]:
+    """The status of a process, with durations in seconds until now."""
+    status = handle.status()
+    usage = handle.usage()
+    spec = handle.spec
+    now_s = time.monotonic()
+
+    # A process is in no phase, and not silent, for longer than it exists.
+    age_s = usage.age_s or 0.0
+    phase_for_s = max(0.0, min(age_s, now_s - status.phase_s))
+    silent_s = None
+    if status.alive_s:
+        silent_s = max(0.0, min(age_s, now_s - status.alive_s))
+
+    kernel_values = {"state": usage.state, "cpu_s": usage.cpu_s, "age_s": usage.age_s}
     return {
         "name": spec.name,
         "host": handle.host,
         "pid": usage.pid,
         "learner": spec.learner,
         "incarnation": status.incarnation,
-        **{name: value for name, value in system.items() if value is not None},
+        **{name: value for name, value in kernel_values.items() if value is not None},
         "phase": status.phase,
-        "phase_for_s": max(0.0, min(age_s, now_s - status.phase_s)),
-        "silent_s": max(0.0, min(age_s, now_s - status.alive_s)) if status.alive_s else None,
+        "phase_for_s": phase_for_s,
+        "silent_s": silent_s,
         "threads": [thread._asdict() for thread in usage.threads],
     }

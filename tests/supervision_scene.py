@@ -25,7 +25,7 @@ class Scene:
         self.tick()
         for spec in specs:
             if ready:
-                self.decisions.ready(spec.name, self.now_s)
+                self.decisions.on_ready(spec.name, self.now_s)
 
     def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
         self.now_s += after_s
@@ -40,7 +40,7 @@ class Scene:
 
     def ends(self, name: str, code: int, produced: int = 0, log: str = "") -> list[Effect]:
         end = End(code, produced, produced // 10, self.incarnations.get(name, 0), log)
-        return self.decisions.ended(name, end, self.now_s)
+        return self.decisions.on_ended(name, end, self.now_s)
 
     def crash_and_restart(self, name: str, produced: int = 0) -> float:
         """Seconds from a crash to the new start."""

@@ -24,7 +24,7 @@ from penstock.configs.run import SINKS
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Json, MetricSink, RunEvent
 from penstock.core.notes import notes_to
-from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run
+from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run, load_hooks
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.run_folder.events import EventLog
 from penstock.monitor.run_folder.record import NO_ACCOUNTING, Record, Thinned
@@ -126,7 +126,9 @@ OPTIONS = {"tensorboard": "true", "wandb": "games", "metrics_port": "0"}
 MAKERS: dict[str, Callable[[World], MetricSink]] = {
     "record": lambda world: Record(world.folder),
     "events": lambda world: EventLog(world.folder / "logs"),
-    "callbacks": lambda world: Hooks([], Run(world.folder, world.config()), [Callback()]),
+    "callbacks": lambda world: Hooks(
+        load_hooks([], [Callback()]), Run(world.folder, world.config())
+    ),
     "lines": lambda world: LineView(world.screen, "penstock run", None),
     "json": lambda world: JsonView(world.screen, "penstock run", None),
     "panel": lambda world: LiveView(world.screen, "penstock run", None),

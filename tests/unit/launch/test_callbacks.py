@@ -15,7 +15,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Json, RunEvent
 from penstock.core.notes import notes_to
-from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run, Saved
+from penstock.launch.callbacks import Callbacks, Evaluated, Hooks, Run, Saved, load_hooks
 
 STATISTICS = {"mean": 3.0, "median": 2.5, "std": 1.0, "min": 1.0, "max": 5.0}
 EVALUATION = {
@@ -98,7 +98,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hooks(folder: Path, *names: str) -> Hooks:
     (folder / "logs").mkdir(exist_ok=True)
-    return Hooks([f"hooks:{name}" for name in names], Run(folder, resolve("cartpole")))
+    return Hooks(load_hooks([f"hooks:{name}" for name in names]), Run(folder, resolve("cartpole")))
 
 
 def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
 
 
 def test_steps_are_told_once_for_each_multiple_and_may_end_the_run(tmp_path: Path) -> None:
-    made = Hooks([], Run(tmp_path, resolve("cartpole")), [Counts(), Fails()])
+    made = Hooks(load_hooks([], [Counts(), Fails()]), Run(tmp_path, resolve("cartpole")))
     ends = [made.metrics({"env_steps": steps}) for steps in (200, 310, 599, 850, 860, 900, 1000)]
     assert heard == [310, 850, 900]
     assert ends == [False, False, False, False, False, True, False]
@@ -139,7 +139,7 @@ def test_steps_that_are_no_number_are_refused(tmp_path: Path) -> None:
     counts.every_steps = 0
     sentence = "every_steps of callback Counts is 0; it must be a whole number of at least 1"
     with pytest.raises(UserError, match=f"^{sentence}$"):
-        Hooks([], Run(tmp_path, resolve("cartpole")), [counts])
+        Hooks(load_hooks([], [counts]), Run(tmp_path, resolve("cartpole")))
 
 
 def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_only_true_ends_the_run(tmp_path: Path, answer: object, ends: bool) -> None:
-    made = Hooks([], Run(tmp_path, resolve("cartpole")), [Says(answer)])
+    made = Hooks(load_hooks([], [Says(answer)]), Run(tmp_path, resolve("cartpole")))
     assert made.event(evaluation()) is ends
 
 
@@ -197,7 +197,7 @@ def test_one_that_cannot_be_made_is_the_users_mistake(
     tmp_path: Path, path: str, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        Hooks([path], Run(tmp_path, resolve("cartpole")))
+        Hooks(load_hooks([path]), Run(tmp_path, resolve("cartpole")))
 
 
 class Misspelt(Callbacks):
@@ -213,10 +213,10 @@ def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: 
     methods = "on_evaluation, on_checkpoint, on_steps, on_end; define at least one of them"
     sentence = f"callback {type(made).__name__} has none of the methods {methods}"
     with pytest.raises(UserError, match=f"^{sentence}$"):
-        Hooks([], Run(Path(), resolve("cartpole")), [made])
-    Hooks([], Run(Path(), resolve("cartpole")), [OnlyEnd()])
+        Hooks(load_hooks([], [made]), Run(Path(), resolve("cartpole")))
+    Hooks(load_hooks([], [OnlyEnd()]), Run(Path(), resolve("cartpole")))
 
 
 def test_a_class_in_place_of_an_object_is_refused() -> None:
     with pytest.raises(UserError, match=r"^callback OnlyEnd is a class; .*: OnlyEnd\(\)$"):
-        Hooks([], Run(Path(), resolve("cartpole")), [OnlyEnd])
+        Hooks(load_hooks([], [OnlyEnd]), Run(Path(), resolve("cartpole")))

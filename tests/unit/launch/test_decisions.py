@@ -19,7 +19,7 @@ from penstock.launch.supervisor_messages import (
     RestartLimits,
     Send,
     Start,
-    how_it_ended,
+    describe_exit,
 )
 from supervision_scene import ACTORS, CONNECTOR, LEARNER, Scene
 
@@ -45,7 +45,7 @@ def test_everything_starts_at_once() -> None:
 def test_the_learner_hears_how_many_actors_are_alive() -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(5.0, {}, {})
-    assert decisions.ready("actor-1", 6.0) == [Send("learner-0", {"kind": "actors", "alive": 1})]
+    assert decisions.on_ready("actor-1", 6.0) == [Send("learner-0", {"kind": "actors", "alive": 1})]
     assert decisions.actors_alive == 1
 
 
@@ -78,7 +78,7 @@ def test_delays_double_up_to_ten_seconds_and_forget_after_health() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=100, hang_timeout_s=1e9)
     delays = [scene.crash_and_restart("actor-0") for _ in range(9)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0], abs=0.06)
-    scene.decisions.ready("actor-0", scene.now_s)
+    scene.decisions.on_ready("actor-0", scene.now_s)
     scene.wait(11)
     assert scene.crash_and_restart("actor-0") == pytest.approx(0.1, abs=0.06)
 
@@ -94,7 +94,7 @@ def test_a_row_of_barren_crashes_ends_the_run_with_the_first_failure() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for n in range(3):
         failure = Failure("actor-0", f"crash {n}", f"traceback {n}")
-        assert scene.decisions.failed(failure, scene.now_s) == []
+        assert scene.decisions.on_error(failure, scene.now_s) == []
         effects = scene.ends("actor-0", 1)
         scene.tick(20)
     assert Kill("actor-1", TERM) in effects
@@ -122,7 +122,7 @@ def test_who_lost_its_learner_starts_again_at_once_uncounted() -> None:
 def test_a_users_mistake_stops_at_once_with_exit_code_2() -> None:
     scene = Scene((LEARNER, *ACTORS))
     failure = Failure("actor-0", "there is no Pong-v9", user=True)
-    effects = scene.decisions.failed(failure, scene.now_s)
+    effects = scene.decisions.on_error(failure, scene.now_s)
     assert effects == [Kill("actor-0", TERM), Kill("actor-1", TERM)]
     for name in ("actor-0", "actor-1", "learner-0"):
         scene.ends(name, 2)
@@ -133,7 +133,7 @@ def test_the_learners_death_is_the_runs_with_its_own_report_or_its_log() -> None
     for report in (Failure("learner-0", "NaN loss", "its traceback"), None):
         scene = Scene((LEARNER, *ACTORS))
         if report:
-            scene.decisions.failed(report, scene.now_s)
+            scene.decisions.on_error(report, scene.now_s)
         scene.ends("learner-0", 1 if report else -11, log="the tail of its log")
         for name in ("actor-0", "actor-1"):
             scene.ends(name, EXIT_REJOIN)
@@ -202,7 +202,7 @@ def test_each_stage_has_its_deadline() -> None:
 
 def test_actors_that_had_to_be_killed_do_not_spoil_a_clean_end() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     for name, code in (("actor-0", -9), ("actor-1", -11), ("learner-0", 0)):
         scene.ends(name, code)
     assert scene.decisions.outcome == Outcome(130, "interrupted")
@@ -212,7 +212,7 @@ def test_a_failing_checkpoint_at_the_end_is_told() -> None:
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
     failure = Failure("learner-0", "the disk is full; free some space", user=True)
-    scene.decisions.failed(failure, scene.now_s)
+    scene.decisions.on_error(failure, scene.now_s)
     scene.ends("learner-0", 2)
     assert scene.decisions.outcome == Outcome(2, "user_error", failure)
 
@@ -221,7 +221,7 @@ def test_a_learner_that_was_terminated_first_ends_the_run_as_terminated() -> Non
     """SIGTERM to a process group reaches its members in any order."""
     scene = Scene((LEARNER, *ACTORS[:1]))
     scene.decisions.stop("terminated", scene.now_s)
-    scene.decisions.interrupt(signal.SIGTERM, scene.now_s)
+    scene.decisions.on_signal(signal.SIGTERM, scene.now_s)
     scene.ends("actor-0", 0)
     scene.ends("learner-0", 0)
     assert scene.decisions.outcome == Outcome(143, "terminated")
@@ -232,15 +232,15 @@ def test_a_learner_may_end_the_run_cleanly_for_a_failure() -> None:
     failure = Failure("learner-0", "10 updates in a row were skipped")
     assert scene.decisions.stop("diverged", scene.now_s, failure) == [Kill("actor-0", TERM)]
     scene.ends("actor-0", 0)
-    scene.decisions.failed(Failure("learner-0", "the disk is full", user=True), scene.now_s)
+    scene.decisions.on_error(Failure("learner-0", "the disk is full", user=True), scene.now_s)
     scene.ends("learner-0", 2)
     assert scene.decisions.outcome == Outcome(1, "diverged", failure)
 
 
 def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    scene.decisions.interrupt(signal.SIGTERM, scene.now_s)
-    scene.decisions.failed(Failure("actor-0", "no learner at this address", user=True), 1.0)
+    scene.decisions.on_signal(signal.SIGTERM, scene.now_s)
+    scene.decisions.on_error(Failure("actor-0", "no learner at this address", user=True), 1.0)
     for name, code in (("actor-0", 2), ("actor-1", 0), ("learner-0", 0)):
         scene.ends(name, code)
     assert scene.decisions.outcome == Outcome(143, "terminated")
@@ -249,7 +249,7 @@ def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
 def test_who_has_not_started_yet_is_killed_and_nobody_is_started_any_more() -> None:
     scene = Scene((LEARNER, *ACTORS), ready=False)
     scene.ends("actor-0", 1)
-    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [Kill("actor-1", KILL)]
+    assert scene.decisions.on_signal(signal.SIGINT, scene.now_s) == [Kill("actor-1", KILL)]
     assert without_news(scene.ends("actor-1", -9)) == [Kill("learner-0", KILL)]
     assert scene.tick(1.0) == []
     scene.ends("learner-0", -9)
@@ -258,9 +258,9 @@ def test_who_has_not_started_yet_is_killed_and_nobody_is_started_any_more() -> N
 
 def test_a_second_signal_kills_all() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     scene.ends("actor-0", 0)
-    effects = scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    effects = scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
     scene.ends("learner-0", -9)
@@ -273,9 +273,9 @@ def test_second_signal_claims_a_checkpoint_only_where_one_was_written() -> None:
     for has_checkpoint in (False, True):
         scene = Scene((LEARNER,))
         if has_checkpoint:
-            scene.decisions.checkpoint_exists()
+            scene.decisions.recovery.on_checkpoint_written()
         for _ in range(2):
-            scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+            scene.decisions.on_signal(signal.SIGINT, scene.now_s)
         scene.ends("learner-0", -9)
         assert scene.decisions.outcome is not None
         claims.append(str(scene.decisions.outcome.error).rpartition("; ")[2])
@@ -285,10 +285,10 @@ def test_second_signal_claims_a_checkpoint_only_where_one_was_written() -> None:
 def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
-    assert scene.decisions.interrupt(signal.SIGINT, scene.now_s) == [
+    assert scene.decisions.on_signal(signal.SIGINT, scene.now_s) == [
         Note("the run is stopping; another signal kills it")
     ]
-    assert scene.decisions.interrupt(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
+    assert scene.decisions.on_signal(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
     killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
@@ -353,7 +353,7 @@ def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
 def test_an_actor_that_always_hangs_ends_the_run_however_long_each_time() -> None:
     scene = Scene(ACTORS[:1], hang_timeout_s=30, max_restarts=2)
     for _ in range(3):
-        scene.decisions.ready("actor-0", scene.now_s)
+        scene.decisions.on_ready("actor-0", scene.now_s)
         assert Kill("actor-0", DUMP) in scene.wait(30)
         scene.ends("actor-0", -9)
         assert Start("actor-0", 3) not in scene.wait(1)
@@ -364,7 +364,7 @@ def test_an_actor_that_always_hangs_ends_the_run_however_long_each_time() -> Non
 def test_an_actor_that_hangs_after_good_work_begins_with_a_clean_record() -> None:
     scene = Scene(ACTORS[:1], hang_timeout_s=30, max_restarts=2)
     for _ in range(6):
-        scene.decisions.ready("actor-0", scene.now_s)
+        scene.decisions.on_ready("actor-0", scene.now_s)
         scene.wait(11, ("actor-0",))
         assert Kill("actor-0", DUMP) in scene.wait(30)
         scene.ends("actor-0", -9)
@@ -391,8 +391,8 @@ def test_a_supervisor_that_slept_blames_nobody() -> None:
         (-40, "was killed by signal 40"),
     ],
 )
-def test_how_it_ended(code: int, sentence: str) -> None:
-    assert how_it_ended(code) == sentence
+def test_describe_exit(code: int, sentence: str) -> None:
+    assert describe_exit(code) == sentence
 
 
 def spares(count: int) -> tuple[RoleSpec, ...]:
@@ -402,32 +402,32 @@ def spares(count: int) -> tuple[RoleSpec, ...]:
 def test_spare_actors_start_when_more_are_needed() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(3)), ready=False)
     assert scene.incarnations.keys() == {"learner-0", "actor-0", "actor-1"}
-    assert scene.decisions.listed() == ["learner-0", "actor-0", "actor-1"]
-    assert scene.decisions.resize(4, scene.now_s) == []
-    assert scene.decisions.listed()[3:] == ["actor-2", "actor-3"]
+    assert scene.decisions.roles_in_status() == ["learner-0", "actor-0", "actor-1"]
+    assert scene.decisions.set_actors(4, scene.now_s) == []
+    assert scene.decisions.roles_in_status()[3:] == ["actor-2", "actor-3"]
     assert scene.tick(0.1) == [Start("actor-2", 1), Start("actor-3", 1)]
-    scene.decisions.ready("actor-2", scene.now_s)
+    scene.decisions.on_ready("actor-2", scene.now_s)
     assert scene.decisions.actors_alive == 1
     assert scene.decisions.restarts[Stage.ACTORS] == 0
 
 
 def test_an_actor_that_is_not_needed_ends_and_stays_away_until_it_is() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    assert scene.decisions.resize(1, scene.now_s) == [Kill("actor-1", TERM)]
+    assert scene.decisions.set_actors(1, scene.now_s) == [Kill("actor-1", TERM)]
     assert not scene.decisions.needs("actor-1")
     effects = scene.ends("actor-1", 0, produced=640)
     kinds = [e.message["kind"] for e in effects if isinstance(e, Send)]
     assert kinds == ["actor_ended", "actors"]  # its steps are counted
     assert len(effects) == 2
     assert scene.wait(5) == []
-    scene.decisions.resize(2, scene.now_s)
+    scene.decisions.set_actors(2, scene.now_s)
     assert scene.tick(0.1) == [Start("actor-1", 1)]
 
 
 def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    scene.decisions.resize(1, scene.now_s)
-    assert scene.decisions.resize(2, scene.now_s) == []
+    scene.decisions.set_actors(1, scene.now_s)
+    assert scene.decisions.set_actors(2, scene.now_s) == []
     assert scene.tick(1.0) == []
     assert not scene.decisions.needs("actor-1"), "its end is expected"
     effects = scene.ends("actor-1", 0)
@@ -438,7 +438,7 @@ def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time()
 def test_an_actor_that_waits_for_its_restart_is_not_restarted_if_it_is_not_needed() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("actor-1", 1)
-    assert scene.decisions.resize(1, scene.now_s) == []
+    assert scene.decisions.set_actors(1, scene.now_s) == []
     assert scene.wait(5) == []
 
 
@@ -449,7 +449,7 @@ def test_a_run_ends_with_actors_that_never_started() -> None:
     for name in ("actor-0", "actor-1", "learner-0"):
         scene.ends(name, 0)
     assert scene.decisions.outcome == Outcome(0, "minutes")
-    assert scene.decisions.resize(4, scene.now_s) == []
+    assert scene.decisions.set_actors(4, scene.now_s) == []
 
 
 def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
@@ -458,12 +458,12 @@ def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
     )
     scene = Scene((*learners, *ACTORS))
     message = {"kind": "threads", "threads": 3}
-    assert scene.decisions.set_threads(3) == [Send(s.name, message) for s in learners]
-    scene.decisions.entered("learner-0")
-    scene.decisions.entered("learner-1")
+    assert scene.decisions.set_learner_threads(3) == [Send(s.name, message) for s in learners]
+    scene.decisions.on_group_entered("learner-0")
+    scene.decisions.on_group_entered("learner-1")
     scene.ends("learner-1", -9)
     scene.tick(5.0)
-    assert Send("learner-1", message) in scene.decisions.ready("learner-1", scene.now_s)
+    assert Send("learner-1", message) in scene.decisions.on_ready("learner-1", scene.now_s)
 
 
 RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True, relays=True)
@@ -472,28 +472,30 @@ RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True, relays=True)
 def test_actors_without_a_host_start_once_there_is_one() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(2), RELAY))
     away = dict.fromkeys(("actor-2", "actor-3", "relay-1"), "no host has been found yet")
-    [note] = scene.decisions.unplaced(away, scene.now_s)
+    [note] = scene.decisions.on_hosts_changed(away, scene.now_s)
     assert note == Note("actor-2, actor-3, relay-1: no host has been found yet")
-    assert scene.decisions.unplaced(away, scene.now_s) == []
-    [note] = scene.decisions.unplaced({"actor-3": "no host has been found yet"}, scene.now_s)
+    assert scene.decisions.on_hosts_changed(away, scene.now_s) == []
+    [note] = scene.decisions.on_hosts_changed(
+        {"actor-3": "no host has been found yet"}, scene.now_s
+    )
     assert note == Note("actor-2, relay-1: a host was found")
     assert scene.tick(0.1) == [Start("actor-2", 1), Start("relay-1", 1)]
 
 
 def test_actors_that_lose_their_host_wait_for_another() -> None:
     scene = Scene((LEARNER, *ACTORS))
-    effects = scene.decisions.unplaced({"actor-1": "its host is about to end"}, scene.now_s)
+    effects = scene.decisions.on_hosts_changed({"actor-1": "its host is about to end"}, scene.now_s)
     assert effects == [Note("actor-1: its host is about to end"), Kill("actor-1", TERM)]
     scene.ends("actor-1", 0, produced=640)
     assert scene.wait(5) == []
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     assert scene.tick(0.1) == [Start("actor-1", 1)]
 
 
 def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
     scene = Scene((LEARNER, *ACTORS))
     why = {"learner-0": "its host is about to end"}
-    effects = scene.decisions.unplaced(why, scene.now_s)
+    effects = scene.decisions.on_hosts_changed(why, scene.now_s)
     assert effects[1:] == [Send("learner-0", {"kind": "save"})]
     assert scene.decisions.needs("learner-0")
 
@@ -501,22 +503,24 @@ def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
 def test_a_learner_without_a_host_is_restarted_on_the_next_with_actors_led_there() -> None:
     learner = replace(LEARNER, address="tcp://10.0.0.1:7700")
     scene = Scene((learner, *ACTORS))
-    scene.decisions.checkpoint_exists()
-    scene.decisions.unplaced({"learner-0": "its host a does not answer"}, scene.now_s)
-    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    scene.decisions.recovery.on_checkpoint_written()
+    scene.decisions.on_hosts_changed({"learner-0": "its host a does not answer"}, scene.now_s)
+    scene.decisions.on_presumed_dead("learner-0", 0, "a", 0, scene.now_s)
     assert scene.wait(5, ("actor-0", "actor-1")) == []
     moved = replace(learner, address="tcp://10.0.0.2:7700")
-    scene.decisions.respec((moved, *ACTORS))
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.update_specs((moved, *ACTORS))
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     assert scene.tick(0.1) == [Start("learner-0", 1)]
-    effects = scene.decisions.ready("learner-0", scene.now_s)
+    effects = scene.decisions.on_ready("learner-0", scene.now_s)
     sent = [e.message for e in effects if isinstance(e, Send) and e.name == "actor-0"]
     assert sent[0]["address"] == "tcp://10.0.0.2:7700"
 
 
 def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(9)))
-    [note] = scene.decisions.unplaced({f"actor-{i}": "none" for i in range(2, 11)}, scene.now_s)
+    [note] = scene.decisions.on_hosts_changed(
+        {f"actor-{i}": "none" for i in range(2, 11)}, scene.now_s
+    )
     assert note == Note("actor-2, actor-3, actor-4 and 6 more: none")
 
 
@@ -542,16 +546,16 @@ NO_HOST = dict.fromkeys(("learner-1", "connector-1"), "no host has been found ye
 def grown() -> Scene:
     """A run that had one learner, and has two."""
     scene = Scene(GROWING, ready=False)
-    scene.decisions.unplaced(NO_HOST, scene.now_s)
+    scene.decisions.on_hosts_changed(NO_HOST, scene.now_s)
     for spec in GROWING:
-        scene.decisions.ready(spec.name, scene.now_s)
-    scene.decisions.join("learner-0")
-    scene.decisions.entered("learner-0")
-    scene.decisions.unplaced({}, scene.now_s)
+        scene.decisions.on_ready(spec.name, scene.now_s)
+    scene.decisions.on_join("learner-0")
+    scene.decisions.on_group_entered("learner-0")
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     scene.tick(0.1)
-    scene.decisions.join("learner-1")
-    scene.decisions.entered("learner-1")
-    scene.decisions.ready("learner-1", scene.now_s)
+    scene.decisions.on_join("learner-1")
+    scene.decisions.on_group_entered("learner-1")
+    scene.decisions.on_ready("learner-1", scene.now_s)
     return scene
 
 
@@ -559,20 +563,20 @@ def test_a_spare_learner_starts_with_its_roles_once_there_is_a_host() -> None:
     scene = Scene(GROWING, ready=False)
     assert "learner-1" not in scene.incarnations
     assert "relay-1" not in scene.incarnations, "it would look for the learner at no address"
-    [note] = scene.decisions.unplaced(NO_HOST, scene.now_s)
+    [note] = scene.decisions.on_hosts_changed(NO_HOST, scene.now_s)
     assert note == Note("connector-1, learner-1: no host has been found yet")
     for name in ("learner-0", "actor-0", "actor-1"):
-        scene.decisions.ready(name, scene.now_s)
-    [first] = scene.decisions.join("learner-0")
+        scene.decisions.on_ready(name, scene.now_s)
+    [first] = scene.decisions.on_join("learner-0")
     assert isinstance(first, Send)
     assert first.message["members"] == [0]
-    scene.decisions.entered("learner-0")
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_group_entered("learner-0")
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
     assert started == ["learner-1", "connector-1", "relay-1"]
-    groups = [e.message for e in scene.decisions.join("learner-1") if isinstance(e, Send)]
+    groups = [e.message for e in scene.decisions.on_join("learner-1") if isinstance(e, Send)]
     assert [group["members"] for group in groups] == [[0, 1], [0, 1]]
-    effects = scene.decisions.ready("learner-1", scene.now_s)
+    effects = scene.decisions.on_ready("learner-1", scene.now_s)
     moved = [e for e in effects if isinstance(e, Send) and e.message["kind"] == "learner"]
     assert [(e.name, e.message["address"]) for e in moved] == [("actor-1", "tcp://10.0.0.1:7701")]
     assert scene.decisions.learners_alive == 2
@@ -581,25 +585,27 @@ def test_a_spare_learner_starts_with_its_roles_once_there_is_a_host() -> None:
 def test_a_spare_learner_whose_host_ends_leaves_the_group_smaller() -> None:
     scene = grown()
     away = dict.fromkeys(("learner-1", "connector-1"), "its host b does not answer")
-    scene.decisions.unplaced(away, scene.now_s)
-    effects = scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    scene.decisions.on_hosts_changed(away, scene.now_s)
+    effects = scene.decisions.on_presumed_dead("learner-1", 1, "b", 0, scene.now_s)
     sent = [e.message for e in effects if isinstance(e, Send)]
     assert [m["members"] for m in sent if m["kind"] == "group"] == [[0]]
     assert [m["index"] for m in sent if m["kind"] == "learner"] == [0]
-    scene.decisions.presumed_dead("connector-1", 1, "b", 0, scene.now_s)
+    scene.decisions.on_presumed_dead("connector-1", 1, "b", 0, scene.now_s)
     assert not any(isinstance(e, Note) for e in effects), "it is not restarted"
     assert scene.wait(5, ("learner-0", "connector-0", "relay-0", "actor-0", "actor-1")) == []
     assert not scene.decisions.stopping
     assert scene.decisions.learners_alive == 1
     assert scene.decisions.restarts[Stage.LEARNER] == 0
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
     assert started[:2] == ["learner-1", "connector-1"]
 
 
 def test_a_spare_learner_whose_host_is_about_to_end_trains_until_then() -> None:
     scene = grown()
-    effects = scene.decisions.unplaced({"learner-1": "its host is about to end"}, scene.now_s)
+    effects = scene.decisions.on_hosts_changed(
+        {"learner-1": "its host is about to end"}, scene.now_s
+    )
     assert effects[1:] == [Send("learner-1", {"kind": "save"})]
     assert scene.decisions.learners_alive == 2
     assert scene.decisions.needs("relay-1"), "actors still need its weights"
@@ -620,7 +626,7 @@ def test_a_mistake_that_a_spare_learner_finds_on_its_host_leaves_that_learner_ou
     scene = grown()
     for _ in range(9):
         mistake = Failure(name, "tcp://*:7701 is taken", user=True)
-        assert scene.decisions.failed(mistake, scene.now_s) == []
+        assert scene.decisions.on_error(mistake, scene.now_s) == []
         effects = scene.ends(name, 1)
         [note] = [e for e in effects if isinstance(e, Note)]
         assert note.text == (
@@ -635,25 +641,25 @@ def test_a_mistake_that_a_spare_learner_finds_on_its_host_leaves_that_learner_ou
             scene.ends(other, -9)
         busy = ("learner-0", "connector-0", "relay-0", "actor-0", "actor-1")
         assert scene.wait(5, busy) == [], "nor does its relay start without it"
-        scene.decisions.unplaced(NO_HOST, scene.now_s)
-        scene.decisions.unplaced({}, scene.now_s)
+        scene.decisions.on_hosts_changed(NO_HOST, scene.now_s)
+        scene.decisions.on_hosts_changed({}, scene.now_s)
         started = [e.name for e in scene.tick(0.1) if isinstance(e, Start)]
         assert started == ["learner-1", "connector-1", "relay-1"]
-        scene.decisions.join("learner-1")
+        scene.decisions.on_join("learner-1")
         for role in started:
-            scene.decisions.ready(role, scene.now_s)
+            scene.decisions.on_ready(role, scene.now_s)
     scene.ends(name, -9)
     assert not scene.decisions.stopping, "failures on other hosts do not count"
 
 
 def test_the_relay_of_a_learner_that_is_left_out_does_not_start() -> None:
     scene = grown()
-    scene.decisions.failed(Failure("learner-1", "no package", user=True), scene.now_s)
+    scene.decisions.on_error(Failure("learner-1", "no package", user=True), scene.now_s)
     scene.ends("learner-1", 1)
     scene.ends("connector-1", 0)
     scene.ends("relay-1", 0)
-    scene.decisions.unplaced({"relay-1": "no host has been found yet"}, scene.now_s)
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({"relay-1": "no host has been found yet"}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     assert not any(isinstance(e, Start) for e in scene.tick(0.1))
 
 
@@ -661,65 +667,65 @@ def test_a_mistake_that_the_last_learner_with_the_state_finds_ends_the_run() -> 
     scene = grown()
     scene.ends("learner-0", -9)
     mistake = Failure("connector-1", "tcp://*:7701 is taken", user=True)
-    scene.decisions.failed(mistake, scene.now_s)
-    assert scene.decisions.why_stopped == ("user_error", mistake)
+    scene.decisions.on_error(mistake, scene.now_s)
+    assert scene.decisions.stop_cause == ("user_error", mistake)
 
 
 def test_a_spare_role_that_starts_again_has_nothing_of_its_last_process() -> None:
     scene = grown()
-    scene.decisions.ready("connector-1", scene.now_s)
+    scene.decisions.on_ready("connector-1", scene.now_s)
     counts = {"kind": "connector", "received": 3}
-    assert scene.decisions.pass_on("connector-1", counts)
+    assert scene.decisions.forward("connector-1", counts)
     away = dict.fromkeys(("learner-1", "connector-1"), "its host b does not answer")
     busy = tuple(spec.name for spec in GROWING if spec.name != "learner-1")
     assert Kill("learner-1", KILL) in scene.wait(62, busy), "it hangs"
-    scene.decisions.unplaced(away, scene.now_s)
-    scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
-    assert not scene.decisions.pass_on("connector-1", counts), "it is of a learner that has ended"
-    scene.decisions.presumed_dead("connector-1", 1, "b", 0, scene.now_s)
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed(away, scene.now_s)
+    scene.decisions.on_presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    assert not scene.decisions.forward("connector-1", counts), "it is of a learner that has ended"
+    scene.decisions.on_presumed_dead("connector-1", 1, "b", 0, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     effects = scene.tick(0.1, busy)
     assert [e.name for e in effects if isinstance(e, Start)][:2] == ["learner-1", "connector-1"]
     assert not [e for e in effects if isinstance(e, Kill)]
-    scene.decisions.ready("learner-1", scene.now_s)
-    scene.decisions.ready("connector-1", scene.now_s)
-    assert scene.decisions.pass_on("connector-1", counts) == [Send("learner-1", counts)]
+    scene.decisions.on_ready("learner-1", scene.now_s)
+    scene.decisions.on_ready("connector-1", scene.now_s)
+    assert scene.decisions.forward("connector-1", counts) == [Send("learner-1", counts)]
 
 
 def test_a_spare_learner_that_ends_for_a_restart_and_has_no_host_is_no_second_loss() -> None:
     scene = grown()
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-1", 1)
     scene.tick(0.2)  # it starts again, without the trained state
     effects = scene.ends("learner-0", -9)
     assert [e for e in effects if isinstance(e, Kill)] == [Kill("learner-1", KILL)]
-    scene.decisions.unplaced(NO_HOST, scene.now_s)
+    scene.decisions.on_hosts_changed(NO_HOST, scene.now_s)
     assert not any(isinstance(e, Note) for e in scene.ends("learner-1", -9))
     assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["learner-0"]
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     assert Start("learner-1", 3) in scene.tick(0.1)
 
 
 def test_with_no_learner_left_the_run_waits_for_those_with_which_it_begins() -> None:
     scene = grown()
-    scene.decisions.checkpoint_exists()
-    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
-    scene.decisions.unplaced({"learner-1": "its host b does not answer"}, scene.now_s)
-    scene.decisions.presumed_dead("learner-1", 1, "b", 0, scene.now_s)
-    assert scene.decisions.resumes
+    scene.decisions.recovery.on_checkpoint_written()
+    scene.decisions.on_presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    scene.decisions.on_hosts_changed({"learner-1": "its host b does not answer"}, scene.now_s)
+    scene.decisions.on_presumed_dead("learner-1", 1, "b", 0, scene.now_s)
+    assert scene.decisions.recovery.resumes
     assert [e.name for e in scene.tick(1.0) if isinstance(e, Start)] == ["learner-0"]
-    groups = [e.message for e in scene.decisions.join("learner-0") if isinstance(e, Send)]
+    groups = [e.message for e in scene.decisions.on_join("learner-0") if isinstance(e, Send)]
     assert [group["members"] for group in groups] == [[0]]
 
 
 def test_a_relay_follows_its_learner_to_another_address() -> None:
     scene = grown()
-    scene.decisions.ready("relay-1", scene.now_s)
+    scene.decisions.on_ready("relay-1", scene.now_s)
     relay = GROWING[5]
     assert relay.name == "relay-1"
     moved = replace(relay, address="tcp://10.0.0.9:7701")
     specs = [moved if spec is relay else spec for spec in GROWING]
-    assert scene.decisions.respec(specs) == [Kill("relay-1", TERM)]
-    assert scene.decisions.respec(specs) == []
+    assert scene.decisions.update_specs(specs) == [Kill("relay-1", TERM)]
+    assert scene.decisions.update_specs(specs) == []
     scene.ends("relay-1", 0)
     assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["relay-1"]

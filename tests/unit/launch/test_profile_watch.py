@@ -47,7 +47,16 @@ class Scene:
         self.sinks = FanOut([view, self.watch])
         engine = LocalEngine(EngineContext(folder))
         self.split = CoreSplit(2, least=1, most=4, most_threads=4)
-        with_nobody = Supervisor([], RestartLimits(), {}, folder, self.sinks, engine, self.split)
+        with_nobody = Supervisor(
+            [],
+            RestartLimits(),
+            {},
+            folder,
+            self.sinks,
+            engine,
+            core_split=self.split,
+            on_role_end=self.watch.on_role_end,
+        )
         self.watch.attach(with_nobody)
 
     def profiled_at(self, seconds: float) -> bool:

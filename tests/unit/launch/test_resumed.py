@@ -15,11 +15,11 @@ from penstock.core.params import ParamLayout
 from penstock.core.run_dir import Resume
 from penstock.launch import run
 from penstock.launch.resumed import (
-    begin_from,
     check_folder_named,
-    differences,
+    describe_changed_options,
     find_source,
     resolve_resumed,
+    start_from_checkpoint,
 )
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
@@ -38,12 +38,12 @@ SAME = ("learner.lr=1e-3", "env.kwargs={sutton_barto_reward: true}", "run.dir=el
 
 
 def test_the_same_options_are_no_news(folder: Path) -> None:
-    assert differences(folder, resolve("cartpole", SAME), "must") == ""
+    assert describe_changed_options(folder, resolve("cartpole", SAME), "must") == ""
 
 
 def test_what_differs_is_told_by_its_dotted_name(folder: Path) -> None:
     options = ("learner.lr=3e-4", "env.kwargs={}", "stop.minutes=2")
-    assert differences(folder, resolve("cartpole", options), "auto") == (
+    assert describe_changed_options(folder, resolve("cartpole", options), "auto") == (
         "resumed with changed options: env.kwargs.sutton_barto_reward true -> null, "
         "learner.lr 0.001 -> 0.0003, stop.minutes null -> 2.0"
     )
@@ -52,7 +52,7 @@ def test_what_differs_is_told_by_its_dotted_name(folder: Path) -> None:
 def test_of_many_differences_the_first_are_told(folder: Path) -> None:
     more = [f"actors.{option}" for option in ("envs=8", "unroll=8", "count=3")]
     config = resolve("cartpole", (*SAME, *more, "run.seed=9", "run.grace_s=3", "run.interval_s=3"))
-    said = differences(folder, config, "auto")
+    said = describe_changed_options(folder, config, "auto")
     assert said.count("->") == 4
     assert said.endswith(", and 2 more")
 
@@ -83,14 +83,14 @@ def test_another_algorithm_cannot_go_on(folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"trained with impala, .*; set algo\.name=impala, or run\.d"
     ):
-        differences(folder, config, "auto")
+        describe_changed_options(folder, config, "auto")
     (folder / "checkpoints" / "last" / FILE).unlink()
-    assert differences(folder, config, "auto") == ""  # it begins anew
+    assert describe_changed_options(folder, config, "auto") == ""  # it begins anew
 
 
 def test_weights_that_were_copied_into_a_folder_are_compared_with_nothing(folder: Path) -> None:
     (folder / "config.yaml").unlink()
-    assert differences(folder, resolve("cartpole"), "must") == ""
+    assert describe_changed_options(folder, resolve("cartpole"), "must") == ""
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
     assert find_source(str(best / FILE), new, "no") == (best, "no")
     assert find_source(str(run_dir), new, "auto") == (best.with_name("last"), "auto")
     assert not new.exists()
-    assert "after 3 optimizer steps" in begin_from(new, best)
+    assert "after 3 optimizer steps" in start_from_checkpoint(new, best)
     assert (
         checkpoint_format.load(new / "checkpoints" / "last").meta["progress"]["learner_steps"] == 3
     )
@@ -199,7 +199,7 @@ def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
 def test_a_copy_that_a_crash_cut_short_is_made_again(tmp_path: Path) -> None:
     source, new = tmp_path / "first" / "checkpoints" / "last", tmp_path / "second"
     saved(source, 7)
-    (new / "checkpoints" / "last").mkdir(parents=True)  # as far as `begin_from` came
+    (new / "checkpoints" / "last").mkdir(parents=True)  # as far as `start_from_checkpoint` came
     assert find_source(str(source), new, "auto") == (source, "auto")
 
 
@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_not_begun_from(tmp_path: Path) -> None:
     saved(tmp_path / "saved", 7)
     (tmp_path / "saved" / FILE).write_bytes(b"half")
     with pytest.raises(UserError, match="is damaged or no checkpoint"):
-        begin_from(tmp_path / "run", tmp_path / "saved")
+        start_from_checkpoint(tmp_path / "run", tmp_path / "saved")
     assert not (tmp_path / "run").exists()
 
 

@@ -35,7 +35,7 @@ def test_exit_that_the_role_did_not_ask_for_is_reported_as_a_mistake(
         status=SimpleNamespace(begin=lambda phase: None),
         report=lambda kind, **fields: reports.append(fields),
     )
-    assert role._run("penstock.launch.role:leave", ctx) == exit_code
+    assert role._run_main("penstock.launch.role:leave", ctx) == exit_code
     assert [report["message"].partition(":")[0] + ":" for report in reports] == messages
     assert all(report["user"] for report in reports)
 
@@ -54,7 +54,7 @@ def test_texts_of_any_characters_fit_the_report_of_an_error(
         status=SimpleNamespace(begin=lambda phase: None),
         report=lambda kind, **fields: own.send({"kind": kind, **fields}),
     )
-    assert role._run("penstock.launch.role:fail", ctx) == 1
+    assert role._run_main("penstock.launch.role:fail", ctx) == 1
     [message] = supervisor.receive()
     assert message["message"].startswith("ValueError: ")
     supervisor.close()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.core.run_dir import run_folder
-from penstock.launch.run_attempt import REPLACED, Attempt, missing, undone_where_refused
+from penstock.launch.run_attempt import REPLACED, Attempt, missing_folders, undone_on_user_error
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -34,11 +34,11 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["undo", "put_back"])
+@pytest.mark.parametrize("how", ["undo", "restore_earlier_run"])
 def test_a_run_gets_its_files_back(tmp_path: Path, how: str) -> None:
     run = a_run(tmp_path / "run")
     before = contents(run)
-    attempt = Attempt(run, missing(run))
+    attempt = Attempt(run, missing_folders(run))
     try_again(run)
     getattr(attempt, how)()
     after = contents(run)
@@ -52,7 +52,7 @@ def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path:
     (tmp_path / "runs").mkdir()
 
     def refused() -> None:
-        with undone_where_refused(run, missing(run)):
+        with undone_on_user_error(run, missing_folders(run)):
             (run / "logs").mkdir(parents=True)
             try_again(run)
             raise UserError("no such game")
@@ -64,7 +64,7 @@ def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path:
 
 def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "seed-1"
-    attempt = Attempt(run, missing(run))
+    attempt = Attempt(run, missing_folders(run))
     run.mkdir(parents=True)
     (tmp_path / "runs" / "seed-0").mkdir()
     attempt.undo()
@@ -73,7 +73,7 @@ def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) 
 
 def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    attempt = Attempt(run, missing(run))
+    attempt = Attempt(run, missing_folders(run))
     for folder in (run, run / "rank-1"):
         (folder / "logs").mkdir(parents=True)
         (folder / "logs" / "learner-0.log").write_text("")
@@ -86,7 +86,7 @@ def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
 
 def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    attempt = Attempt(run, missing(run))
+    attempt = Attempt(run, missing_folders(run))
     (run / "logs").mkdir(parents=True)
     (run / "logs" / "actor-0.log").touch()
     try_again(run)
@@ -103,7 +103,7 @@ def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
 
 def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    attempt = Attempt(tmp_path, missing(tmp_path))
+    attempt = Attempt(tmp_path, missing_folders(tmp_path))
     a_run(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "checkpoints").rename(tmp_path / "checkpoints")
     try_again(tmp_path)
@@ -113,8 +113,8 @@ def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> N
 
 def test_a_fault_of_a_new_run_leaves_what_it_wrote(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    attempt = Attempt(run, missing(run))
+    attempt = Attempt(run, missing_folders(run))
     with run_folder(run, "no"):
         try_again(run)
-        attempt.put_back()
+        attempt.restore_earlier_run()
     assert contents(run)["config.yaml"] == "of the try"

@@ -19,7 +19,7 @@ KILL = -int(signal.SIGKILL)
 def scene() -> Scene:
     """A learner and two actors, with a checkpoint."""
     scene = Scene((LEARNER, *ACTORS), restarts=2)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     return scene
 
 
@@ -32,8 +32,8 @@ def test_the_learner_is_restarted_and_the_actors_stay(scene: Scene) -> None:
     assert "continues from its newest checkpoint in 0.1 s (restart 1 of" in text(effects)
     assert not [e for e in effects if isinstance(e, Kill)]
     assert scene.tick(0.1) == [Start("learner-0", 1)]
-    assert scene.decisions.resumes
-    moved = [e for e in scene.decisions.ready("learner-0", scene.now_s) if isinstance(e, Send)]
+    assert scene.decisions.recovery.resumes
+    moved = [e for e in scene.decisions.on_ready("learner-0", scene.now_s) if isinstance(e, Send)]
     place = {"kind": "learner", "index": 0, "address": None, "incarnation": 1}
     assert [e for e in moved if e.message["kind"] == "learner"] == [
         Send("actor-0", place),
@@ -50,29 +50,29 @@ def test_without_a_checkpoint_the_run_fails() -> None:
 def test_losses_in_a_row_end_the_run_with_the_last_failure(scene: Scene) -> None:
     for n in range(3):
         failure = Failure("learner-0", f"crash {n}")
-        scene.decisions.failed(failure, scene.now_s)
+        scene.decisions.on_error(failure, scene.now_s)
         assert not scene.decisions.stopping or n == 2
         scene.ends("learner-0", 1)
         scene.tick(1)
-    assert scene.decisions.why_stopped == ("fault", Failure("learner-0", "crash 2"))
+    assert scene.decisions.stop_cause == ("fault", Failure("learner-0", "crash 2"))
 
 
 def test_a_checkpoint_starts_the_count_anew(scene: Scene) -> None:
     for _ in range(9):
         scene.ends("learner-0", KILL)
         scene.tick(10)
-        scene.decisions.checkpoint_exists()
+        scene.decisions.recovery.on_checkpoint_written()
     assert not scene.decisions.stopping
 
 
 def test_a_mistake_of_the_user_is_not_repeated(scene: Scene) -> None:
-    scene.decisions.failed(Failure("learner-0", "no such file", user=True), scene.now_s)
+    scene.decisions.on_error(Failure("learner-0", "no such file", user=True), scene.now_s)
     assert scene.decisions.stopping
 
 
 def test_a_hung_learner_is_restarted_too() -> None:
     scene = Scene((LEARNER,), restarts=2, hang_timeout_s=5.0)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     scene.wait(7)
     assert "no sign of life" in text(scene.ends("learner-0", KILL))
     assert not scene.decisions.stopping
@@ -81,7 +81,7 @@ def test_a_hung_learner_is_restarted_too() -> None:
 def test_learners_of_several_supervisors_end_together() -> None:
     by_hand = replace(LEARNER, store=Store("127.0.0.1", 29500))
     scene = Scene((by_hand, *ACTORS))
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-0", KILL)
     assert scene.decisions.stopping
 
@@ -97,12 +97,12 @@ def test_nothing_is_restarted_once_the_run_stops(scene: Scene) -> None:
 
 def test_a_checkpoint_found_in_the_folder_is_resumed_but_is_no_sign_of_progress() -> None:
     scene = Scene((LEARNER, *ACTORS), restarts=1)
-    scene.decisions.checkpoint_found()
-    scene.decisions.presumed_dead("learner-0", 0, "a", 0, scene.now_s)
-    assert scene.decisions.resumes
+    scene.decisions.recovery.on_checkpoint_found()
+    scene.decisions.on_presumed_dead("learner-0", 0, "a", 0, scene.now_s)
+    assert scene.decisions.recovery.resumes
     assert Start("learner-0", 1) in scene.wait(1, ("actor-0", "actor-1"))
-    scene.decisions.checkpoint_found()
-    scene.decisions.presumed_dead("learner-0", 1, "a", 0, scene.now_s)
+    scene.decisions.recovery.on_checkpoint_found()
+    scene.decisions.on_presumed_dead("learner-0", 1, "a", 0, scene.now_s)
     assert scene.decisions.stopping
 
 
@@ -111,15 +111,15 @@ def test_a_signal_while_the_other_roles_are_killed_is_the_reason_of_the_end(repo
     """Their end was ordered, so it is no failure, even if a role reports an error before it."""
     server = RoleSpec("server", 0, "m:f", Stage.SERVER)
     scene = Scene((LEARNER, server, *ACTORS), restarts=2)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     effects = scene.ends("server-0", KILL)
     assert [e.name for e in effects if isinstance(e, Kill)] == ["learner-0"]
-    scene.decisions.interrupt(signal.SIGINT, scene.now_s)
+    scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     for name in ("actor-0", "actor-1"):
         scene.ends(name, 0)
     if reports:
         failure = Failure("learner-0", "the parameter server has ended")
-        scene.decisions.failed(failure, scene.now_s)
+        scene.decisions.on_error(failure, scene.now_s)
     scene.ends("learner-0", KILL)
     assert scene.decisions.outcome == Outcome(130, "interrupted")
 
@@ -128,4 +128,4 @@ def test_a_checkpoint_forgets_the_delays_of_earlier_losses(scene: Scene) -> None
     for _ in range(9):
         delays = [scene.crash_and_restart("learner-0") for _ in range(2)]
         assert delays == pytest.approx([0.1, 0.2], abs=0.06)
-        scene.decisions.checkpoint_exists()
+        scene.decisions.recovery.on_checkpoint_written()

@@ -41,11 +41,11 @@ class Scene:
         self.now_s = 1000.0
         self.tick()
         for spec in specs:
-            self.decisions.ready(spec.name, self.now_s)
+            self.decisions.on_ready(spec.name, self.now_s)
         for rank in ranks if joined else ():
-            self.decisions.join(f"learner-{rank}")
+            self.decisions.on_join(f"learner-{rank}")
         for rank in ranks if joined else ():
-            self.decisions.entered(f"learner-{rank}")
+            self.decisions.on_group_entered(f"learner-{rank}")
 
     def tick(self, after_s: float = 0.0) -> list[Effect]:
         self.now_s += after_s
@@ -61,12 +61,12 @@ class Scene:
         incarnation: int = 0,
     ) -> list[Effect]:
         end = End(code, produced, sequence, incarnation)
-        return self.decisions.ended(name, end, self.now_s)
+        return self.decisions.on_ended(name, end, self.now_s)
 
     def starts_again(self, name: str) -> list[Effect]:
         """It starts, works and joins after a crash; what is done at that."""
         assert any(isinstance(e, Start) and e.name == name for e in self.tick(20))
-        return [*self.decisions.ready(name, self.now_s), *self.decisions.join(name)]
+        return [*self.decisions.on_ready(name, self.now_s), *self.decisions.on_join(name)]
 
     def ends_all(self, *names: str, code: int = 0) -> list[Effect]:
         return [effect for name in names for effect in self.ends(name, code)]
@@ -99,12 +99,12 @@ def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
         Stage.SERVER: 0,
         Stage.EVALUATOR: 0,
     }
-    back = sent(scene.decisions.ready("learner-1", scene.now_s), "learner")
+    back = sent(scene.decisions.on_ready("learner-1", scene.now_s), "learner")
     assert {name: (m["index"], m["incarnation"]) for name, m in back.items()} == {
         "actor-1": (1, 2),
         "actor-4": (1, 2),
     }
-    assert sent(scene.decisions.join("learner-1"), "group").keys() == {
+    assert sent(scene.decisions.on_join("learner-1"), "group").keys() == {
         "learner-0",
         "learner-1",
         "learner-2",
@@ -114,7 +114,7 @@ def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
 def test_a_learners_own_report_does_not_end_the_run_either() -> None:
     scene = Scene()
     failure = Failure("learner-0", "RuntimeError: out of luck", "its traceback")
-    assert scene.decisions.failed(failure, scene.now_s) == []
+    assert scene.decisions.on_error(failure, scene.now_s) == []
     [note] = [e for e in scene.ends("learner-0", 1) if isinstance(e, Note)]
     assert note.text.startswith("learner-0: RuntimeError: out of luck; it is restarted")
     assert not scene.decisions.stopping
@@ -123,7 +123,7 @@ def test_a_learners_own_report_does_not_end_the_run_either() -> None:
 def test_a_users_mistake_found_by_one_learner_ends_the_run() -> None:
     scene = Scene()
     failure = Failure("learner-2", "the loss became nan", user=True)
-    effects = scene.decisions.failed(failure, scene.now_s)
+    effects = scene.decisions.on_error(failure, scene.now_s)
     assert [e.name for e in effects if isinstance(e, Kill)] == [f"actor-{i}" for i in range(6)]
 
 
@@ -131,7 +131,7 @@ def test_a_learner_that_keeps_dying_is_given_up_with_the_first_traceback() -> No
     scene = Scene(max_restarts=2)
     for n in range(3):
         failure = Failure("learner-1", f"crash {n}", f"traceback {n}")
-        scene.decisions.failed(failure, scene.now_s)
+        scene.decisions.on_error(failure, scene.now_s)
         assert not scene.decisions.stopping
         scene.ends("learner-1", 1, produced=900)  # what it heard of is no sign of health
         if n < 2:
@@ -151,38 +151,38 @@ def test_who_has_not_joined_again_cannot_keep_the_run_going() -> None:
 
 def test_with_a_checkpoint_all_learners_start_from_it_when_none_holds_the_state() -> None:
     scene = Scene(learners=2)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-0")
     scene.tick(1)  # it starts again, knowing nothing yet
     effects = scene.ends("learner-1")
     assert [e for e in effects if isinstance(e, Kill)] == [Kill("learner-0", KILL)]
-    assert scene.decisions.resumes
+    assert scene.decisions.recovery.resumes
     assert not scene.decisions.group_begun
     scene.ends("learner-0")
     assert {e.name for e in scene.tick(1) if isinstance(e, Start)} == {"learner-0", "learner-1"}
-    assert scene.decisions.join("learner-0") == []  # the first group contains all learners
-    assert sent(scene.decisions.join("learner-1"), "group").keys() == {"learner-0", "learner-1"}
+    assert scene.decisions.on_join("learner-0") == []  # the first group contains all learners
+    assert sent(scene.decisions.on_join("learner-1"), "group").keys() == {"learner-0", "learner-1"}
 
 
 def test_what_a_learner_sent_before_it_was_killed_is_no_state_of_the_run() -> None:
     """Else learner-0 would be told that others have the state, and would not resume it."""
     scene = Scene(learners=2)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-0")
     scene.starts_again("learner-0")
     scene.ends("learner-1")
-    assert scene.decisions.join("learner-0") == []
-    scene.decisions.entered("learner-0")  # it had the state, and is killed
+    assert scene.decisions.on_join("learner-0") == []
+    scene.decisions.on_group_entered("learner-0")  # it had the state, and is killed
     scene.ends("learner-0")
     assert not scene.decisions.group_begun
     scene.tick(1)
-    assert scene.decisions.join("learner-1") == []
-    assert sent(scene.decisions.join("learner-0"), "group").keys() == {"learner-0", "learner-1"}
+    assert scene.decisions.on_join("learner-1") == []
+    assert sent(scene.decisions.on_join("learner-0"), "group").keys() == {"learner-0", "learner-1"}
 
 
 def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
     scene = Scene(SERVER, learners=2)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     killed = [e.name for e in scene.ends("server-0") if isinstance(e, Kill)]
     assert killed == ["learner-0", "learner-1"]
     for name in killed:
@@ -194,20 +194,20 @@ def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
 def test_learners_wait_for_a_shard_without_a_host() -> None:
     """They are told its address when they start, and it may have another one then."""
     scene = Scene(SERVER, learners=2)
-    scene.decisions.respec(
+    scene.decisions.update_specs(
         [
             RoleSpec("learner", r, "m", Stage.LEARNER, learner=r, servers=("tcp://a:1",))
             for r in range(2)
         ]
     )
-    scene.decisions.checkpoint_exists()
+    scene.decisions.recovery.on_checkpoint_written()
     gone = {"server-0": "its host does not answer"}
-    effects = scene.decisions.unplaced(gone, scene.now_s)
+    effects = scene.decisions.on_hosts_changed(gone, scene.now_s)
     assert sent(effects, "save") == {"learner-0": {"kind": "save"}}
     for name in ("server-0", "learner-0", "learner-1"):
         scene.ends(name)
     assert not [e for e in scene.tick(5) if isinstance(e, Start)]
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     started = [e.name for e in scene.tick(1) if isinstance(e, Start)]
     assert set(started) == {"server-0", "learner-0", "learner-1"}
 
@@ -218,10 +218,10 @@ def test_a_learner_is_restarted_while_a_shard_runs_on_a_host_that_is_about_to_en
         RoleSpec("learner", r, "m", Stage.LEARNER, learner=r, servers=("tcp://a:1",))
         for r in range(2)
     ]
-    scene.decisions.respec(served)
-    scene.decisions.checkpoint_exists()
+    scene.decisions.update_specs(served)
+    scene.decisions.recovery.on_checkpoint_written()
     ends = {"server-0": "its host is about to end"}
-    scene.decisions.unplaced(ends, scene.now_s)
+    scene.decisions.on_hosts_changed(ends, scene.now_s)
     scene.ends("learner-1")
     assert scene.tick(1) == [Start("learner-1", 1)]
     scene.ends("learner-0")
@@ -229,7 +229,7 @@ def test_a_learner_is_restarted_while_a_shard_runs_on_a_host_that_is_about_to_en
     assert scene.tick(1) == [], "the shard is about to be restarted at another address"
     scene.ends("server-0")
     assert scene.tick(1) == []
-    scene.decisions.unplaced({}, scene.now_s)
+    scene.decisions.on_hosts_changed({}, scene.now_s)
     started = {e.name for e in scene.tick(1) if isinstance(e, Start)}
     assert started == {"server-0", "learner-0", "learner-1"}
 
@@ -238,7 +238,7 @@ def test_before_the_first_group_any_other_learner_will_do() -> None:
     scene = Scene(learners=2, joined=False)
     assert sent(scene.ends("learner-0"), "group") == {}
     assert not scene.decisions.stopping
-    scene.decisions.join("learner-1")
+    scene.decisions.on_join("learner-1")
     assert sent(scene.starts_again("learner-0"), "group").keys() == {"learner-0", "learner-1"}
 
 
@@ -283,19 +283,19 @@ def test_counts_of_a_connector_are_for_its_own_learner() -> None:
     connectors = [RoleSpec("connector", r, "m", Stage.CARRIERS, learner=r) for r in range(3)]
     scene = Scene(*connectors)
     message = {"kind": "connector", "received": 3}
-    assert scene.decisions.pass_on("connector-2", message) == [Send("learner-2", message)]
+    assert scene.decisions.forward("connector-2", message) == [Send("learner-2", message)]
 
 
 def test_last_words_about_a_dead_learner_are_not_for_the_one_that_replaces_it() -> None:
     scene = Scene(*(RoleSpec("connector", r, "m", Stage.CARRIERS, learner=r) for r in range(3)))
     scene.ends("learner-1")
     scene.starts_again("learner-1")
-    assert scene.decisions.pass_on("connector-1", {"kind": "connector"}) == []
-    assert scene.decisions.pass_on("connector-0", {"kind": "connector"}) != []
+    assert scene.decisions.forward("connector-1", {"kind": "connector"}) == []
+    assert scene.decisions.forward("connector-0", {"kind": "connector"}) != []
     scene.ends("connector-1", EXIT_REJOIN)
     scene.tick(1)
-    scene.decisions.ready("connector-1", scene.now_s)
-    assert scene.decisions.pass_on("connector-1", {"kind": "connector"}) != []
+    scene.decisions.on_ready("connector-1", scene.now_s)
+    assert scene.decisions.forward("connector-1", {"kind": "connector"}) != []
 
 
 def test_all_learners_finish_together_and_the_server_after_them() -> None:
@@ -315,7 +315,7 @@ def test_all_learners_finish_together_and_the_server_after_them() -> None:
 
 def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
     scene = Scene()
-    scene.decisions.interrupt(TERM, scene.now_s)
+    scene.decisions.on_signal(TERM, scene.now_s)
     effects = scene.ends("learner-0")  # while the actors end: the others have what it had
     [note] = [e for e in effects if isinstance(e, Note)]
     assert note.text == f"learner-0: {KILLED}; another learner writes the checkpoint"
@@ -329,7 +329,7 @@ def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
 
 def test_where_the_one_that_saves_dies_the_next_one_does() -> None:
     scene = Scene()
-    scene.decisions.interrupt(TERM, scene.now_s)
+    scene.decisions.on_signal(TERM, scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(6)))
     saver = {"kind": "saver", "rank": 1, "saved": False}
     assert sent(scene.ends("learner-0"), "saver") == {"learner-1": saver, "learner-2": saver}
@@ -341,7 +341,7 @@ def test_where_the_one_that_saves_dies_the_next_one_does() -> None:
 
 def test_where_all_die_before_it_is_saved_that_is_a_fault() -> None:
     scene = Scene(learners=2)
-    scene.decisions.interrupt(TERM, scene.now_s)
+    scene.decisions.on_signal(TERM, scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(4)))
     scene.ends_all("learner-0", "learner-1", code=-9)
     assert scene.decisions.outcome == Outcome(1, "fault", Failure("learner-1", KILLED))
@@ -352,7 +352,7 @@ def test_where_the_one_that_saves_has_no_state_the_next_one_does() -> None:
     scene.decisions.stop("env_steps", scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(4)))
     failures = [Failure(f"learner-{r}", "the server sent no state", fault=False) for r in range(2)]
-    scene.decisions.failed(failures[0], scene.now_s)
+    scene.decisions.on_error(failures[0], scene.now_s)
     effects = scene.ends("learner-0", 1)
     saver = {"kind": "saver", "rank": 1, "saved": False}
     assert sent(effects, "saver") == {"learner-1": saver}
@@ -360,8 +360,8 @@ def test_where_the_one_that_saves_has_no_state_the_next_one_does() -> None:
     assert note.text == (
         "learner-0: the server sent no state; another learner writes the checkpoint"
     )
-    assert scene.decisions.why_stopped == ("env_steps", None)
-    scene.decisions.failed(failures[1], scene.now_s)  # and there is no other learner
+    assert scene.decisions.stop_cause == ("env_steps", None)
+    scene.decisions.on_error(failures[1], scene.now_s)  # and there is no other learner
     scene.ends("learner-1", 1)
     assert scene.decisions.outcome == Outcome(1, "fault", failures[1])
 
@@ -395,7 +395,7 @@ def test_the_run_cannot_go_on_without_its_server() -> None:
 def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
     scene = Scene(joined=False)
     for rank in range(3):
-        scene.decisions.join(f"learner-{rank}")
+        scene.decisions.on_join(f"learner-{rank}")
     effects = scene.ends("learner-0")
     assert not sent(effects, "group")
     assert effects[-1] == Note(
@@ -415,9 +415,9 @@ def test_a_shard_waits_for_the_learners_of_other_machines_unless_this_one_has_fa
         decisions = Decisions((learner, shard), RestartLimits())
         decisions.tick(1000.0, {}, {})
         for spec in (learner, shard):
-            decisions.ready(spec.name, 1000.0)
+            decisions.on_ready(spec.name, 1000.0)
         if not code:
             decisions.stop("stopped", 1001.0)
-        effects = decisions.ended("learner-1", End(code, 0, 0, 0), 1002.0)
+        effects = decisions.on_ended("learner-1", End(code, 0, 0, 0), 1002.0)
         assert [int(e.signum) for e in effects if isinstance(e, Kill)] == [expected]
         assert bool(sent(effects, "finish")) == (not code)

@@ -27,16 +27,16 @@ class FarScene(Scene):
 
     def lost(self, name: str, produced: int = 10) -> list[Effect]:
         at = self.incarnations.get(name, 0)
-        return self.decisions.presumed_dead(name, at, "far-1", produced, self.now_s)
+        return self.decisions.on_presumed_dead(name, at, "far-1", produced, self.now_s)
 
     def replaced(self, name: str) -> None:
         """Its successor has started and works."""
         assert any(isinstance(e, Start) and e.name == name for e in self.wait(12, ["learner-0"]))
-        self.decisions.ready(name, self.now_s)
+        self.decisions.on_ready(name, self.now_s)
 
     def confirmed(self, name: str, at: int, produced: int) -> list[Effect]:
         end = End(-9, produced, produced // 10, at)
-        return self.decisions.confirmed_dead(name, at, end)
+        return self.decisions.on_confirmed_dead(name, at, end)
 
 
 def several_learners(count: int) -> Sequence[RoleSpec]:
@@ -50,7 +50,7 @@ def test_an_actor_is_replaced_and_its_end_is_told_once_it_is_certain() -> None:
     note = Note(f"actor-0: {WHY}; it is restarted in 0.1 s")
     assert scene.lost("actor-0") == [Send("learner-0", ALIVE), note]
     assert scene.tick(0.1) == [Start("actor-0", 1)]
-    scene.decisions.ready("actor-0", scene.now_s)
+    scene.decisions.on_ready("actor-0", scene.now_s)
     told = scene.confirmed("actor-0", 0, 640)
     assert told == [Send("learner-0", ended(0, 640))]
     assert scene.decisions.actors_alive == 2
@@ -69,7 +69,7 @@ def test_one_that_turns_out_to_be_alive_is_killed() -> None:
     scene = FarScene((LEARNER, *ACTORS))
     scene.lost("actor-0")
     scene.replaced("actor-0")
-    assert scene.decisions.found_alive("actor-0", 0) == [Kill("actor-0", KILL, incarnation=0)]
+    assert scene.decisions.on_found_alive("actor-0", 0) == [Kill("actor-0", KILL, incarnation=0)]
     assert scene.decisions.actors_alive == 2, "its successor is not touched"
 
 
@@ -89,7 +89,7 @@ def test_a_successor_that_is_refused_for_the_sake_of_the_first_is_tried_again() 
     for _ in range(3):
         scene.replaced("actor-0")
         taken = Failure("actor-0", "actor 0 is played by another process", user=True)
-        assert scene.decisions.failed(taken, scene.now_s) == []
+        assert scene.decisions.on_error(taken, scene.now_s) == []
         effects = scene.ends("actor-0", 2)
         assert isinstance(effects[-1], Note)
         assert effects[-1].text.startswith("actor-0: actor 0 is played by another process; ")
@@ -106,7 +106,7 @@ def test_without_the_first_a_refusal_ends_the_run(how: str) -> None:
     else:
         scene.wait(60, ["learner-0", "actor-0", "actor-1"])
     mistake = Failure("actor-0", "no such game", user=True)
-    assert Kill("actor-1", TERM) in scene.decisions.failed(mistake, scene.now_s)
+    assert Kill("actor-1", TERM) in scene.decisions.on_error(mistake, scene.now_s)
 
 
 def test_a_learner_alone_whose_host_is_lost_ends_the_run() -> None:
@@ -125,9 +125,9 @@ def test_a_learner_alone_whose_host_is_lost_ends_the_run() -> None:
 def test_a_learner_in_a_group_is_replaced_and_its_actors_move() -> None:
     scene = FarScene(several_learners(2))
     for rank in (0, 1):
-        scene.decisions.join(f"learner-{rank}")
+        scene.decisions.on_join(f"learner-{rank}")
     for rank in (0, 1):
-        scene.decisions.entered(f"learner-{rank}")
+        scene.decisions.on_group_entered(f"learner-{rank}")
     effects = scene.lost("learner-1")
     assert effects[0] == Send("learner-0", {"kind": "group", "epoch": 2, "members": [0]})
     moved = [e for e in effects if isinstance(e, Send) and e.name == "actor-1"]

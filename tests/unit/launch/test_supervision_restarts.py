@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.launch.decisions import LAST_EVALUATION_S, Decisions
+from penstock.launch.decisions import Decisions
+from penstock.launch.shutdown import LAST_EVALUATION_S
 from penstock.launch.supervisor_messages import (
     Effect,
     End,
@@ -32,7 +33,7 @@ def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> Non
     assert [e for e in effects if isinstance(e, Start)] == [Start("actor-1", 1)]
     notes = []
     for incarnation in (1, 2, 3):
-        effects = scene.decisions.not_started("actor-1", incarnation, WHY, scene.now_s)
+        effects = scene.decisions.on_start_failed("actor-1", incarnation, WHY, scene.now_s)
         notes += [e.text for e in effects if isinstance(e, Note)]
         [ended] = [e for e in effects if isinstance(e, Send) and "incarnation" in e.message]
         assert ended.message["produced_steps"] == 0
@@ -52,11 +53,11 @@ def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> No
         for effect in decisions.tick(now_s, {}, {}):
             if effect == Start(name, tries):
                 tries += 1
-                decisions.not_started(name, tries - 1, WHY, now_s)
+                decisions.on_start_failed(name, tries - 1, WHY, now_s)
         now_s += 0.05
     assert tries == 3
     for other in {"learner-0", "actor-0", "actor-1"} - {name}:
-        decisions.not_started(other, 0, WHY, now_s)
+        decisions.on_start_failed(other, 0, WHY, now_s)
     assert decisions.outcome is not None
     assert decisions.outcome.failure == Failure(name, WHY)
     assert decisions.outcome.exit_code == 1
@@ -65,10 +66,10 @@ def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> No
 def test_a_learner_that_starts_at_the_second_try_gets_its_actors() -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(0.0, {}, {})
-    decisions.not_started("learner-0", 0, WHY, 0.0)
+    decisions.on_start_failed("learner-0", 0, WHY, 0.0)
     assert Start("learner-0", 1) in decisions.tick(0.2, {}, {})
-    decisions.ready("learner-0", 1.0)
-    effects = decisions.ready("actor-0", 1.0)
+    decisions.on_ready("learner-0", 1.0)
+    effects = decisions.on_ready("actor-0", 1.0)
     assert effects == [Send("learner-0", {"kind": "actors", "alive": 1})]
     assert decisions.learners_alive == 1
 
@@ -79,7 +80,7 @@ def test_what_could_not_be_started_holds_up_no_end() -> None:
     scene.tick(0.2)
     scene.decisions.stop("return", scene.now_s)
     scene.ends("actor-0", 0)
-    scene.decisions.not_started("actor-1", 1, WHY, scene.now_s)
+    scene.decisions.on_start_failed("actor-1", 1, WHY, scene.now_s)
     scene.ends("learner-0", 0)
     assert scene.decisions.outcome is not None
     assert scene.decisions.outcome.exit_code == 0
@@ -88,7 +89,9 @@ def test_what_could_not_be_started_holds_up_no_end() -> None:
 def test_a_kill_by_the_limit_of_memory_is_told_as_such() -> None:
     scene = Scene((LEARNER, *ACTORS))
     end = End(-9, 640, 64, out_of_memory=True)
-    [note] = [e for e in scene.decisions.ended("actor-0", end, scene.now_s) if isinstance(e, Note)]
+    [note] = [
+        e for e in scene.decisions.on_ended("actor-0", end, scene.now_s) if isinstance(e, Note)
+    ]
     assert note.text == (
         "actor-0: was killed by SIGKILL: its control group is out of memory; lower actors.count; "
         "it is restarted in 0.1 s"
@@ -105,9 +108,9 @@ LONG_S = 11  # of work, after which an actor has a clean record
 
 def crash(scene: Scene, failure: Failure = BRIDGE, works_s: float = LONG_S) -> list[str]:
     """The actor works, raises, and starts again; the notes."""
-    scene.decisions.ready("actor-0", scene.now_s)
+    scene.decisions.on_ready("actor-0", scene.now_s)
     scene.wait(works_s, ("actor-0", "actor-1", "learner-0"))
-    assert scene.decisions.failed(failure, scene.now_s) == []
+    assert scene.decisions.on_error(failure, scene.now_s) == []
     effects = scene.ends("actor-0", 1, produced=64)
     scene.wait(11, ("actor-1", "learner-0"))
     return [effect.text for effect in effects if isinstance(effect, Note)]
@@ -124,7 +127,7 @@ def test_the_same_line_again_and_again_without_an_episode_ends_the_run() -> None
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for _ in range(2):
         crash(scene)
-        scene.decisions.restart_policy.episodes(0, scene.now_s)
+        scene.decisions.restart_policy.on_episodes(0, scene.now_s)
         assert not scene.decisions.stopping
     crash(scene)
     assert scene.decisions.stopping
@@ -139,10 +142,10 @@ def test_finished_episodes_or_another_place_begin_a_new_row() -> None:
     for n in range(12):
         crash(scene)
         if n % 2:
-            scene.decisions.restart_policy.episodes(n, scene.now_s)
+            scene.decisions.restart_policy.on_episodes(n, scene.now_s)
     for n in range(12):
         crash(scene, other if n % 2 else BRIDGE)
-        scene.decisions.restart_policy.episodes(12, scene.now_s)
+        scene.decisions.restart_policy.on_episodes(12, scene.now_s)
     assert not scene.decisions.stopping
 
 
@@ -151,7 +154,7 @@ def test_same_error_soon_after_each_start_ends_the_run_although_episodes_end() -
     for n in range(3):
         assert not scene.decisions.stopping
         crash(scene, works_s=3)
-        scene.decisions.restart_policy.episodes(n + 1, scene.now_s)
+        scene.decisions.restart_policy.on_episodes(n + 1, scene.now_s)
     assert scene.decisions.stopping
     scene.ends("actor-1", 0)
     scene.ends("learner-0", 0)
@@ -166,10 +169,10 @@ def test_other_error_or_long_play_between_two_equal_ones_begins_a_new_row() -> N
     other = Failure("actor-0", "KeyError: 'bridge'", place=BRIDGE.place)
     for n in range(12):
         crash(scene, other if n % 3 == 2 else BRIDGE, works_s=3)
-        scene.decisions.restart_policy.episodes(2 * n, scene.now_s)
+        scene.decisions.restart_policy.on_episodes(2 * n, scene.now_s)
     for n in range(12):
         crash(scene, works_s=LONG_S if n % 2 else 3)
-        scene.decisions.restart_policy.episodes(100 + n, scene.now_s)
+        scene.decisions.restart_policy.on_episodes(100 + n, scene.now_s)
     assert not scene.decisions.stopping
 
 
@@ -178,7 +181,7 @@ def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
     for _ in range(10):
         crash(scene)
     assert not scene.decisions.stopping
-    scene.decisions.restart_policy.episodes(0, scene.now_s)
+    scene.decisions.restart_policy.on_episodes(0, scene.now_s)
     crash(scene)
     assert scene.decisions.stopping
 
@@ -222,18 +225,18 @@ def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> Non
 def test_a_learner_that_starts_later_is_told_what_the_run_goes_on_without() -> None:
     """Else it would wait for an evaluation to confirm `stop.return`."""
     scene = Scene((LEARNER, EVALUATOR))
-    scene.decisions.checkpoint_exists()
-    scene.decisions.failed(Failure("evaluator-0", "no such file", user=True), scene.now_s)
+    scene.decisions.recovery.on_checkpoint_written()
+    scene.decisions.on_error(Failure("evaluator-0", "no such file", user=True), scene.now_s)
     assert GONE in scene.ends("evaluator-0", 2)
     scene.ends("learner-0", -9)
     assert scene.tick(1) == [Start("learner-0", 1)]
-    assert GONE in scene.decisions.ready("learner-0", scene.now_s)
+    assert GONE in scene.decisions.on_ready("learner-0", scene.now_s)
 
 
 def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again() -> None:
     run = evaluated_scene()
     failure = Failure("evaluator-0", "there is a NaN", user=True)
-    assert run.decisions.failed(failure, run.now_s) == []
+    assert run.decisions.on_error(failure, run.now_s) == []
     assert run.ends("evaluator-0", 2) == [
         Note("evaluator-0: there is a NaN; the run continues without it"),
         GONE,
@@ -283,7 +286,7 @@ def test_an_evaluation_of_the_last_weights_is_bounded() -> None:
 def test_a_signal_ends_the_evaluation_of_the_last_weights() -> None:
     run = evaluated_scene()
     stop_until_the_evaluator(run, "minutes")
-    assert TERMINATE in run.decisions.interrupt(signal.SIGINT, run.now_s)
+    assert TERMINATE in run.decisions.on_signal(signal.SIGINT, run.now_s)
     run.ends("evaluator-0", 0)
     assert run.decisions.outcome is not None
     assert (run.decisions.outcome.exit_code, run.decisions.outcome.reason) == (0, "minutes")
@@ -302,4 +305,4 @@ def test_the_messages_of_an_expendable_role_reach_every_learner() -> None:
     run = Scene([*learners, *ACTORS, EVALUATOR])
     verdict = {"kind": "verdict", "solved": True}
     sent = [Send(learner.name, verdict) for learner in learners]
-    assert run.decisions.pass_on("evaluator-0", verdict) == sent
+    assert run.decisions.forward("evaluator-0", verdict) == sent

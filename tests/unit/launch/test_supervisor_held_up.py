@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.interfaces import EngineContext, MetricSink
-from penstock.launch import supervisor
+from penstock.launch import signals
 from penstock.launch.engines.local import LocalEngine
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
@@ -40,7 +40,7 @@ def send(signums: list[int]) -> None:
 def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, code: int, reason: str
 ) -> None:
-    monkeypatch.setattr(supervisor, "HELD_UP_S", 0.05)
+    monkeypatch.setattr(signals, "HELD_UP_S", 0.05)
     (tmp_path / "logs").mkdir()
     folders = {"run_dir": str(tmp_path), "runtime_dir": str(tmp_path)}
     engine = LocalEngine(EngineContext(tmp_path))
