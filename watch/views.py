@@ -168,6 +168,12 @@ class Views:
                 live=running,
             )
             learns = learning(_training(run), live=running)
+        if not running and run.summary.get("exit_reason") == "return":
+            goal = run.options.get("stop.return")
+            learns = {
+                "kind": "reached",
+                "text": f"the target, stop.return = {digits(finite(goal))}, was reached",
+            }
 
         figures = _figures(run)
         return {

@@ -157,6 +157,14 @@ def test_the_best_evaluation_is_of_the_kind_beside_it(tmp_path: Path) -> None:
     assert Views(RunCatalog(folder)).now(".")["figures"]["eval_best_of_kind"] == 4.0
 
 
+def test_a_run_that_ended_at_its_target_is_not_called_flat(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [200.0] * 40, "stop.return=200")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "exit_reason": "return"}))
+    learning = Views(RunCatalog(folder)).now(".")["learning"]
+    assert learning["text"] == "the target, stop.return = 200, was reached"
+
+
 def test_the_newest_of_many_videos_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
