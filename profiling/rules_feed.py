@@ -238,7 +238,7 @@ def environment_is_slow(evidence: Evidence, share: float) -> Verdict:
     return Verdict(
         kind="slow_environment",
         finding=f"the environment is slow: the learner waits {percent(evidence.wait)} for data",
-        reason=f"{_actors(evidence)} spend {percent(share)} in env.step",
+        reason=f"{_actors_do('spend', evidence)} {percent(share)} in env.step",
         next_step=more_actors(evidence, "a faster environment helps"),
         cost=evidence.wait,
     )
@@ -250,9 +250,9 @@ def environment_waits(evidence: Evidence, share: float) -> Verdict:
     return Verdict(
         kind="waiting_environment",
         finding=f"the environment waits: the learner waits {percent(evidence.wait)} for data",
-        reason=f"{_actors(evidence)} spend {percent(share)} in env.step, {idle} without computing: "
-        "a step waits for something outside of the actor, such as a sleep, a socket or another "
-        "program",
+        reason=f"{_actors_do('spend', evidence)} {percent(share)} in env.step, {idle} without "
+        "computing: a step waits for something outside of the actor, such as a sleep, a socket or "
+        "another program",
         next_step=_shorter_wait(evidence),
         cost=evidence.wait,
     )
@@ -347,7 +347,7 @@ def inference_is_slow(evidence: Evidence, share: float) -> Verdict:
     return Verdict(
         kind="slow_inference",
         finding=f"inference is slow: the learner waits {percent(evidence.wait)} for data",
-        reason=f"{_actors(evidence)} spend {percent(share)} in the policy's network",
+        reason=f"{_actors_do('spend', evidence)} {percent(share)} in the policy's network",
         next_step=more_actors(evidence, cheaper),
         cost=evidence.wait,
     )
@@ -372,7 +372,7 @@ def wire_is_slow(evidence: Evidence, share: float) -> Verdict:
     return Verdict(
         kind="slow_wire",
         finding=f"the wire is slow: the learner waits {percent(evidence.wait)} for data",
-        reason=f"{_actors(evidence)} spend {percent(share)} on sending ({percent(compress)} "
+        reason=f"{_actors_do('spend', evidence)} {percent(share)} on sending ({percent(compress)} "
         f"compressing); the wire carries {coded_mb_per_s:,.1f} MB/s, {raw_mb_per_s:,.1f} MB/s "
         "before compression",
         next_step=next_step,
@@ -392,7 +392,7 @@ def slots_are_few(evidence: Evidence, share: float) -> Verdict:
         kind="few_slots",
         finding=f"slots are few: the learner waits {percent(evidence.wait)} for data while actors "
         "wait for room",
-        reason=f"{_actors(evidence)} wait {percent(share)} for a slot",
+        reason=f"{_actors_do('wait', evidence)} {percent(share)} for a slot",
         next_step=f"lend each actor more: transport.slots={slots + 1}",
         cost=evidence.wait,
     )
@@ -404,7 +404,7 @@ def actor_is_slow(evidence: Evidence, share: float) -> Verdict:
     return Verdict(
         kind="slow_actor",
         finding=f"actors are slow beside their games: the learner waits {wait} for data",
-        reason=f"{_actors(evidence)} spend {percent(share)} in write, process and other",
+        reason=f"{_actors_do('spend', evidence)} {percent(share)} in write, process and other",
         next_step=more_actors(
             evidence, "more actors.envs spread what a step costs; the trace shows where it goes"
         ),
@@ -456,6 +456,12 @@ def _actors(evidence: Evidence) -> str:
     """Returns the number of the learner's actors as text."""
     count = len(evidence.actors)
     return f"{count} actors" if count > 1 else "1 actor"
+
+
+def _actors_do(verb: str, evidence: Evidence) -> str:
+    """Returns the number of the learner's actors with ``verb`` as text, such as "1 actor waits"."""
+    ending = "" if len(evidence.actors) > 1 else "s"
+    return f"{_actors(evidence)} {verb}{ending}"
 
 
 # The verdict on actors that spend most of their time in one kind of work, by the verdict's kind.

@@ -214,11 +214,10 @@ def test_the_replay_code_of_the_readme_runs() -> None:
     env = gymnasium.make_vec("CartPole-v1", num_envs=8)
     names = {
         "env": env,
-        "o": env.reset(seed=0)[0],
         "policy": lambda _: env.action_space.sample(),
-        "td_error": lambda batch: batch.reward,
+        "learn": lambda batch: batch.reward,
     }
-    exec(code("../README.md", "python", 2), names)
+    exec(code("../README.md", "python", 2).replace("10_000", "1_010"), names)
     batch: Any = names["batch"]
     assert batch.obs.shape == (256, 4)
 

@@ -314,7 +314,7 @@ def test_of_several_learners_the_one_that_holds_up_is_judged_by_its_own_actors()
     actors = [actor(0, infer=1.0), actor(1, rank=1, **STEPPING)]
     verdict = judge(profile(learners, actors))
     assert verdict.kind == "slow_environment"
-    assert "1 actor spend" in verdict.reason
+    assert "1 actor spends" in verdict.reason
 
 
 @pytest.mark.parametrize(("cores", "kind"), [(3, "crowded"), (4, "healthy")])

@@ -66,7 +66,7 @@ def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
     ended = actor(1, rate=20.0, **STEPPING) | {"ended": True}
     verdict = judge(profile([learner(wait_data=0.5)], [actor(0, **STEPPING), ended]))
     assert verdict.kind == "slow_environment"
-    assert verdict.reason.startswith("1 actor spend")
+    assert verdict.reason.startswith("1 actor spends")
 
 
 @pytest.mark.parametrize(
