@@ -50,29 +50,42 @@ class Recording:
     """A process that records one episode, with its encoder."""
 
     def __init__(self, run_dir: Path, which: Checkpoint, seed: int, cwd: str | None = None) -> None:
-        """which: of the run's checkpoints. ``cwd``: the folder in which the run was started, by
-        default the present one. Raises OSError."""
+        """Start the process.
+
+        Args:
+            run_dir: folder of the run.
+            which: the checkpoint to play.
+            seed: that of the episode.
+            cwd: the folder in which the run was started, by default the present one.
+
+        Raises:
+            OSError: if the process cannot be started.
+        """
         part = f"{PART}{secrets.token_hex(8)}.part"
         self._part = run_dir.absolute() / FOLDER / part
         self._began_s = time.monotonic()
         self._said = b""
         arguments = os.getpid(), run_dir.absolute(), which, seed, part
+        # Errors of the process go where those of this process go.
         self._process = subprocess.Popen(
             python("penstock.evaluation.recording_process", *arguments),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # its errors go where those of this process go
+            stdout=subprocess.PIPE,
             process_group=0,
             cwd=cwd,
         )
 
     @property
     def seconds(self) -> float:
-        """Since its start."""
+        """Seconds since its start."""
         return time.monotonic() - self._began_s
 
     def answer(self) -> dict[str, Any] | None:
-        """None while it records. Then "file" and "cpu_s", or a sentence: in "skipped" if the
-        environment cannot be shown, else in "error". Never blocks for long."""
+        """Returns the result of the recording, None while it records. Never blocks for long.
+
+        It has the fields "file" and "cpu_s"; or a sentence, in "skipped" if the environment cannot
+        be shown, else in "error".
+        """
         process = self._process
         assert process.stdout is not None
         while select.select([process.stdout], [], [], 0)[0]:
@@ -95,8 +108,8 @@ class Recording:
             return {"error": f"its process has ended with code {code}"}
 
     def kill(self) -> None:
-        """End it, and remove what there is of the video."""
-        with suppress(OSError):  # it has ended
+        """End the process, and remove what there is of the video."""
+        with suppress(OSError):  # after its end
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
@@ -110,7 +123,7 @@ class BestVideos:
     """Records the best weights of a run when asked to, one recording at a time."""
 
     def __init__(self, run_dir: Path, seed: int, *, wanted: bool) -> None:
-        """seed: of the game that all videos of the run show. ``wanted``: `eval.video`."""
+        """``seed`` is that of the episode in all videos of the run; ``enabled`` is `eval.video`."""
         self._run_dir, self._seed = run_dir, seed
         self._records = wanted and find_spec("imageio_ffmpeg") is not None
         self._is_due = False  # there is a best without a video
@@ -118,7 +131,7 @@ class BestVideos:
         self._first_s = self._next_s = time.monotonic() + FIRST_S
 
     def request(self) -> None:
-        """There is a new best: record it, as soon as its turn comes."""
+        """Record the new best, as soon as its turn comes."""
         self._is_due = self._records
 
     def poll(self) -> None:
@@ -135,14 +148,19 @@ class BestVideos:
             self._give_up(f"a recording has not ended within {LIMIT_S:g} s")
 
     def finish(self, beat: Callable[[], bool]) -> None:
-        """Record the last best, within `LAST_S`, unless the run was short. The rest of the run has
-        ended, so `SHARE` does not matter. ``beat`` is called meanwhile, and returns whether to
-        stop."""
+        """Record the last best, within `LAST_S`, unless the run was short.
+
+        The rest of the run has ended, so `SHARE` does not matter any more.
+
+        Args:
+            beat: called meanwhile; returns whether to stop.
+        """
         now_s = time.monotonic()
         if now_s >= self._first_s:
             self._next_s = now_s
             if self._is_due or self._recording is not None:
                 logger.info("the best weights are recorded; Ctrl-C ends the run without that")
+
         while time.monotonic() < now_s + LAST_S and not beat():
             self.poll()
             if self._recording is None and (not self._is_due or now_s < self._next_s):
@@ -150,12 +168,13 @@ class BestVideos:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the recording."""
+        """End the recording, if there is one."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.kill()
 
     def _start(self) -> None:
+        """Start the recording that is due."""
         self._is_due = False
         try:
             self._recording = Recording(self._run_dir, "best", self._seed)
@@ -163,6 +182,7 @@ class BestVideos:
             self._give_up(str(error))
 
     def _take(self, answer: dict[str, Any]) -> None:
+        """A recording has ended with this ``answer``: decide when the next one may begin."""
         if "skipped" in answer:
             self._records = self._is_due = False
         elif "error" in answer:
@@ -171,6 +191,7 @@ class BestVideos:
             self._next_s = time.monotonic() + float(answer["cpu_s"]) / SHARE
 
     def _give_up(self, reason: str) -> None:
+        """Record no further videos, and give the user the ``reason``."""
         self._records = self._is_due = False
         logger.info(
             "no further videos of the best weights are recorded (%s); the run continues, and "
@@ -182,13 +203,23 @@ class BestVideos:
 def record_newest(
     run_dir: Path, cwd: str, cancels: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Record an episode by `checkpoints/last` of a run that was started in the folder ``cwd``, as
-    `videos/now.mp4`; the fields of `Recording.answer`. ``cancels``: whether to end the recording.
-    Raises UserError."""
+    """Record an episode by `checkpoints/last` of a run as `videos/now.mp4`, and wait for it.
+
+    Args:
+        run_dir: folder of the run.
+        cwd: the folder in which the run was started.
+        cancels: returns whether to end the recording.
+
+    Returns: the fields of `Recording.answer`, with "file".
+
+    Raises:
+        UserError: if there is no video in the end, with the reason.
+    """
     try:
         recording = Recording(run_dir, "last", 0, cwd)
     except OSError as error:
         raise UserError(f"no recording can be started: {error}") from error
+
     while (answer := recording.answer()) is None:
         if cancels():
             recording.kill()
@@ -200,6 +231,7 @@ def record_newest(
                 "no limit"
             )
         time.sleep(POLL_S)
+
     if "file" not in answer:
         raise UserError(str(answer.get("error", answer.get("skipped"))))
     return answer

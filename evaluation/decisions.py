@@ -1,11 +1,13 @@
 """What a policy decided in each step of a video, in a JSON file beside it: `agent.mp4.json`.
 
-A decision belongs to the picture that shows the state it was taken in. Its columns have a value for
-each step: "picture" (the number of that picture in the video), "action", "reward" (what the step
-paid, raw), "value" (the network's estimate of the discounted return, in the units that it is
-trained with), and "rows": the probabilities or the Q-values of the choices, or the means of numbers
-with their "std". The file is bounded: of a longer video it has the first `MOST_STEPS`, and of a
-larger action space the first `MOST_VALUES`.
+A decision belongs to the picture that shows the state it was taken in. The columns of the file have
+a value for each step: "picture" (the number of that picture in the video), "action", "reward" (what
+the step paid, raw), "value" (the network's estimate of the discounted return, in the units that it
+is trained with), and "rows": the probabilities or the Q-values of the choices, or the means of
+numbers with their "std".
+
+The file is bounded: of a longer video it has the first `MOST_STEPS`, and of a larger action space
+the first `MOST_VALUES`.
 """
 
 from __future__ import annotations
@@ -40,13 +42,25 @@ class Decision(NamedTuple):
 
     action: list[float]
     basis: dict[str, list[float | None]]
+    """The arrays of `ActionSampler.basis`, of which it was decided."""
     value: float | None
+    """The value of the state; None if the network does not estimate it."""
 
 
 class DecisionTrack:
-    """Chooses actions as a policy over one environment does, and keeps what it decided by."""
+    """Chooses actions as a policy over one environment does, and keeps what it decided by.
+
+    `choose` and `on_step` are called in turn: a decision is kept when the environment has taken it.
+    """
 
     def __init__(self, policy: Policy, critic: Critic | None, sample: bool) -> None:
+        """Create an empty track.
+
+        Args:
+            policy: chooses the actions, over one environment.
+            critic: values the states; None if the network has no value head.
+            sample: whether actions are sampled.
+        """
         self._policy, self._critic, self._sample = policy, critic, sample
         self._decision: Decision | None = None
         self._pictures = 0
@@ -59,18 +73,21 @@ class DecisionTrack:
         }
 
     def choose(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The action in observations ``[1, *shape]``, as of `Policy.act` or `Policy.greedy`."""
-        if self.steps >= MOST_STEPS:  # no more are kept
+        """Returns the action for observations ``[1, *shape]``, as `Policy.act` or `greedy` does."""
+        if self.steps >= MOST_STEPS:
+            # The file is full, so no further decisions are kept.
             return self._policy.act(obs) if self._sample else self._policy.greedy(obs)
         before = self._policy.state.copy()
         self._policy.outputs(obs)
         decider = self._policy.decider
         basis = {name: array[:, 0] for name, array in decider.basis().items()}
+
         value = None
         if self._critic is not None:
             value = float(self._critic(obs, before)[0])
         elif "q" in basis:
             value = float(basis["q"].max())
+
         action = decider.sample() if self._sample else decider.greedy()
         self._kind = next((kind for kind in KINDS if kind in basis), None)
         self._values = len(basis[self._kind]) if self._kind else 0
@@ -82,14 +99,18 @@ class DecisionTrack:
         return action
 
     def saw(self, pictures: int, reward: float, *, plays: bool) -> None:
-        """Take a step to the track, which ``pictures`` show.
+        """The environment has made a step, which so many ``pictures`` show.
 
-        plays: whether the decision before was taken by the environment; the first pictures, and
-            those of a reset, follow none.
+        Args:
+            pictures: how many the video gets from it.
+            reward: what the step paid, raw.
+            plays: whether the environment took the last decision. It took none before the first
+                pictures, nor before those of a reset.
         """
         decision, self._decision = self._decision, None
         if plays:
             self.steps += 1
+
         if plays and decision is not None:
             row = (
                 self._pictures - 1,
@@ -104,9 +125,15 @@ class DecisionTrack:
         self._pictures += pictures
 
     def write(self, path: Path, about: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Write the file as ``path``; ``about`` is added to it.
+        """Write the decisions as a JSON file.
 
-        names: of the choices, or of the numbers of an action; may be empty. Raises OSError.
+        Args:
+            path: of the file.
+            about: further fields for it.
+            names: those of the choices, or of the numbers of an action; may be empty.
+
+        Raises:
+            OSError: if it cannot be written.
         """
         found = {
             "format": FORMAT,
@@ -121,13 +148,17 @@ class DecisionTrack:
 
 
 def beside(video: Path) -> Path:
-    """The path of the decisions of a video."""
+    """Returns the path of the decisions of a video, beside it."""
     return video.with_name(video.name + SUFFIX)
 
 
 def checked(text: str | None) -> Row | None:
-    """The decisions in the text of a file that may have been written by anyone; None where it has
-    none. Lists are bounded and as long as each other; numbers are finite or None."""
+    """Returns the decisions in the ``text`` of a file that may have been written by anyone.
+
+    Lists are bounded, and columns are as long as each other; numbers are finite or None.
+
+    Returns: the fields of the file, None if it has no decisions.
+    """
     try:
         found = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -137,6 +168,7 @@ def checked(text: str | None) -> Row | None:
     pictures = [finite(each) for each in _list(found.get("picture"))[:MOST_STEPS]]
     if any(each is None or each < 0 for each in pictures):
         return None
+
     steps = len(pictures)
     kind, episodes = found.get("kind"), _list(found.get("episodes"))[:MOST_EPISODES]
     columns = {name: _numbers(found.get(name), steps) for name in ("reward", "value")}
@@ -166,21 +198,27 @@ def checked(text: str | None) -> Row | None:
 
 
 def _list(found: Any) -> list[Any]:
+    """Returns the ``value`` if it is a list, else an empty one."""
     return found if isinstance(found, list) else []
 
 
 def _numbers(found: Any, steps: int) -> list[float | None]:
+    """Returns a column of finite numbers or None, filled up with None to as many ``steps``."""
     given = [finite(each) for each in _list(found)[:steps]]
     return given + [None] * (steps - len(given))
 
 
 def _rows(found: Any, steps: int) -> list[list[float | None]]:
+    """Returns a column of lists of numbers, filled up with empty ones to as many ``steps``."""
     given = [[finite(x) for x in _list(each)[:MOST_VALUES]] for each in _list(found)[:steps]]
     return given + [[] for _ in range(steps - len(given))]
 
 
 def _short(value: Any) -> float | None:
-    """Four digits of a number; None for what is not finite, or stands for a forbidden action."""
+    """Returns a number rounded to four digits.
+
+    None stands for what is not finite, and for the Q-value of a forbidden action.
+    """
     if value is None or not np.isfinite(value) or value < IMPOSSIBLE:
         return None
     return float(f"{float(value):.4g}")

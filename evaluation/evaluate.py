@@ -1,8 +1,8 @@
 """Play whole episodes with the weights of a run, and report their returns.
 
 Environments run in parallel, and each plays a share of the episodes that is fixed in advance: if
-the first episodes to end were counted, short episodes would be over-represented. An episode without
-an end is cut at a number of steps, so that every evaluation ends.
+the first episodes to end were counted, short ones would be over-represented. An episode that does
+not end is cut at a number of steps, so that every evaluation ends.
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ class PolicySource(NamedTuple):
 
     config: Config
     name: str
-    """Of the checkpoint; "file" for an exported file."""
+    """Name of the checkpoint; "file" for an exported file."""
     sampled: bool
     """Whether it is played with sampled actions by default."""
     weights: Callable[[BatchedEnv], Float32]
-    """For an environment, which then packs observations as in training. Raises UserError where it
-    has other spaces than in training, or another network."""
+    """Returns the flat vector of weights for environments, which from then on pack observations as
+    in training. Raises UserError if these have other spaces than in training, or another network.
+    """
 
     def policy(self, game: BatchedEnv, seed: int) -> Policy:
-        """The policy for the environments of ``game``. Raises UserError as `weights`."""
+        """Returns the policy with its weights, over the environments of ``envs``.
+
+        ``seed`` is that of its random actions. Raises UserError as `weights` does.
+        """
         # Weights first: a config from elsewhere may ask for a network of any size.
         weights = self.weights(game)
         actors = self.config.actors.model_copy(update={"envs": game.count})
@@ -83,13 +87,22 @@ def evaluate(
     max_steps: int | None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns and lengths over ``episodes``, by the weights of checkpoint "best" or "last" of a
-    run, or of an exported file.
+    """Play episodes with the weights of a run, or of an exported file.
 
-    Actions are the most probable ones, or with ``sample`` drawn as in training; with None the way
-    that the run's evaluation found to be better. The same seed plays the same games. An episode of
-    ``max_steps``, None: of `eval.max_episode_steps`, is cut. ``allow`` as of `find_policy`. Raises
-    UserError.
+    Args:
+        run_dir: folder of the run, or path of the file.
+        episodes: how many to play.
+        which: the checkpoint of a run, "best" or "last".
+        sample: True draws actions as in training, False takes the most probable ones, and None
+            does what the run's evaluation found to be better.
+        seed: the same one plays the same episodes.
+        max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
+        allow: as of `find_policy`.
+
+    Returns: the returns and lengths of the episodes with their `summary`, and how they were played.
+
+    Raises:
+        UserError: if there is no such policy, or the environment cannot be played.
     """
     source = find_policy(run_dir, which, allow)
     config = source.config
@@ -121,7 +134,7 @@ def evaluate(
 
 
 def seed_runs(folder: str) -> list[str]:
-    """The runs in a folder of `train --seeds`, by seed; none if the folder is a run itself."""
+    """Returns the runs in a folder of `train --seeds`, by seed; none if it is a run itself."""
     base = Path(folder)
     if (base / CONFIG_FILE).is_file():
         return []
@@ -138,9 +151,16 @@ def evaluate_seeds(
     max_steps: int | None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """`evaluate` for each run in a folder of `train --seeds`. "return" and "length" summarise the
-    means of the runs. Runs that cannot be evaluated are in "failed", with the reason; raises
-    UserError where none can."""
+    """Evaluate each run in a folder of `train --seeds`.
+
+    Arguments are those of `evaluate`, but for the folder.
+
+    Returns: the results of the runs in "runs"; the `summary` of the means of the runs in "return"
+        and "length"; and in "failed" the runs that could not be evaluated, with the reason.
+
+    Raises:
+        UserError: if no run can be evaluated.
+    """
     runs, failed = [], []
     for run_dir in seed_runs(folder):
         try:
@@ -156,7 +176,10 @@ def evaluate_seeds(
 
 
 def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
-    """Where the checkpoint "best" or "last" of a run is: the best may not be known yet."""
+    """Returns the folder of the checkpoint "best" or "last" of a run.
+
+    For "best" that is the last one if there is no best yet.
+    """
     folder = Path(run_dir) / "checkpoints" / which
     if which == "best" and not checkpoint_format.exists(folder):
         folder = folder.with_name("last")
@@ -164,10 +187,16 @@ def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
 
 
 def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> PolicySource:
-    """The checkpoint "best" or "last" of a run, or the policy of an exported file.
+    """Returns the checkpoint ``which`` of a run, or the policy of an exported file.
 
-    Raises UserError where there is none, or where it names code that no pattern in ``allow``
-    matches: a file may not name any, and a run's folder only what runs of this user have used.
+    Args:
+        source: folder of the run, or path of the file.
+        which: "best" or "last"; of no effect for a file.
+        allow: patterns of names that may be imported. A file may name no code without them; a
+            run's folder may name what runs of this user have used.
+
+    Raises:
+        UserError: if there is no policy, or if it names code that must not be imported.
     """
     if Path(source).is_file():
         return _of_file(Path(source), allow)
@@ -178,7 +207,7 @@ def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> Po
 
 
 def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> PolicySource:
-    """A checkpoint in ``folder``, of a run with ``config``."""
+    """Returns the checkpoint in ``folder``, of a run with ``config``, as the source of a policy."""
 
     def weights(game: BatchedEnv) -> Float32:
         return fitted(config, folder, checkpoint_format.load(folder), game)
@@ -187,7 +216,11 @@ def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Policy
 
 
 def fitted(config: Config, folder: Path, stored: Checkpoint, game: BatchedEnv) -> Float32:
-    """The weights in the checkpoint of ``folder``, for ``game``, as `PolicySource.weights`."""
+    """Returns the weights of a checkpoint, after a check that they fit ``envs``.
+
+    It does what `PolicySource.weights` says. ``folder`` is the place of the checkpoint, for
+    messages.
+    """
     game.pack_as(check_spaces(folder, stored, game.info, config.env.id))
     layout = network_shape(config, game.info).layout
     checkpoint_format.check_layout(folder / checkpoint_format.FILE, stored.layout, layout)
@@ -195,6 +228,7 @@ def fitted(config: Config, folder: Path, stored: Checkpoint, game: BatchedEnv) -
 
 
 def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
+    """Returns an exported file as the source of a policy, with the arguments of `find_policy`."""
     stored = exported.read(path, allow, plays=True)
 
     def weights(game: BatchedEnv) -> Float32:
@@ -218,11 +252,23 @@ def play(
     max_steps: int,
     begin: Begin | None = None,
 ) -> list[Episode]:
-    """Exactly ``episodes`` episodes, environment by environment, complete or cut at ``max_steps``.
+    """Play exactly ``episodes`` episodes, each complete or cut at ``max_steps`` agent steps.
 
-    The games of two values of ``seed`` have nothing in common. ``begin`` receives the environments
-    in which an episode begins, bool ``[count]``. A single environment cannot be reset alone, so one
-    with an episode that was cut waits for the others.
+    A single environment cannot be reset alone, so one whose episode was cut waits for the others.
+
+    Args:
+        envs: the environments, each of which plays its share of the episodes.
+        choose: returns the actions.
+        episodes: how many to play.
+        seed: the episodes of two values have nothing in common.
+        max_steps: agent steps at which an episode is cut.
+        begin: called where episodes begin, for instance to reset a recurrent state.
+
+    Returns: the episodes, one environment after another.
+
+    Raises:
+        UserError: for an observation or a reward that is not sound, or if far more episodes fail
+            than are asked for.
     """
     tally = _Tally(game.count, episodes, max_steps)
     space, seeds = game.info.observation_space, itertools.count(seed * SEEDS_APART, game.count)
@@ -258,7 +304,7 @@ def play(
 
 
 class _Tally:
-    """Counts the episodes of each environment until it has played what it owes."""
+    """Counts the episodes of each environment until it has played its share."""
 
     def __init__(self, count: int, episodes: int, max_steps: int) -> None:
         self.played: list[list[Episode]] = [[] for _ in range(count)]
@@ -268,11 +314,11 @@ class _Tally:
         self._returns, self._lengths = np.zeros(count), np.full(count, max_steps)
 
     def owing(self) -> list[int]:
-        """The environments that have not played all of theirs."""
+        """Returns the environments that have not played all of their episodes."""
         return [i for i, owed in enumerate(self._owed) if len(self.played[i]) < owed]
 
     def all_wait(self, owing: list[int]) -> bool:
-        """Whether all those have no episode at hand but one that was cut."""
+        """Whether the present episode of each of these ``envs`` was cut, or none has begun."""
         return bool((self._lengths[owing] >= self._max_steps).all())
 
     def begin_anew(self) -> None:
@@ -280,8 +326,10 @@ class _Tally:
         self._returns[:] = self._lengths[:] = 0
 
     def forget(self, envs: Flags) -> None:
-        """The present episodes of ``envs`` failed, and others have begun. Raises UserError where
-        far more have failed than are owed."""
+        """The present episodes of ``envs``, bool ``[count]``, failed, and others have begun.
+
+        Raises UserError if far more have failed than are to be played.
+        """
         self._returns[envs] = self._lengths[envs] = 0
         self._dropped += int(np.count_nonzero(envs))
         if self._dropped > MOST_DROPPED * sum(self._owed):
@@ -292,7 +340,13 @@ class _Tally:
             )
 
     def step(self, reward: npt.NDArray[Any], plays: Flags, ends: Flags) -> None:
-        """One step: the rewards, whether it was one of an episode, and whether that has ended."""
+        """All environments have made a step.
+
+        Args:
+            rewards: ``[count]``.
+            played: bool ``[count]``, whether it was a step of an episode, not one that resets.
+            ended: bool ``[count]``, whether the episode has ended with it.
+        """
         self._returns += reward
         self._lengths += plays
         cut = ~ends & plays & (self._lengths == self._max_steps)
@@ -304,7 +358,7 @@ class _Tally:
 
 
 def summary(values: tuple[float, ...]) -> dict[str, float]:
-    """Mean, median, standard deviation of the values themselves, least and greatest."""
+    """Returns the mean, the median, the population's standard deviation, least and greatest."""
     return {
         "mean": statistics.fmean(values),
         "median": statistics.median(values),
@@ -315,12 +369,12 @@ def summary(values: tuple[float, ...]) -> dict[str, float]:
 
 
 def of_checkpoint_text(result: dict[str, Any]) -> str:
-    """ ", checkpoint best" for a run, and nothing for a file."""
+    """Returns ", checkpoint best" for the result of a run, and nothing for that of a file."""
     return "" if result["checkpoint"] == "file" else f", checkpoint {result['checkpoint']}"
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The result as three lines of text, or four if episodes were cut."""
+    """Returns the result of `evaluate` as three lines of text, or four if episodes were cut."""
     how = "sampled" if result["sample"] else "greedy"
     title = f"{result['run_dir']}{of_checkpoint_text(result)}: {result['episodes']} episodes, "
     lines = [title + f"{how} actions, seed {result['seed']}"]
@@ -333,8 +387,11 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def describe_seeds(result: dict[str, Any]) -> str:
-    """A table with a line for each run, and a line with their mean; then the spread of the runs'
-    means, and the runs that could not be evaluated."""
+    """Returns the result of `evaluate_seeds` as text.
+
+    It is a table with a line for each run and a line with their mean, then the spread of the runs'
+    means, and the runs that could not be evaluated.
+    """
     runs = result["runs"]
     rows: list[tuple[str, ...]] = [
         ("run", "checkpoint", "actions", "episodes", "return", "std", "length")
@@ -360,7 +417,7 @@ def describe_seeds(result: dict[str, Any]) -> str:
 
 
 def were_cut(cut: int, episodes: int, max_steps: int, option: str) -> str:
-    """A sentence on the episodes that were cut; ``option`` sets the limit."""
+    """Returns a sentence on the episodes that were cut; ``option`` sets the limit."""
     return (
         f"{cut} of {episodes} episodes had to be cut at {max_steps:,} steps, with the return so "
         f"far; give the game a time limit (gymnasium's TimeLimit), or raise {option}"

@@ -1,20 +1,25 @@
-"""The role that evaluates a run as it goes: it plays checkpoints, and keeps the best of them.
+"""The role that evaluates a run as it goes: it plays checkpoints and saves the best one.
 
-It takes weights from checkpoints and not from the learner's memory: so it works alike for every
-transport, pace and number of learners, and an evaluated checkpoint can become `checkpoints/best`,
-complete. Which checkpoints are evaluated is decided by the learner, which writes one for each
-evaluation (`learner.evaluation_requests`); or by `eval.every_s`, and then it is `checkpoints/last`,
-which stays on disk under a name of its own (a hard link) while the learner saves further ones. An
-evaluation by steps is skipped where it would take more than `eval.share` of a core, and has fewer
-episodes where there would be none for minutes (`evaluation.schedule`). When a run reaches
-one of its limits, such as `stop.env_steps`, its last weights are evaluated as well.
+It reads weights from checkpoints and not from the learner's memory. So it works alike for every
+transport, pace and number of learners, and an evaluated checkpoint can become `checkpoints/best`
+as it is.
 
-Every evaluation plays the same games, or the first of these, greedily and with sampled actions, so
-that two of them compare weights and nothing else. A closing evaluation, which decides whether
-`stop.return` is reached, plays these and then other games, in the better way only. The best is
-chosen by all episodes of each checkpoint (`evaluation.estimates.choose`). How it did in which games
-is in its own file: the two are replaced together or not at all. A best without that, as it was
-found in training or in other games, plays these first.
+Which checkpoints are evaluated: the learner decides, and writes a checkpoint for each evaluation
+(`learner.evaluation_requests`). With `eval.every_s` it is `checkpoints/last`, which stays on disk
+under a name of its own (a hard link) while the learner saves further ones. An evaluation by steps
+is skipped if it would take more than `eval.share` of a core; it has fewer episodes if there would
+otherwise be no evaluation for minutes (`evaluation.schedule`). When a run reaches one of its
+limits, such as `stop.env_steps`, its last weights are evaluated as well.
+
+Which episodes are played: every evaluation takes the same seeds, or the first of them, with greedy
+and with sampled actions, so that two evaluations differ in their weights and in nothing else. A
+closing evaluation, which decides whether `stop.return` is reached, plays these and then episodes
+with other seeds, in the better of the two ways only.
+
+Which checkpoint is the best: that is decided by all episodes of each checkpoint
+(`evaluation.estimates.choose`). The result of the best is stored in its own file, so that the two
+are replaced together or not at all. A best checkpoint without such a result, because it was found
+in training or evaluated with other seeds, is evaluated first.
 
 torch, where the network needs it, is imported at the first evaluation: it must not delay the start
 of a run.
@@ -96,7 +101,7 @@ class StoppedError(Exception):
 
 
 def run(ctx: RoleContext) -> None:
-    """Evaluate until asked to stop; reports an "evaluation" each time."""
+    """Evaluate checkpoints until asked to stop, and report each result as "evaluation"."""
     config = ctx.config
     assert config is not None
     evaluator = Evaluator(ctx, config)
@@ -108,9 +113,15 @@ def run(ctx: RoleContext) -> None:
 
 
 def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
+    """The evaluator's loop: wait for a reason to evaluate a checkpoint, evaluate it, and so on.
+
+    Reasons are a request of the learner, a new checkpoint `eval.every_s` after the last evaluation
+    by time, and the end of the run, after which the loop returns.
+    """
     if config.confirms_return:  # a closing evaluation may be needed soon
         evaluator.game()
     ctx.report("ready")
+
     every_s = config.eval.every_s
     due_s = time.monotonic() + (every_s or 0.0)
     idle_s = 0.0
@@ -132,12 +143,14 @@ def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
             continue
         due_s, idle_s = time.monotonic() + (every_s or 0.0), 0.0
         ctx.status.phase = Phase.ENVIRONMENT
-        ctx.ledger.switch(Part.STEP)  # and the policy's actions
+        # The time of the policy's decisions counts as that of the environments too.
+        ctx.ledger.switch(Part.STEP)
         try:
             evaluator.work(last=finishes)
         except StoppedError:
             return
-        except DamagedCheckpointError as error:  # the learner will save again
+        except DamagedCheckpointError as error:
+            # The learner will save another one.
             logger.info("%s: %s; the next checkpoint is evaluated", ctx.name, error.fault)
         finally:
             evaluator.let_go()
@@ -147,11 +160,12 @@ def _work(ctx: RoleContext, config: Config, evaluator: Evaluator) -> None:
 
 
 class Evaluator:
-    """Evaluates `checkpoints/last`, and keeps the best as `checkpoints/best`."""
+    """Evaluates the checkpoints of a run, and saves the best one as `checkpoints/best`."""
 
     def __init__(self, ctx: RoleContext, config: Config) -> None:
         self._ctx = ctx
         self._config = config
+
         folder = ctx.run_dir / CHECKPOINTS
         self._last, self._best, self._held = (folder / name for name in ("last", "best", HELD))
         self._how = {
@@ -161,7 +175,10 @@ class Evaluator:
             "max_episode_steps": config.eval.max_episode_steps,
             "ways": list(WAYS),
         }
-        self._best_choice: BestWay | None = None  # of `checkpoints/best`, in these games
+
+        # The way to play `checkpoints/best`, with its estimate under these conditions. It is None
+        # if there is none to beat, and unknown until `_find_best` has looked.
+        self._best_choice: BestWay | None = None
         self._knows_best = False
         self._noted_cut = False
         self._requested = folder / REQUESTED
@@ -180,7 +197,7 @@ class Evaluator:
         """Of each new best."""
 
     def has_news(self) -> bool:
-        """Whether there is a checkpoint that was not evaluated."""
+        """Whether `checkpoints/last` has not been evaluated by time yet."""
         found = _identity(self._last)
         return found is not None and found != self._seen
 
@@ -190,16 +207,18 @@ class Evaluator:
         return there(self._requested) or (self._resumes and there(self._held))
 
     def take_last(self) -> bool:
-        """Whether the run's last weights are to be evaluated by `work`, in place of those of a
-        request.
+        """Drop the learner's request, and decide whether to evaluate the run's last weights.
 
-        They are not if they were evaluated, or if the run is shorter than the distance between
-        evaluations.
+        They are not evaluated again if they were, nor if the run is shorter than the distance
+        between two evaluations.
+
+        Returns: whether `evaluate_next` should be called for them.
         """
         _remove(self._requested)
         self._resumes = False
         if not checkpoint_format.exists(self._last):
             return False
+
         try:
             steps = checkpoint_format.read_meta(self._last)["progress"]["trained_steps"]
         except DamagedCheckpointError as error:
@@ -212,14 +231,19 @@ class Evaluator:
         return True
 
     def state(self) -> dict[str, Any]:
-        """The fields of the message that it is idle."""
+        """The fields of the message "evaluator", which an idle evaluator sends."""
         return {"every": self._schedule.every, "done": self._done, "play": self._play_by}
 
     def work(self, *, last: bool = False) -> None:
-        """Evaluate the checkpoint of the learner's request, or the newest one if there is no
-        request, and report the result. It may be the run's ``last`` evaluation.
+        """Evaluate the checkpoint of the learner's request, or else the newest, and report on it.
 
-        Raises UserError as an actor would, DamagedCheckpointError and `StoppedError`.
+        Args:
+            last: whether it is the run's last evaluation, which has as many episodes as fit.
+
+        Raises:
+            UserError: for the reasons for which an actor raises it.
+            DamagedCheckpointError: if the checkpoint cannot be read.
+            StoppedError: if the run ends meanwhile.
         """
         if checkpoint_format.exists(self._requested):
             self._held.mkdir(mode=0o700, exist_ok=True)
@@ -256,13 +280,21 @@ class Evaluator:
     def _evaluate(
         self, progress: Mapping[str, Any], request: str | None, episodes: int
     ) -> dict[str, Any]:
-        """The results of the checkpoint, which has this ``progress``, by so many ``episodes`` in
-        each way."""
+        """Evaluate the checkpoint in `_held`, and save it as the best if it is better.
+
+        Args:
+            progress: that of the checkpoint.
+            request: the learner's, None for an evaluation by time.
+            episodes: how many to play in each way.
+
+        Returns: the fields of the message "evaluation".
+        """
         from penstock.evaluation.evaluate import summary
 
         began_s, steps = time.monotonic(), progress["trained_steps"]
         if not self._knows_best:
             self._find_best(progress, episodes)
+
         played = self._play_both(self._held, episodes)
         found = {way: estimate(returns_of(played[way])) for way in WAYS}
         spread = spread_of(progress.get("returns", ()))
@@ -304,20 +336,30 @@ class Evaluator:
         return result
 
     def _is_best(self, choice: BestWay, solved: bool) -> bool:
-        """Whether the lower end of the mean is higher than that of the best. Weights that are
-        confirmed to reach `stop.return` also replace one that is equal, or that may not reach
-        it."""
+        """Whether evaluated weights replace the best ones.
+
+        They do if the lower end of their mean is higher. Weights that are confirmed to reach
+        `stop.return` (``solved``) also replace a best that is equal, or that may not reach it.
+        """
         best, goal = self._best_choice, self._config.stop.return_
         if best is None or choice.beats(best):
             return True
+
         is_equal = choice.lower == best.lower
         return solved and goal is not None and (is_equal or not reaches(best.found, goal))
 
     def _close(
         self, found: Mapping[Way, Estimate], way: Way, steps: int
     ) -> tuple[Estimate | None, bool]:
-        """The estimate by further episodes, unless the goal is out of reach; and whether
-        `stop.return` is reached."""
+        """Decide by further episodes whether the weights in `_held` reach `stop.return`.
+
+        They are not played if the goal is out of reach by the first ones.
+
+        Args:
+            estimates: those of the first episodes, in each way.
+            way: the better of the two, in which the further episodes are played.
+            steps: agent steps that the weights were trained on, for the note to the user.
+        """
         from penstock.envs import make
         from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
@@ -353,8 +395,13 @@ class Evaluator:
         return further, solved
 
     def _estimated_cost(self, game: BatchedEnv, lengths: Sequence[int]) -> PairCost:
-        """The cost of two episodes that are as long as those in training, by some steps of ``game``
-        with the policy's decisions."""
+        """Estimate the cost of a pair of episodes, one in each way, by playing `PROBED` steps.
+
+        Args:
+            envs: the environments to step, with the decisions of the policy in `_held`.
+            lengths: agent steps of the latest episodes in training; the pair is taken to be as
+                long as their mean.
+        """
         import numpy as np
 
         from penstock.evaluation.evaluate import of_checkpoint
@@ -376,7 +423,7 @@ class Evaluator:
         return PairCost(probes * cpu_s, probes * wall_s)
 
     def let_go(self) -> None:
-        """Of the checkpoint that was evaluated."""
+        """Remove the checkpoint that was evaluated from `_held`."""
         _remove(self._held)
 
     def close_game(self) -> None:
@@ -385,7 +432,7 @@ class Evaluator:
             self._game.close()
 
     def finish_video(self) -> None:
-        """Let the video of the last best be recorded, for some seconds; the run has ended."""
+        """Give the video of the last best some seconds to be recorded, after the run has ended."""
 
         def beat() -> bool:
             self._ctx.status.beat()
@@ -394,8 +441,12 @@ class Evaluator:
         self.videos.finish(beat)
 
     def _find_best(self, progress: Mapping[str, Any], episodes: int) -> None:
-        """Find out how `checkpoints/best` does in these games, if there is one from before. One
-        that the learner has found since the run began or was resumed need not be beaten."""
+        """Find out how good `checkpoints/best` is under the present conditions, if there is one.
+
+        Its stored result is taken if it was evaluated under the same conditions; else it is
+        evaluated. A best that the learner has found since the run began or was resumed (it has the
+        generation of ``progress``) need not be beaten.
+        """
         from penstock.algos.samples import network_shape
 
         config = self._config
@@ -429,9 +480,16 @@ class Evaluator:
         *,
         file: _FileIdentity | None = None,
     ) -> bool:
-        """Make the checkpoint in ``folder`` the best, with what it was chosen by and how to
-        ``play`` it; if ``file`` is given, only in place of that file. Returns whether it was
-        written: a disk may be full."""
+        """Save the checkpoint in ``folder`` as the best, with its result.
+
+        Args:
+            folder: of the checkpoint.
+            choice: the estimate by which it was chosen.
+            play: how to play it (`estimates.evidence`).
+            file: if given, nothing is saved unless ``folder`` still has this file.
+
+        Returns: whether it was saved. It is not if the disk is full.
+        """
         found = checkpoint_format.load(folder)
         meta = {**found.meta, PLAY: play}
         mean, se, played = choice.found
@@ -439,6 +497,7 @@ class Evaluator:
         figures |= {"lower": choice.lower, "informed": choice.informed}
         meta[EVALUATION] = self._how | figures
         meta.pop(REQUEST, None)
+
         try:
             with best_locked(self._best, wait=True):
                 if file is not None and _identity(folder) != file:
@@ -451,6 +510,7 @@ class Evaluator:
         return True
 
     def _hold_newest(self) -> None:
+        """Link `checkpoints/last` into `_held`, again if the learner replaces it meanwhile."""
         found = None
         while found is None or found != self._seen:  # it may be replaced meanwhile
             self._seen = _identity(self._last)
@@ -458,9 +518,12 @@ class Evaluator:
             found = _identity(self._last)
 
     def game(self, episodes: int | None = None) -> BatchedEnv:
-        """The environments of an evaluation of so many ``episodes``, None: as many as there are.
-        They are made at the first call, with the imports that they need, and made anew for another
-        number, since those without an episode would be stepped as well."""
+        """Returns the environments of an evaluation of so many ``episodes``.
+
+        They are made at the first call, with the imports that they need. They are made anew for
+        another number of episodes, since environments without an episode would be stepped as well.
+        None takes those that there are.
+        """
         from penstock.envs import make
         from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
@@ -475,13 +538,17 @@ class Evaluator:
         return self._game
 
     def _play_both(self, folder: Path, episodes: int) -> dict[Way, list[Episode]]:
-        """The episodes of an evaluation, in each way; the games are the same."""
+        """Play the checkpoint in ``folder`` for ``episodes`` in each way, with the same seeds."""
         game, seed = self.game(episodes), SEED + self._config.run.seed
         return {way: self._play(folder, game, way, episodes, seed) for way in WAYS}
 
     def _play(
         self, folder: Path, game: BatchedEnv, way: Way, episodes: int, seed: int
     ) -> list[Episode]:
+        """Play the checkpoint in ``folder`` for ``episodes``, in one way.
+
+        Raises StoppedError if the run ends meanwhile.
+        """
         from penstock.evaluation.evaluate import of_checkpoint, play, were_cut
 
         most = self._config.eval.max_episode_steps
@@ -506,24 +573,27 @@ class Evaluator:
 
 
 def _known_choice(known: Mapping[str, Any], play: object) -> BestWay:
-    """What a best checkpoint was chosen by, from its file; earlier versions took the mean."""
+    """Returns what a best checkpoint was chosen by, from the metadata of its file.
+
+    Earlier versions stored the mean, its error and `eval.episodes` only.
+    """
     found = Estimate(known["mean"], known["se"], known.get("played", known["episodes"]))
     lower, informed = known.get("lower", found.lower), known.get("informed", True)
     return BestWay(way_of(play), found, lower, informed)
 
 
 def returns_of(played: list[Episode]) -> list[float]:
-    """The returns of episodes."""
+    """Returns the raw return of each episode."""
     return [episode.episode_return for episode in played]
 
 
 def describe(found: Estimate) -> str:
-    """The mean with half its 95 % confidence interval."""
+    """Returns the mean with half its 95 % confidence interval, as text."""
     return f"{number(found.mean)} ± {number(found.upper - found.mean)}"
 
 
 def _identity(folder: Path) -> _FileIdentity | None:
-    """Inode and time of a checkpoint's file, which differ for each checkpoint."""
+    """Returns the identity of the checkpoint's file in ``folder``; None if there is none."""
     try:
         [found] = [path.stat() for path in folder.glob("*.safetensors")]
     except (OSError, ValueError):
@@ -532,18 +602,19 @@ def _identity(folder: Path) -> _FileIdentity | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint that was moved or linked here."""
+    """Remove a checkpoint that was moved or linked into ``folder``."""
     with suppress(OSError):
         (folder / FILE).unlink(missing_ok=True)
         folder.rmdir()
 
 
 def _hold(source: Path, held: Path, name: str) -> None:
-    """Keep the present checkpoint on disk after it is replaced."""
+    """Link the file ``name`` of ``source`` into ``held``, where it outlives its replacement."""
     held.mkdir(mode=0o700, exist_ok=True)
     path = held / name
     path.unlink(missing_ok=True)
     try:
         os.link(source / name, path)
-    except OSError:  # a file system without hard links
+    except OSError:
+        # A file system without hard links.
         shutil.copyfile(source / name, path)

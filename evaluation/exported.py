@@ -1,8 +1,10 @@
 """A policy in one file: weights, network and spaces; neither the run nor the environment is needed.
 
-It is a safetensors file: the network's tensors by name, and JSON in its metadata. It may come from
-a stranger. It contains no code, and what it names is imported only if the caller allows that name.
-The sizes that it claims are compared with those that it has before anything is made of them.
+It is a safetensors file: the network's tensors by name, and JSON in its metadata.
+
+It may come from a stranger. It contains no code, and what it names is imported only if the caller
+allows that name. The sizes that it claims are compared with those that it has before any memory of
+these sizes is taken.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
 class Exported(NamedTuple):
-    """What a file holds."""
+    """What a file of an exported policy holds."""
 
     config: Config
     spaces: Spaces
-    """Of observations and of actions, as the environment has them."""
+    """Spaces of observations and of actions, as the environment has them."""
     info: EnvInfo
     weights: Float32
+    """Flat vector of the network's parameters."""
     play: Mapping[str, Any] | None
     """How to play it, as `estimates.evidence`; None if the run was not evaluated."""
 
@@ -63,8 +66,22 @@ def write(
     play: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> int:
-    """Write or replace a file; its size in bytes. With ``half`` parameters are stored as float16,
-    but statistics of observations as float32. Raises UserError."""
+    """Write a policy to a file, or replace that.
+
+    Args:
+        path: of the file, which ends in `SUFFIX`.
+        config: that of the run.
+        env_spaces: spaces of observations and of actions, as the environment has them.
+        info: the same as Penstock sees them.
+        weights: flat vector of the network's parameters.
+        play: how to play it (`estimates.evidence`).
+        half: whether parameters are stored as float16. Statistics of observations stay float32.
+
+    Returns: the size of the file in bytes.
+
+    Raises:
+        UserError: if it cannot be written, or a number of the policy is not finite.
+    """
     if not path.name or path.is_dir():
         example = path / f"agent{SUFFIX}"
         raise UserError(f"{path} is a folder; name a file in it, such as {example}")
@@ -73,6 +90,7 @@ def write(
             f"{path} does not end in {SUFFIX}, and a policy is written in no other format; name "
             f"the file {path.with_suffix(SUFFIX).name}"
         )
+
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,
@@ -104,12 +122,15 @@ def write(
 
 
 def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Exported:
-    """What `write` wrote. Raises UserError for any other file.
+    """Read a file that `write` wrote.
 
     Args:
         path: of the file.
         allow: patterns of names in the file that may be imported (`code_references.not_allowed`).
         plays: whether its environment will be made, so that the names in `env` count too.
+
+    Raises:
+        UserError: for any other file, and for a name that is not allowed.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -153,15 +174,21 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
 
 
 def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:
+    """Returns the type of a stored tensor: statistics of observations are never float16."""
     return np.float16 if half and not name.startswith("normalizer.") else np.float32
 
 
 def _check_tensor(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raise ValueError for a tensor of another shape, or of no type that is stored."""
     if array.shape != shape or array.dtype not in (np.float16, np.float32):
         raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its layout says {[*shape]}")
 
 
 def _check_names(path: Path, config: Config, allow: Sequence[str], plays: bool) -> None:
+    """Raise UserError for a name in ``config`` that may not be imported.
+
+    The environment's own names count only if it is made (``plays``).
+    """
     named = code_references.references(config)
     if not plays:
         named = [reference for reference in named if not reference.option.startswith("env.")]

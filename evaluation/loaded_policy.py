@@ -38,11 +38,21 @@ SIZES = 8  # sizes of a batch that are kept ready
 
 
 class LoadedPolicy:
-    """Call it: ``action, state = policy(observation, state)``.
+    """A trained policy that is called: ``action, state = policy(observation, state)``.
+
+        policy = penstock.load_policy("runs/my_run")
+        observation, _ = env.reset()
+        state = None
+        while playing:
+            action, state = policy(observation, state)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                observation, _ = env.reset()
+                state = None
 
     It keeps nothing from one call to the next but its random numbers: what a recurrent network
-    remembers is the ``state``, which goes from each call into the next, and is None for the others.
-    Not for several threads at once.
+    remembers is the ``state``, which goes from each call into the next. The state of other networks
+    is None. Not for several threads at once.
     """
 
     def __init__(
@@ -55,9 +65,17 @@ class LoadedPolicy:
         seed: int,
         play: Mapping[str, Any] | None = None,
     ) -> None:
-        """``own`` are the observation and action space of one environment, as it has them;
-        ``play`` is `estimates.evidence` on how to play the policy, followed if ``sample`` is
-        None."""
+        """Users call `load_policy` instead.
+
+        Args:
+            config: that of the run.
+            weights: flat vector of the network's parameters.
+            env_spaces: observation and action space of one environment, as it has them.
+            info: the same as Penstock sees them.
+            sample: whether actions are sampled; None follows ``play``.
+            seed: of the random numbers of sampled actions.
+            play: how to play the policy (`estimates.evidence`).
+        """
         self.observation_space, self.action_space = own
         self.config = config
         """Of the run that it comes from."""
@@ -71,19 +89,21 @@ class LoadedPolicy:
         self._by_size: dict[int, Policy] = {}
 
     def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:
-        """What to do, and what to remember.
+        """Decide what to do in an environment, or in each of a batch.
 
         Args:
             observation: one, as the environment returns it, or a batch [N, ...] (each entry of a
                 Dict [N, ...]), as a vector environment returns them.
-            state: what the call before returned; None where an episode begins. Of a batch in which
-                some episodes begin set those rows to 0: ``state[ended] = 0``.
+            state: what the previous call returned; None where an episode begins. If only some
+                episodes of a batch begin, set their rows to 0: ``state[ended] = 0``.
 
-        Returns:
-            An action of `action_space`, int for a Discrete, or an array [N, ...] of them; and the
-            state, float32 [size] or [N, size], or None where the network has no memory.
+        Returns: the action and the next state. The action is one of `action_space`, int for a
+            Discrete, or an array [N, ...] of them. The state is float32 [size] or [N, size], or
+            None if the network has no memory.
 
-        Raises UserError for what is not an observation of `observation_space`.
+        Raises:
+            UserError: for what is not an observation of `observation_space`, or a state of another
+                shape.
         """
         lead = self._leading(observation)
         if not lead:
@@ -94,6 +114,7 @@ class LoadedPolicy:
         self._packer.write(observation, packed)
         if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
+
         policy = self._policy(count)
         self._remember(policy, state, lead)
         action = policy.act(packed) if self.sample else policy.greedy(packed)
@@ -106,8 +127,17 @@ class LoadedPolicy:
         return one, None if after is None else after[0]
 
     def save(self, path: str | Path, *, half: bool = False) -> int:
-        """Write it to one file that `load_policy` takes, where neither the run nor the environment
-        is; its size in bytes. With ``half`` parameters are stored as float16. Raises UserError."""
+        """Write the policy to one file, for `load_policy` without the run and its environment.
+
+        Args:
+            path: of the file, which is replaced if it exists.
+            half: whether parameters are stored as float16.
+
+        Returns: the size of the file in bytes.
+
+        Raises:
+            UserError: if it cannot be written.
+        """
         own = self.observation_space, self.action_space
         return write(Path(path), self.config, own, self._info, self._weights, self._play, half)
 
@@ -122,7 +152,10 @@ class LoadedPolicy:
             )
 
     def _leading(self, observation: Any) -> tuple[int, ...]:
-        """() for one observation, (N,) for N of them; UserError for anything else."""
+        """Returns () for one observation and (N,) for N of them.
+
+        Raises UserError for anything else.
+        """
         leads = list(_leads(self.observation_space, observation))
         wrong = next((lead for lead in leads if isinstance(lead, str)), "")
         found = {lead for lead in leads if not isinstance(lead, str)}
@@ -135,7 +168,7 @@ class LoadedPolicy:
         )
 
     def _policy(self, count: int) -> Policy:
-        """The policy over ``count`` environments."""
+        """Returns the policy over ``count`` environments. `SIZES` of them are kept ready."""
         if count not in self._by_size:
             if len(self._by_size) == SIZES:
                 self._by_size.pop(next(iter(self._by_size)))
@@ -149,6 +182,11 @@ class LoadedPolicy:
         return self._by_size[count]
 
     def _remember(self, policy: Policy, state: Array | None, lead: tuple[int, ...]) -> None:
+        """Copy ``state``, of observations with these ``leading`` axes, into the policy.
+
+        None sets it to zeros, as at the beginning of an episode. Raises UserError for a state of
+        another shape, or for a network without memory.
+        """
         if not policy.state.size:
             if state is not None:
                 raise UserError("a state was given to a policy without memory; leave it out")
@@ -173,7 +211,9 @@ def load_policy(
     seed: int = 0,
     allow: Sequence[str] = (),
 ) -> LoadedPolicy:
-    """The policy of a run, which may still be training, or of a file. Starts no process.
+    """Load the policy of a run, which may still be training, or of a file. Starts no process.
+
+    The environment of a run is made once, to ask for its spaces, and closed.
 
     Args:
         source: folder of a run; or a file that `penstock export` or `LoadedPolicy.save` wrote, for
@@ -187,7 +227,8 @@ def load_policy(
         allow: names that the file, or a run that was not trained on this host, may import, such as
             "my_game:Net" or "my_game:*". Others are refused before anything is imported.
 
-    The environment of a run is made once, to ask for its spaces, and closed. Raises UserError.
+    Raises:
+        UserError: if there is no such policy, or if it must not be loaded.
     """
     if Path(source).is_file():
         exported = read(Path(source), allow)
@@ -206,7 +247,11 @@ def load_policy(
 
 
 def _leads(space: spaces.Space[Any], found: Any) -> Iterator[tuple[int, ...] | str]:
-    """Of each array the axes before those of its space, or what is wrong with it."""
+    """Yield for each array of an observation the axes in front of those of its space.
+
+    They are () or (N,), N > 0. For an array that does not fit its space, what is wrong with it is
+    yielded instead, as text that follows "the observation is".
+    """
     for keys, part in leaves_of(space):
         name = ".".join(map(str, keys))
         place = f", in {name}," if keys else ""
@@ -227,6 +272,7 @@ def _leads(space: spaces.Space[Any], found: Any) -> Iterator[tuple[int, ...] | s
 
 
 def _one_more_axis(space: spaces.Space[Any], found: Any) -> Any:
+    """Returns one observation of ``space`` as a batch of one, with an axis in front."""
     if isinstance(space, spaces.Dict):
         return {key: _one_more_axis(part, found[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

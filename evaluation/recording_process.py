@@ -1,8 +1,8 @@
-"""The process of a `Recording`: an episode by a checkpoint of a run, played in the better way.
+"""The process of a `Recording`: it plays one episode by a checkpoint of a run, in the better way.
 
-It is bounded in pictures, bytes and CPU time: a longer episode is cut there. The newest `KEPT`
-videos of new bests are kept. The result, or the reason for none, is a JSON object on standard
-output.
+The video is bounded in pictures, bytes and CPU time: a longer episode is cut there. The newest
+`KEPT` videos of new bests are not deleted. The result, or the reason for none, is a JSON object on
+standard output.
 """
 
 from __future__ import annotations
@@ -33,15 +33,23 @@ MOST_HEIGHT = 720  # larger pictures are reduced
 
 
 def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> NoReturn:
-    """Record it, print the result, and exit."""
+    """Record the episode, print the result as JSON, and exit.
+
+    ``parent`` is the pid of the process that started this one: it is ended with that. The other
+    arguments are those of `record`.
+    """
     die_with(parent, signal.SIGKILL)
     os.nice(19)
-    with suppress(OSError):  # where memory is short, this process ends and not the run's
+    # If memory is short, this process is killed and not the run's.
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+    # Environments may print: that goes to standard error, and the answer alone to standard output.
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # environments may print
+    os.dup2(2, 1)
+    # The environment is found as in the run's other processes.
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # as the run's other processes
+        sys.path.append(os.getcwd())
     from penstock.evaluation.video import NotShownError
 
     try:
@@ -53,19 +61,30 @@ def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> 
     except Exception as error:
         traceback.print_exc()
         answer = {"error": brief_with_place(error)}
+
     json.dump(answer, answers)
     answers.close()
     sys.stderr.flush()
     end_programs()
-    os._exit(0)  # renderers that are unloaded in the wrong order crash
+    # Without the end of the interpreter: renderers that are unloaded in the wrong order crash.
+    os._exit(0)
 
 
 def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[str, Any]:
-    """Record an episode as `videos/best-at-<trained steps>.mp4`, or `videos/now.mp4` of the last
-    checkpoint; the name, and the CPU seconds that it took. ``part_name``: of the file that is
-    written until the video is whole.
+    """Record an episode by a checkpoint of a run, with its decisions.
 
-    Raises UserError, as `NotShownError` for an environment that cannot be shown.
+    Args:
+        run_dir: folder of the run.
+        which: the checkpoint. The video is `videos/best-at-<trained steps>.mp4` of the best, and
+            `videos/now.mp4` of the last.
+        seed: that of the episode.
+        part_name: name of the file that is written until the video is complete.
+
+    Returns: the name of the video in "file", and the CPU seconds that it took in "cpu_s".
+
+    Raises:
+        NotShownError: if the environment cannot be shown.
+        UserError: if the video cannot be made for another reason.
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
@@ -74,9 +93,10 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY
 
+    # The checkpoint is read only once, since the learner may replace it.
     config = load_run(run_dir)
     folder = run_dir / "checkpoints" / which
-    stored = checkpoint_format.load(folder)  # once: it may be replaced
+    stored = checkpoint_format.load(folder)
     steps = int(stored.meta["progress"]["trained_steps"])
     sampled = way_of(stored.meta.get(PLAY)) == "sampled"
     source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, stored, game))
@@ -102,6 +122,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
                     break
     if which == "best":
         keep_newest(path.parent)
+
     times = os.times()
     spent = times.user + times.system + times.children_user + times.children_system
     return {"file": path.name, "cpu_s": spent}
@@ -118,22 +139,26 @@ def keep_newest(folder: Path) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete what recordings have left that were killed. None takes longer than `LIMIT_S`."""
-    with suppress(OSError):  # as there is no folder yet
+    """Delete what killed recordings have left: files older than `LIMIT_S`, which none takes."""
+    with suppress(OSError):  # if there is no folder yet
         for path in folder.glob(f"{PART}*"):
             if path.lstat().st_mtime < time.time() - LIMIT_S:
                 path.unlink()
 
 
 def _is_long(pictures: int, part: Path) -> bool:
+    """Whether a video of so many ``pictures``, of which ``part`` is encoded, has to end."""
     if pictures >= MOST_PICTURES or time.process_time() > MOST_CPU_S:
         return True
     return part.exists() and part.stat().st_size > MOST_NBYTES
 
 
 def _reduced(picture: Any) -> Any:
-    """Every n-th row and column, of even numbers, as a video needs them."""
-    step = -(-picture.shape[0] // MOST_HEIGHT)
+    """Returns every n-th row and column of a picture, so that it has at most `MOST_HEIGHT`.
+
+    Both numbers are even, as a video needs them.
+    """
+    step = -(-picture.shape[0] // MOST_HEIGHT)  # rounded up
     reduced = picture[::step, ::step]
     height, width = reduced.shape[:2]
     return reduced[: height // 2 * 2, : width // 2 * 2]

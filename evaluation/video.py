@@ -2,8 +2,8 @@
 recorded here too (`penstock.evaluation.best_videos`).
 
 The policy sees exactly what it saw in training; what a person sees is drawn beside it
-(`penstock.envs.rendering`). A game that does not draw itself is shown by its observations, if these
-are pictures.
+(`penstock.envs.rendering`). An environment that does not draw itself is shown by its observations,
+if these are pictures.
 """
 
 from __future__ import annotations
@@ -69,20 +69,27 @@ class NotShownError(UserError):
 
 @dataclass
 class Actor:
-    """One game, and the policy that plays it."""
+    """One environment, and the policy that plays it."""
 
     env_id: str
     game: BatchedEnv
     policy: Policy
     choose: Choose
+    """Returns the policy's actions; that of ``track`` if there is one."""
     checkpoint: str
+    """Name of the checkpoint; "file" for an exported file."""
     max_steps: int
+    """Agent steps at which an episode is cut."""
     sample: bool
     track: DecisionTrack | None = None
-    """Keeps the decisions, if `choose` is its."""
+    """Keeps the decisions of a video."""
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
-        """Episodes, one after another, whole or cut; the same seed gives the same."""
+        """Play ``episodes``, complete or cut, and yield what a person sees of each step.
+
+        The same ``seed`` plays the same episodes. Raises UserError for an observation that is not
+        sound.
+        """
         game, space = self.game, self.game.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
         game.reset_into(seed, obs)
@@ -114,14 +121,22 @@ class Actor:
                 yield self._tracked(Shot(self._look(obs)))
 
     def _tracked(self, shot: Shot) -> Shot:
-        """The shot, once its decision is kept."""
+        """Returns the ``shot``, after its decision was added to the track."""
         if self.track is not None:
             self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
         return shot
 
     def write(self, path: Path, played: list[Episode], **about: Any) -> None:
-        """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.
-        Raises OSError."""
+        """Write the decisions of a video as ``path``.
+
+        Args:
+            path: of the JSON file.
+            played: the episodes of the video.
+            fields: further ones for the file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         assert self.track is not None
         game = self.game
         fields = {
@@ -136,6 +151,10 @@ class Actor:
         self.track.write(path, {**fields, **about}, game.action_names)
 
     def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
+        """Returns what the environment draws, or else what it shows the policy, enlarged.
+
+        Raises NotShownError if it neither draws nor has pictures among its observations.
+        """
         with drawing(self.env_id):
             pictures = self.game.pictures()
         pictures = pictures or drawn(self.game.info, obs[0])
@@ -157,15 +176,28 @@ def record(
     max_steps: int | None = None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`,
-    and the decisions beside it (`penstock.evaluation.decisions`); where, and the raw returns.
-    ``allow`` as of `find_policy`.
+    """Write a video of episodes, and the policy's decisions beside it (`evaluation.decisions`).
 
-    Raises UserError, as where the extra [video] is missing.
+    Args:
+        run_dir: folder of a run, or path of an exported file.
+        episodes: how many to show.
+        which: the checkpoint of a run, "best" or "last".
+        out: the mp4 file; None takes `video_path`.
+        sample: True draws actions as in training, False takes the most probable ones, and None
+            does what the run's evaluation found to be better.
+        seed: the same one shows the same episodes.
+        max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
+        allow: as of `find_policy`.
+
+    Returns: the raw returns and lengths, how they were played, and the path in "file".
+
+    Raises:
+        UserError: if the video cannot be made, for instance without the extra [video].
     """
     if out is not None and Path(out).suffix != ".mp4":
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
+
     source = find_policy(run_dir, which, allow)
     with acting(source, sample, seed, max_steps, tracked=True) as actor:
         path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
@@ -183,10 +215,14 @@ def play(
     max_steps: int | None = None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
-    returns. ``allow`` as of `find_policy`.
+    """Show episodes in a window, as fast as a person would play. Closing the window ends it.
 
-    Closing the window ends it. Raises UserError, as where there is no display.
+    The arguments are those of `record`.
+
+    Returns: the raw returns and lengths of the episodes that have ended, and how they were played.
+
+    Raises:
+        UserError: if they cannot be shown, for instance without a display.
     """
     if not any(os.environ.get(name) for name in DISPLAYS):
         raise UserError(
@@ -203,14 +239,17 @@ def play(
 
 
 def video_path(source: str, name: str, seed: int) -> Path:
-    """Where the video of a policy goes: into the folder of its run, or beside its file."""
+    """Returns the default path of a policy's video: in the folder of its run, or beside its file.
+
+    ``name`` is that of the checkpoint.
+    """
     if Path(source).is_file():
         return Path(source).with_name(f"{Path(source).stem}-{seed}.mp4")
     return Path(source) / "videos" / f"{name}-{seed}.mp4"
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The result as text, a line for each episode."""
+    """Returns the result of `record` or `play` as text, with a line for each episode."""
     lines = [
         f"episode {i}: return {number(episode_return)} in {length:,} steps"
         for i, (episode_return, length) in enumerate(
@@ -229,8 +268,10 @@ def describe(result: dict[str, Any]) -> str:
 
 
 def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
-    """What a policy sees, as pictures ``[H, W, 3]``: the newest frame, of the first part that is
-    one; nothing where none is."""
+    """Returns what a policy sees as a picture ``[H, W, 3]``, or an empty list if it sees none.
+
+    It is the newest frame of the first part of the ``observation`` that consists of pictures.
+    """
     found = views(info.parts, observation) if info.parts else {"": observation}
     for array in found.values():
         picture = _picture(array)
@@ -240,7 +281,7 @@ def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
 
 
 def enlarged(pictures: list[Picture]) -> list[Picture]:
-    """Large enough to look at, of even sides, which a video must have."""
+    """Returns the pictures large enough to look at, with even sides, which a video must have."""
     return [_even(_grown(picture)) for picture in pictures]
 
 
@@ -253,8 +294,18 @@ def acting(
     *,
     tracked: bool = False,
 ) -> Iterator[Actor]:
-    """One environment that draws itself, if it can, and the policy that plays it; ``tracked``: its
-    decisions are kept. The other parameters are those of `record`. Raises UserError."""
+    """Open one environment, which draws itself if it can, with the policy that plays it.
+
+    Args:
+        source: of the policy.
+        sample: as of `record`.
+        seed: of the policy's random actions.
+        max_steps: as of `record`.
+        tracked: whether the policy's decisions are kept, for a file beside a video.
+
+    Raises:
+        UserError: if the environment cannot be made, or the policy does not fit it.
+    """
     config = source.config
     if sample is None:
         sample = source.sampled
@@ -277,7 +328,10 @@ def acting(
 
 
 def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode]:
-    """Show episodes until all have ended or ``show`` returns False."""
+    """Show episodes until all have ended or ``show`` returns False.
+
+    Returns: the episodes that have ended.
+    """
     played: list[Episode] = []
     for shot in actor.shots(episodes, seed):
         if shot.episode is not None:
@@ -296,16 +350,22 @@ def encoding(
     *,
     gently: bool = False,
 ) -> Iterator[Show]:
-    """Encode what is shown as an mp4, which appears when it is whole.
-
-    write_decisions: writes the decisions of the video as the file that it is given. They appear
-        right after the video, so that no new ones are beside an old video.
-    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
-    gently: the encoder takes one thread and little time, for a larger file.
+    """Encode what is shown as an mp4, which appears as ``path`` when it is complete.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
     all pictures of an episode in memory (gigabytes of Atari), writes a file for each episode, and
     needs moviepy.
+
+    Args:
+        path: of the video.
+        env: the environment that draws, for the rate of its pictures.
+        write_decisions: writes the decisions of the video as the file that it is given. They
+            appear right after the video, so that no new ones are beside an old video.
+        part: the file that is written meanwhile, beside ``path``; by default one with a new name.
+        gently: the encoder takes one thread and little time, for a larger file.
+
+    Raises:
+        UserError: if a file cannot be written, or if a picture has another size than the first.
     """
     part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
     decisions_part = beside(part)
@@ -326,6 +386,7 @@ def encoding(
         with _written(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
+
             write_decisions(decisions_part)
             writers.pop().close()
             part.replace(path)
@@ -341,11 +402,12 @@ def encoding(
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Raise UserError where a file cannot be written."""
+    """Raise UserError in place of an OSError, which says that ``path`` cannot be written."""
     try:
         yield
     except OSError as error:
-        if is_of_environment(error):  # which draws meanwhile
+        # The environment draws meanwhile, and its own errors are none of the file.
+        if is_of_environment(error):
             raise
         reason = " ".join((error.strerror or str(error)).split())
         raise UserError(
@@ -354,6 +416,7 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def _check_size(picture: Picture, first: Picture) -> None:
+    """Raise UserError if a picture has another size than the first one of the video."""
     if picture.shape != first.shape:
         (height, width, _), (first_height, first_width, _) = picture.shape, first.shape
         raise UserError(
@@ -364,6 +427,10 @@ def _check_size(picture: Picture, first: Picture) -> None:
 
 
 def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -> Any:
+    """Start the encoder of a video with pictures of the size of ``picture``.
+
+    Returns: imageio_ffmpeg's generator, to which pictures are sent.
+    """
     import imageio_ffmpeg
 
     height, width = picture.shape[:2]
@@ -377,13 +444,16 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -
         ffmpeg_log_level="error",
         output_params=[*(GENTLY if gently else ()), "-f", "mp4"],
     )
-    writer.send(None)
+    writer.send(None)  # to its first `yield`
     return writer
 
 
 @contextmanager
 def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
-    """Show pictures in a window at the game's own pace; False when it has been closed."""
+    """Open a window that shows pictures at the pace of ``env``, until it is closed.
+
+    Raises UserError if there is no usable display.
+    """
     import pygame
 
     try:
@@ -392,6 +462,7 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
         raise UserError(
             f"the display cannot be used ({error}); make a video with `penstock record {title}`"
         ) from error
+
     clock = pygame.time.Clock()
 
     def show(pictures: list[Picture]) -> bool:
@@ -401,6 +472,8 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
             if screen is None or screen.get_size() != size:
                 screen = pygame.display.set_mode(size)
                 pygame.display.set_caption(title)
+
+            # pygame has the horizontal axis first.
             pygame.surfarray.blit_array(screen, picture.swapaxes(0, 1))
             pygame.display.flip()
             clock.tick(min(game.pictures_per_s, MOST_PICTURES_PER_S))
@@ -413,6 +486,7 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
 
 
 def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]:
+    """Returns what `record` and `play` report on the episodes that were played."""
     return {
         "run_dir": run_dir,
         "checkpoint": actor.checkpoint,
@@ -425,16 +499,22 @@ def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]
 
 
 def _require(module: str, what: str) -> None:
+    """Raise UserError if ``what`` cannot be made because ``module`` is not installed."""
     if find_spec(module) is None:
         raise UserError(f"{what} needs {module}, which is not installed; run `{INSTALL}`")
 
 
 def _picture(array: npt.NDArray[Any]) -> Picture | None:
-    """``[H, W]``, ``[H, W, 1 or 3]``, ``[frames, H, W]`` or ``[frames, H, W, 3]``, of uint8."""
+    """Returns the ``array`` as a picture ``[H, W, 3]``, or None if it does not look like one.
+
+    Pictures are uint8 ``[H, W]`` or ``[H, W, 1 or 3]``. Of a stack, ``[frames, H, W]`` or
+    ``[frames, H, W, 3]``, the newest frame is taken.
+    """
     if array.dtype != np.uint8 or array.ndim not in (2, 3, 4):
         return None
     if array.ndim == 4 or (array.ndim == 3 and array.shape[-1] not in (1, COLOURS)):
         array = array[-1]
+
     if min(array.shape[:2]) < LEAST_SIDE:
         return None
     if array.ndim == 2:
@@ -445,11 +525,13 @@ def _picture(array: npt.NDArray[Any]) -> Picture | None:
 
 
 def _grown(picture: Picture) -> Picture:
+    """Returns the ``picture`` enlarged to at least `LEAST_HEIGHT`, by a whole number."""
     factor = math.ceil(LEAST_HEIGHT / picture.shape[0])
     return picture.repeat(factor, 0).repeat(factor, 1) if factor > 1 else picture
 
 
 def _even(picture: Picture) -> Picture:
+    """Returns the ``picture`` with a black row or column more where a side is odd."""
     height, width = picture.shape[:2]
     if not height % 2 and not width % 2:
         return picture

@@ -1,4 +1,7 @@
-"""Deciding actions that are numbers, in numpy, without allocating, as `acting.categorical` does."""
+"""Samplers that decide actions that are numbers, in numpy, without allocating.
+
+The base class and its rules are in `penstock.models.acting.categorical`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ LOG_2 = math.log(2)
 class GaussianSampler(ActionSampler):
     """Draws normal numbers for actor-critics: actions float32 ``[envs, *shape]``.
 
-    Outputs are the means, then the logarithms of the standard deviations. ``squashed``: actions are
-    tanh of the numbers, and lie from -1 to 1; else the environment clips them. Records
-    ``behaviour_logp``, the log-densities of the actions, and ``action``, the numbers before either.
+    Outputs are the means, then the logarithms of the standard deviations. If ``squashed``, actions
+    are tanh of the numbers, and lie from -1 to 1; else the environment clips them. Records
+    ``behaviour_logp``, the log-densities of the actions, and ``action``, the numbers before tanh or
+    clipping.
     """
 
     def __init__(
@@ -28,6 +32,8 @@ class GaussianSampler(ActionSampler):
         super().__init__(2 * size, envs, rng)
         self._mean, self._log_std = self.outputs[:size], self.outputs[size:]
         self._noise, self._std = np.empty((2, size, envs), np.float32)
+
+        # The numbers before tanh, and a view of them that is shaped as the outputs are.
         self._numbers = np.empty((envs, *shape), np.float32)
         self._actions = np.empty_like(self._numbers) if squashed else self._numbers
         self._flat = self._numbers.reshape(envs, size).T
@@ -41,7 +47,9 @@ class GaussianSampler(ActionSampler):
         np.exp(self._log_std, out=std)
         np.multiply(noise, std, out=flat)
         np.add(self._mean, flat, out=flat)
-        # The number is rounded: the learner finds another noise in it than was drawn.
+
+        # The log-density is -noise² / 2 - log(std) - log(2 pi) / 2. The number is rounded: the
+        # learner finds another noise in it than was drawn, so it is computed back.
         np.subtract(flat, self._mean, out=noise)
         np.divide(noise, std, out=noise)
         np.multiply(noise, noise, out=noise)
@@ -68,8 +76,8 @@ class GaussianSampler(ActionSampler):
 class SquashedGaussianSampler(ActionSampler):
     """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
 
-    Outputs are the means, then the logarithms of the standard deviations, which are kept within
-    ``log_std``. Before the first update of the network actions are uniform: the first
+    Outputs are the means, then the logarithms of the standard deviations, which are clipped to the
+    bounds ``log_std``. Before the first update of the network actions are uniform: the first
     `replay.min_size` steps cover all of them, as published (Haarnoja et al. 2018, the authors'
     code). Records nothing.
     """
@@ -113,5 +121,5 @@ class SquashedGaussianSampler(ActionSampler):
 
 
 def _log_slope(before: Float32) -> Float32:
-    """``log(1 - tanh(x)^2)``, never the log of 0."""
+    """Returns ``log(1 - tanh(x)^2)`` for each of the ``numbers`` x, never the log of 0."""
     return np.float32(2 * LOG_2) - 2 * (before + np.logaddexp(np.float32(0), -2 * before))

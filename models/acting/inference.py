@@ -18,7 +18,7 @@ class LocalInference:
     def __init__(self, policy: Policy, size: int) -> None:
         """``size`` is that of the policy's flat vector of weights."""
         self._policy = policy
-        self._columns = tuple(policy.recorded.values())
+        self._columns = tuple(policy.recorded.values())  # written anew by each `decide`
         self._weights = np.empty(size, np.float32)
         self.recorded = tuple(policy.recorded)
         self.stamp: Stamp | None = None
@@ -46,7 +46,7 @@ class LocalInference:
         self.stamp = None
 
     def state_dict(self) -> dict[str, Any]:
-        # Lists of one, as in the files of 0.1.
+        # Lists of one element, as in the files of version 0.1.
         return {"states": [self._policy.state.copy()], "deciders": [self._policy.state_dict()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

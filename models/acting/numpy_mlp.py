@@ -1,6 +1,6 @@
 """An MLP's acting tower in numpy: for a small network several times faster than torch.
 
-Activations are kept as ``[width, envs]`` in memory allocated once, each with a last row of ones, so
+Activations are ``[width, envs]`` in memory that is allocated once, each with a last row of ones, so
 that a layer with its bias is one product. Pin the threads of numpy's BLAS to one before numpy is
 imported (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS): more only wait for each other.
 """
@@ -32,6 +32,9 @@ class NumpyMlp:
         self._obs = self._inputs[0][:-1].T
         self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
+
+        # Each hidden layer as its weights, its inputs, and the memory of its activations; the last
+        # layer writes `outputs` and is not among them.
         hidden = [array[:-1] for array in self._inputs[1:]]
         self._layers = list(zip(self._weights, self._inputs, hidden, strict=False))
 
@@ -42,6 +45,7 @@ class NumpyMlp:
         if self._normalize:
             self._shift[:, 0] = named["normalizer.mean"]
             self._factor[:, 0] = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
+
         for target, (weight, bias) in zip(self._weights, layers, strict=True):
             target[:, :-1] = weight
             target[:, -1] = bias
@@ -54,6 +58,7 @@ class NumpyMlp:
             np.subtract(rows, self._shift, out=rows)
             np.multiply(rows, self._factor, out=rows)
             np.clip(rows, -CLIP, CLIP, out=rows)
+
         for weight, inputs, hidden in self._layers:
             np.matmul(weight, inputs, out=hidden)
             self._activate(hidden, out=hidden)
