@@ -315,14 +315,13 @@ def acting(
     try:
         policy = source.policy(game, seed)
         choose: Choose = policy.act if sample else policy.greedy
-        most = max_steps or config.eval.max_episode_steps
-        actor = Actor(config.env.id, game, policy, choose, source.name, most, sample)
+        track = None
         if tracked:
-            shape = network_shape(config, game.info)
-            critic = make_critic(shape, source.weights(game))
-            actor.track = DecisionTrack(policy, critic, sample)
-            actor.choose = actor.track.choose
-        yield actor
+            critic = make_critic(network_shape(config, game.info), source.weights(game))
+            track = DecisionTrack(policy, critic, sample)
+            choose = track.choose
+        most = max_steps or config.eval.max_episode_steps
+        yield Actor(config.env.id, game, policy, choose, source.name, most, sample, track)
     finally:
         game.close()
 
