@@ -48,6 +48,13 @@ class ActionSampler(ABC):
         self.outputs = np.empty((outputs, envs), np.float32) if memory is None else memory
         self._rng = rng
 
+    def on_new_weights(self, *, untrained: bool) -> None:
+        """The network has got other weights.
+
+        ``untrained``: whether they are those before its first update.
+        """
+        self.untrained = untrained
+
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
         """Forbid the marked ones of the outputs, bool ``[outputs, envs]``, in the next decision.
 

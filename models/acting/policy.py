@@ -79,13 +79,14 @@ class Policy:
         """
         return self.decider.recorded
 
-    def load(self, flat: Float32) -> None:
+    def load(self, flat: Float32, *, untrained: bool = False) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``. Call it before all else.
 
         ``untrained``: whether they are those before the network's first update, for which some
         algorithms act at random.
         """
         self.network.load(flat)
+        self.decider.on_new_weights(untrained=untrained)
 
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns actions as in training: int32 ``[envs]``; of a Box float32 ``[envs, *shape]``."""
