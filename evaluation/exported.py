@@ -36,7 +36,8 @@ from penstock.learner.checkpoints.checkpoint_format import read_tensors
 KEY = "penstock_policy"
 FORMAT = 1
 SUFFIX = ".safetensors"
-SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
+SECTIONS = ("env", "algo", "model", "actors", "eval")
+"""Sections of the config that are stored."""
 # Memory that a space may take for each byte of a large file: a network of ours has at least one
 # parameter, of 2 bytes or 4, for each number that it reads.
 SPACE_NBYTES_PER_BYTE = 16
@@ -60,9 +61,10 @@ class Exported(NamedTuple):
 def write(
     path: Path,
     config: Config,
-    own: Spaces,
+    env_spaces: Spaces,
     info: EnvInfo,
     weights: Float32,
+    *,
     play: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> int:
@@ -95,7 +97,7 @@ def write(
     about = {
         "format": FORMAT,
         "config": config.model_dump(mode="json", include=set(SECTIONS)),
-        "spaces": [to_json(space) for space in own],
+        "spaces": [to_json(space) for space in env_spaces],
         "layout": layout.to_list(),
         "play": play,
     }
@@ -104,10 +106,10 @@ def write(
         for name, array in layout.views(weights).items()
     }
     if not all(np.isfinite(array).all() for array in tensors.values()):
-        raise UserError(
-            f"{path}: a number of the policy is not finite{' as a 16-bit float' if half else ''}; "
-            + ("leave out --half" if half else "export another checkpoint")
-        )
+        precision = " as a 16-bit float" if half else ""
+        advice = "leave out --half" if half else "export another checkpoint"
+        raise UserError(f"{path}: a number of the policy is not finite{precision}; {advice}")
+
     data = to_bytes(tensors, {KEY: json.dumps(about)})
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -136,41 +138,63 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])
             tensors = read_tensors(path, file)
-        if about["format"] != FORMAT:
-            raise UserError(
-                f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
-            )
-
-        stored = ParamLayout.from_list(about["layout"])
-        if tensors.keys() != dict(stored.entries).keys():
-            raise ValueError("its tensors are not those of its layout")
-        for name, shape in stored.entries:
-            _check_tensor(name, tensors[name], shape)
-        play = about.get("play")  # absent in files of earlier versions
-        if play is not None and not isinstance(play, dict):
-            raise TypeError("its way to play is no object")
-
-        complete_stored(about["config"])
-        config = Config.model_validate(about["config"])
-        _check_names(path, config, allow, plays)
-
-        most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
-        observations, actions = (from_json(encoded, most) for encoded in about["spaces"])
-        trained = observations, actions
-        info = EnvInfo.of_spaces(config.env.id, trained, 1, f"of {path}")
-
-        if network_shape(config, info).layout.filled != stored.filled:
-            raise ValueError("its network is built otherwise in this version")
-        parts = [tensors[name].ravel().astype(np.float32) for name, _ in stored.entries]
-        return Exported(config, trained, info, np.concatenate(parts), play)
+        return _decoded(path, about, tensors, allow, plays=plays)
     except UserError:
         raise
-    except Exception as error:  # spaces and their checks raise what they like, assertions too
-        what = "its config is of another version" if isinstance(error, ValidationError) else error
+    except Exception as error:
+        # Spaces and their checks raise what they like, assertions too.
+        fault: object = error
+        if isinstance(error, ValidationError):
+            fault = "its config is of another version"
         raise UserError(
-            f"{path} is damaged or no policy that penstock has exported ({what}); make one with "
+            f"{path} is damaged or no policy that penstock has exported ({fault}); make one with "
             "penstock export RUN FILE, or give the folder of a run"
         ) from error
+
+
+def _decoded(
+    path: Path,
+    about: dict[str, Any],
+    tensors: Mapping[str, npt.NDArray[Any]],
+    allow: Sequence[str],
+    *,
+    plays: bool,
+) -> Exported:
+    """Returns the policy of a file, from its metadata ``about`` and its ``tensors``.
+
+    Raises UserError for another format and for names that are not allowed. Any other exception
+    means that the file is damaged.
+    """
+    if about["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
+        )
+
+    # The tensors are those that the layout names, with their shapes.
+    layout = ParamLayout.from_list(about["layout"])
+    if tensors.keys() != dict(layout.entries).keys():
+        raise ValueError("its tensors are not those of its layout")
+    for name, shape in layout.entries:
+        _check_tensor(name, tensors[name], shape)
+    play = about.get("play")  # absent in files of earlier versions
+    if play is not None and not isinstance(play, dict):
+        raise TypeError("its way to play is no object")
+
+    # Names are checked before the network is built, which imports what they name.
+    complete_stored(about["config"])
+    config = Config.model_validate(about["config"])
+    _check_names(path, config, allow, plays)
+
+    # Spaces may take as much memory as a network of this size could need.
+    most_nbytes = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
+    observations, actions = (from_json(encoded, most_nbytes) for encoded in about["spaces"])
+    env_spaces = observations, actions
+    info = EnvInfo.of_spaces(config.env.id, env_spaces, 1, f"of {path}")
+
+    if network_shape(config, info).layout.filled != layout.filled:
+        raise ValueError("its network is built otherwise in this version")
+    parts = [tensors[name].ravel().astype(np.float32) for name, _ in layout.entries]
+    return Exported(config, env_spaces, info, weights=np.concatenate(parts), play=play)
 
 
 def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:

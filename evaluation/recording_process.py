@@ -16,20 +16,26 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.configs.errors import UserError
 from penstock.core.place import brief_with_place
 from penstock.core.processes import die_with, end_programs
 from penstock.evaluation.best_videos import FOLDER, LIMIT_S, PART, Checkpoint
-from penstock.evaluation.decisions import beside
+from penstock.evaluation.decisions import decisions_path
+
+if TYPE_CHECKING:
+    from penstock.evaluation.evaluate import Episode
+    from penstock.evaluation.video import Picture, Player, Show
 
 BEST = re.compile(r"best-at-[0-9]+\.mp4")
 KEPT = 5
 MOST_PICTURES = 3600  # a minute of Atari
 MOST_NBYTES = 16 << 20
-MOST_CPU_S = 30.0  # of the environment and the policy
-MOST_HEIGHT = 720  # larger pictures are reduced
+MOST_CPU_S = 30.0
+"""CPU time of the environment and the policy."""
+MOST_HEIGHT = 720
+"""Larger pictures are reduced."""
 
 
 def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> NoReturn:
@@ -88,8 +94,8 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
-    from penstock.evaluation.evaluate import Episode, PolicySource, fitted
-    from penstock.evaluation.video import acting, encoding
+    from penstock.evaluation.evaluate import PolicySource, fitted
+    from penstock.evaluation.video import encoding, open_player
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY
 
@@ -98,34 +104,51 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     folder = run_dir / "checkpoints" / which
     stored = checkpoint_format.load(folder)
     steps = int(stored.meta["progress"]["trained_steps"])
-    sampled = way_of(stored.meta.get(PLAY)) == "sampled"
-    source = PolicySource(config, which, sampled, lambda game: fitted(config, folder, stored, game))
+    source = PolicySource(
+        config,
+        name=which,
+        sampled=way_of(stored.meta.get(PLAY)) == "sampled",
+        weights=lambda env: fitted(config, folder, stored, env),
+    )
+
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
     part = path.with_name(part_name)
     remove_abandoned(path.parent)
-    with acting(source, None, seed, None, tracked=True) as actor:
-        track, pictures, total = actor.track, 0, 0.0
+    with open_player(source, sample=None, seed=seed, max_steps=None, tracked=True) as player:
         played: list[Episode] = []
-        assert track is not None
 
-        def write_decisions(to: Path) -> None:
-            actor.write(to, played, trained_steps=steps)
+        def write_decisions(decisions: Path) -> None:
+            player.write_decisions(decisions, played, trained_steps=steps)
 
-        with encoding(path, actor.game, write_decisions, part, gently=True) as show:
-            for shot in actor.shots(1, seed):
-                show([_reduced(picture) for picture in shot.pictures])
-                pictures, total = pictures + len(shot.pictures), total + shot.reward
-                if shot.episode is not None:
-                    played = [shot.episode]
-                elif _is_long(pictures, part):
-                    played = [Episode(total, track.steps, True)]
-                    break
+        with encoding(path, player.env, write_decisions, part, gently=True) as show:
+            played.append(_show_episode(player, seed, show, part))
     if which == "best":
         keep_newest(path.parent)
 
     times = os.times()
-    spent = times.user + times.system + times.children_user + times.children_system
-    return {"file": path.name, "cpu_s": spent}
+    cpu_s = times.user + times.system + times.children_user + times.children_system
+    return {"file": path.name, "cpu_s": cpu_s}
+
+
+def _show_episode(player: Player, seed: int, show: Show, part: Path) -> Episode:
+    """Show one episode, which is cut where the video ``part`` would become too long.
+
+    Returns: the episode, as far as it was shown.
+    """
+    from penstock.evaluation.evaluate import Episode
+
+    assert player.track is not None
+    pictures = 0
+    episode_return = 0.0
+    for shot in player.shots(1, seed):
+        show([_reduced(picture) for picture in shot.pictures])
+        pictures += len(shot.pictures)
+        episode_return += shot.reward
+        if shot.episode is not None:
+            return shot.episode
+        if _is_long(pictures, part):
+            break
+    return Episode(episode_return, player.track.steps, cut=True)
 
 
 def keep_newest(folder: Path) -> None:
@@ -135,7 +158,7 @@ def keep_newest(folder: Path) -> None:
         videos.sort(key=lambda path: path.lstat().st_mtime_ns)
         for video in videos[:-KEPT]:
             video.unlink()
-            beside(video).unlink(missing_ok=True)
+            decisions_path(video).unlink(missing_ok=True)
 
 
 def remove_abandoned(folder: Path) -> None:
@@ -153,7 +176,7 @@ def _is_long(pictures: int, part: Path) -> bool:
     return part.exists() and part.stat().st_size > MOST_NBYTES
 
 
-def _reduced(picture: Any) -> Any:
+def _reduced(picture: Picture) -> Picture:
     """Returns every n-th row and column of a picture, so that it has at most `MOST_HEIGHT`.
 
     Both numbers are even, as a video needs them.
@@ -165,5 +188,5 @@ def _reduced(picture: Any) -> Any:
 
 
 if __name__ == "__main__":
-    _, parent, folder, which, game, part = sys.argv
-    main(int(parent), folder, "last" if which == "last" else "best", int(game), part)
+    _, parent, folder, which, seed, part = sys.argv
+    main(int(parent), folder, "last" if which == "last" else "best", int(seed), part)

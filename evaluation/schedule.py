@@ -22,12 +22,18 @@ from penstock.learner.evaluation_requests import FIRST, POINT
 
 logger = note_logger(__name__)
 
-LONGEST_S = 240.0  # between two evaluations by steps, if these can have fewer episodes
-FEWEST = 2  # episodes of an evaluation in each way; fewer have no standard error
-FIRST_WITHIN_S = 120.0  # of training; the first evaluation may take its share of these
-SOON_S = 60.0  # after a first evaluation another one is skipped
-LAST_S = 300.0  # for the run's last evaluation, which is ended after twice as long
-NOTED_S = 60.0  # a longer time between evaluations is noted, with the reason
+LONGEST_S = 240.0
+"""Time between two evaluations by steps, at most, if they can have fewer episodes."""
+FEWEST = 2
+"""Episodes of an evaluation in each way, at least: fewer have no standard error."""
+FIRST_WITHIN_S = 120.0
+"""Seconds of training, of which the first evaluation may take its share."""
+SOON_S = 60.0
+"""Seconds of training after a first evaluation, within which another one is skipped."""
+LAST_S = 300.0
+"""Time of the run's last evaluation, which is ended after twice as long."""
+NOTED_S = 60.0
+"""A longer time between evaluations is noted, with the reason."""
 
 
 class PairCost(NamedTuple):
@@ -80,7 +86,9 @@ class EvaluationSchedule:
             estimate: returns the cost of a pair of episodes; called if none is known yet.
         """
         settings = self._settings
-        complete, share, every = settings.episodes, settings.share, settings.every_steps
+        complete = settings.episodes
+        share = settings.share
+        every = settings.every_steps
         if request not in (POINT, FIRST):
             return complete
 
@@ -90,13 +98,14 @@ class EvaluationSchedule:
                 # No episode has ended yet, so its length is unknown.
                 return None
             self._cost = estimate()
-            self._space_out(self._cost, progress)
+            self._set_spacing(self._cost, progress)
+            # The point of this request need not be one of the new spacing.
             point = progress["trained_steps"] // every * every
             if request == POINT and point % self.every:
                 return None
 
         if request == FIRST and share is not None:
-            return episodes_within(complete, self._cost, share, FIRST_WITHIN_S)
+            return episodes_within(complete, self._cost, share=share, seconds=FIRST_WITHIN_S)
         if self._first_s is not None and progress["time_s"] - self._first_s < SOON_S:
             return None
         return self._next.episodes
@@ -107,47 +116,53 @@ class EvaluationSchedule:
         They are all that fit into `LAST_S`, at least `FEWEST` and at most `eval.episodes`.
         """
         complete = self._settings.episodes
-        fitting = complete if self._cost is None else int(LAST_S / max(self._cost.wall_s, 1e-9))
+        if self._cost is None:
+            return complete
+        fitting = int(LAST_S / max(self._cost.wall_s, 1e-9))
         return max(min(fitting, complete), min(FEWEST, complete))
 
-    def took(self, request: str | None, progress: Mapping[str, Any], cost: PairCost) -> None:
+    def on_evaluated(
+        self, request: str | None, progress: Mapping[str, Any], cost: PairCost
+    ) -> None:
         """An evaluation was made, at this ``cost`` of a pair of episodes.
 
         ``request`` and ``progress`` are those that `episodes` was called with.
         """
         if request in (POINT, FIRST):
             self._cost = cost
-            self._space_out(cost, progress)
+            self._set_spacing(cost, progress)
         if request == FIRST:
             self._first_s = progress["time_s"]
 
-    def _space_out(self, cost: PairCost, progress: Mapping[str, Any]) -> None:
+    def _set_spacing(self, cost: PairCost, progress: Mapping[str, Any]) -> None:
         """Set the distance between evaluations, and their episodes, by the ``cost`` of a pair.
 
         The user gets a note if that has fewer episodes or a longer distance than the last note
         said.
         """
         settings = self._settings
-        complete, every = settings.episodes, settings.every_steps
+        complete = settings.episodes
+        every = settings.every_steps
         assert every is not None
-        rate = max(progress["trained_steps"], 1) / max(progress["time_s"], 1e-3)
-        self._next = schedule(every, complete, cost, settings.share, rate)
+        steps_per_s = max(progress["trained_steps"], 1) / max(progress["time_s"], 1e-3)
+        self._next = schedule(every, complete, cost, share=settings.share, steps_per_s=steps_per_s)
+
         distance, episodes = self._next
-        about = complete * cost.cpu_s, settings.share
+        complete_cpu_s = complete * cost.cpu_s
         if episodes < complete == self._noted.episodes:
             self._noted = self._next
             logger.info(
                 "evaluations have fewer episodes than eval.episodes = %d, so that there is one "
                 "every %.0f s: one of all episodes takes about %.2g s of CPU time, and eval.share "
                 "is %g",
-                *(complete, distance / rate, *about),
+                *(complete, distance / steps_per_s, complete_cpu_s, settings.share),
             )
-        elif episodes == complete and distance > max(self._noted.every, NOTED_S * rate):
+        elif episodes == complete and distance > max(self._noted.every, NOTED_S * steps_per_s):
             self._noted = self._next
             logger.info(
                 "evaluations are %s steps apart instead of eval.every_steps = %s: one takes about "
                 "%.2g s of CPU time, and eval.share is %g",
-                *(count(distance), count(every), *about),
+                *(count(distance), count(every), complete_cpu_s, settings.share),
             )
 
 
@@ -191,19 +206,19 @@ def schedule(
         distance = _doubled(every, math.ceil(exponent(least_s)))
     else:
         distance = _doubled(every, math.floor(exponent(LONGEST_S)))
-    return Spacing(distance, episodes_within(episodes, cost, share, distance / steps_per_s))
+    seconds = distance / steps_per_s
+    return Spacing(distance, episodes_within(episodes, cost, share=share, seconds=seconds))
 
 
-def episodes_within(most: int, cost: PairCost, share: float, seconds: float) -> int:
+def episodes_within(most: int, cost: PairCost, *, share: float, seconds: float) -> int:
     """Returns the episodes in each way that fit into ``seconds`` of training.
 
     They take at most ``share`` of a core over these seconds, and at most half of the seconds on the
     clock. The result is between `FEWEST` and ``most``, and ``most`` if that is below `FEWEST`.
     """
-    fitting = min(
-        most, share * seconds / max(cost.cpu_s, 1e-9), seconds / 2 / max(cost.wall_s, 1e-9)
-    )
-    return max(int(fitting), min(FEWEST, most))
+    by_cpu = share * seconds / max(cost.cpu_s, 1e-9)
+    by_wall = seconds / 2 / max(cost.wall_s, 1e-9)
+    return max(int(min(most, by_cpu, by_wall)), min(FEWEST, most))
 
 
 def _doubled(every: int, times: int) -> int:

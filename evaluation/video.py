@@ -29,7 +29,7 @@ from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.make import FirstIndex
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
-from penstock.evaluation.decisions import DecisionTrack, beside
+from penstock.evaluation.decisions import DecisionTrack, decisions_path
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -42,13 +42,17 @@ from penstock.models.acting.critic import make_critic
 from penstock.models.acting.policy import Policy
 
 MOST_PICTURES_PER_S = 120.0
-LEAST_HEIGHT = 320  # smaller ones are enlarged by a whole number
-LEAST_SIDE = 8  # of what is taken for a picture
+LEAST_HEIGHT = 320
+"""Smaller pictures are enlarged by a whole number."""
+LEAST_SIDE = 8
+"""An array with a shorter side is not taken for a picture."""
 COLOURS = 3
 GENTLY = ("-preset", "veryfast", "-threads", "1")
+"""Options of the encoder beside a run."""
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
+"""Shows pictures one after another, and returns whether more are wanted."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,12 @@ class NotShownError(UserError):
     """The environment neither draws itself nor shows pictures as observations."""
 
 
-@dataclass
-class Actor:
+@dataclass(kw_only=True)
+class Player:
     """One environment, and the policy that plays it."""
 
     env_id: str
-    game: BatchedEnv
+    env: BatchedEnv
     policy: Policy
     choose: Choose
     """Returns the policy's actions; that of ``track`` if there is one."""
@@ -90,43 +94,59 @@ class Actor:
         The same ``seed`` plays the same episodes. Raises UserError for an observation that is not
         sound.
         """
-        game, space = self.game, self.game.info.observation_space
+        env = self.env
+        space = env.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
-        game.reset_into(seed, obs)
-        yield self._tracked(Shot(self._look(obs)))
-        begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-        total, length = 0.0, 0
+        env.reset_into(seed, obs)
+        yield self._tracked(Shot(self._pictures(obs)))
+
+        begins = np.ones(1, np.bool_)
+        over = np.zeros(1, np.bool_)
+        episode_return = 0.0
+        length = 0
         while episodes:
-            parts, counts = game.info.parts, game.info.counts
-            if bad := find_bad_observation(obs[None], parts, ~over[None], counts):
+            if bad := find_bad_observation(obs[None], env.info.parts, ~over[None], env.info.counts):
                 raise UserError(f"there is {bad}; correct the environment")
             self.policy.reset(begins)
-            begins = over  # the step after an episode's end only resets
-            reward, terminated, truncated = game.step_into(self.choose(obs), obs)
+
+            # The step after an episode's end only resets.
+            begins = over
+            plays = not begins[0]
+            reward, terminated, truncated = env.step_into(self.choose(obs), obs)
             over = terminated | truncated
-            total, length = total + float(reward[0]), length + int(not begins[0])
-            ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
-            # In a step that failed another episode has begun.
-            cut = (length == self.max_steps and not ends) or game.dropped is not None
-            ended = cut or ends
-            episode = Episode(total, length, cut) if ended else None
-            shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
+            episode_return += float(reward[0])
+            if plays:
+                length += 1
+
+            # The loss of a life ends an episode in training only. After a step that failed
+            # (`dropped`) another episode has begun.
+            lost_life = env.life_lost is not None and bool(env.life_lost[0])
+            has_ended = bool(over[0]) and not lost_life
+            is_cut = (length == self.max_steps and not has_ended) or env.dropped is not None
+            episode = None
+            if is_cut or has_ended:
+                episode = Episode(episode_return, length, is_cut)
+            shot = Shot(self._pictures(obs), episode, reward=float(reward[0]), plays=plays)
             yield self._tracked(shot)
-            if ended:
-                episodes, total, length = episodes - 1, 0.0, 0
-            if cut and episodes:
+
+            if episode is not None:
+                episodes -= 1
+                episode_return = 0.0
+                length = 0
+            if is_cut and episodes:
                 seed += 1
-                game.reset_into(seed, obs)
-                begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-                yield self._tracked(Shot(self._look(obs)))
+                env.reset_into(seed, obs)
+                begins = np.ones(1, np.bool_)
+                over = np.zeros(1, np.bool_)
+                yield self._tracked(Shot(self._pictures(obs)))
 
     def _tracked(self, shot: Shot) -> Shot:
         """Returns the ``shot``, after its decision was added to the track."""
         if self.track is not None:
-            self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
+            self.track.on_step(len(shot.pictures), shot.reward, plays=shot.plays)
         return shot
 
-    def write(self, path: Path, played: list[Episode], **about: Any) -> None:
+    def write_decisions(self, path: Path, played: list[Episode], **fields: Any) -> None:
         """Write the decisions of a video as ``path``.
 
         Args:
@@ -138,26 +158,26 @@ class Actor:
             OSError: if it cannot be written.
         """
         assert self.track is not None
-        game = self.game
-        fields = {
-            "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
+        about = {
+            "fps": min(self.env.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
-            "counts": list(game.info.counts),
+            "counts": list(self.env.info.counts),
             "episodes": [
                 {"return": each.episode_return, "length": each.length, "cut": each.cut}
                 for each in played
             ],
+            **fields,
         }
-        self.track.write(path, {**fields, **about}, game.action_names)
+        self.track.write(path, about, self.env.action_names)
 
-    def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
+    def _pictures(self, obs: npt.NDArray[Any]) -> list[Picture]:
         """Returns what the environment draws, or else what it shows the policy, enlarged.
 
         Raises NotShownError if it neither draws nor has pictures among its observations.
         """
         with drawing(self.env_id):
-            pictures = self.game.pictures()
-        pictures = pictures or drawn(self.game.info, obs[0])
+            pictures = self.env.pictures()
+        pictures = pictures or drawn(self.env.info, obs[0])
         if not pictures:
             raise NotShownError(
                 f"{self.env_id} cannot be shown: it does not draw itself, and its observations are "
@@ -199,11 +219,16 @@ def record(
     _require("imageio_ffmpeg", "a video")
 
     source = find_policy(run_dir, which, allow)
-    with acting(source, sample, seed, max_steps, tracked=True) as actor:
-        path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with encoding(path, actor.game, lambda to: actor.write(to, played)) as show:
-            played = _perform(actor, episodes, seed, show)
-    return _result(run_dir, actor, played) | {"file": str(path)}
+    played: list[Episode] = []
+    with open_player(source, sample, seed, max_steps, tracked=True) as player:
+
+        def write_decisions(decisions: Path) -> None:
+            player.write_decisions(decisions, played)
+
+        path = Path(out) if out else video_path(run_dir, player.checkpoint, seed)
+        with encoding(path, player.env, write_decisions) as show:
+            played.extend(_show_episodes(player, episodes, seed, show))
+    return _result(run_dir, player, played) | {"file": str(path)}
 
 
 def play(
@@ -230,12 +255,14 @@ def play(
             f"make a video with `penstock record {run_dir}`"
         )
     _require("pygame", "a window")
+
+    source = find_policy(run_dir, which, allow)
     with (
-        acting(find_policy(run_dir, which, allow), sample, seed, max_steps) as actor,
-        _window(run_dir, actor.game) as show,
+        open_player(source, sample, seed, max_steps) as player,
+        _window(run_dir, player.env) as show,
     ):
-        played = _perform(actor, episodes, seed, show)
-    return _result(run_dir, actor, played)
+        played = _show_episodes(player, episodes, seed, show)
+    return _result(run_dir, player, played)
 
 
 def video_path(source: str, name: str, seed: int) -> Path:
@@ -250,20 +277,25 @@ def video_path(source: str, name: str, seed: int) -> Path:
 
 def describe(result: dict[str, Any]) -> str:
     """Returns the result of `record` or `play` as text, with a line for each episode."""
+    episodes = zip(result["returns"], result["lengths"], strict=True)
     lines = [
-        f"episode {i}: return {number(episode_return)} in {length:,} steps"
-        for i, (episode_return, length) in enumerate(
-            zip(result["returns"], result["lengths"], strict=True), 1
-        )
+        f"episode {number_of_episode}: return {number(episode_return)} in {length:,} steps"
+        for number_of_episode, (episode_return, length) in enumerate(episodes, 1)
     ]
+
     if result["cut"]:
-        most, episodes = result["max_episode_steps"], len(result["lengths"])
-        lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
+        lines.append(
+            were_cut(
+                result["cut"],
+                len(result["lengths"]),
+                result["max_episode_steps"],
+                option="--max-episode-steps",
+            )
+        )
     if "file" in result:
         way = "sampled" if result["sample"] else "greedy"
-        lines.append(
-            f"{result['file']} shows {result['run_dir']}{of_checkpoint_text(result)}, {way} actions"
-        )
+        policy = f"{result['run_dir']}{of_checkpoint_text(result)}"
+        lines.append(f"{result['file']} shows {policy}, {way} actions")
     return "\n".join(lines)
 
 
@@ -272,8 +304,8 @@ def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
 
     It is the newest frame of the first part of the ``observation`` that consists of pictures.
     """
-    found = views(info.parts, observation) if info.parts else {"": observation}
-    for array in found.values():
+    arrays = views(info.parts, observation) if info.parts else {"": observation}
+    for array in arrays.values():
         picture = _picture(array)
         if picture is not None:
             return [picture]
@@ -286,14 +318,14 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 
 
 @contextmanager
-def acting(
+def open_player(
     source: PolicySource,
     sample: bool | None,
     seed: int,
     max_steps: int | None,
     *,
     tracked: bool = False,
-) -> Iterator[Actor]:
+) -> Iterator[Player]:
     """Open one environment, which draws itself if it can, with the policy that plays it.
 
     Args:
@@ -311,28 +343,37 @@ def acting(
         sample = source.sampled
     do_without_display()
     with drawing(config.env.id):
-        game = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
+        env = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
+
     try:
-        policy = source.policy(game, seed)
+        policy = source.policy(env, seed)
         choose: Choose = policy.act if sample else policy.greedy
         track = None
         if tracked:
-            critic = make_critic(network_shape(config, game.info), source.weights(game))
+            critic = make_critic(network_shape(config, env.info), source.weights(env))
             track = DecisionTrack(policy, critic, sample)
             choose = track.choose
-        most = max_steps or config.eval.max_episode_steps
-        yield Actor(config.env.id, game, policy, choose, source.name, most, sample, track)
+        yield Player(
+            env_id=config.env.id,
+            env=env,
+            policy=policy,
+            choose=choose,
+            checkpoint=source.name,
+            max_steps=max_steps or config.eval.max_episode_steps,
+            sample=sample,
+            track=track,
+        )
     finally:
-        game.close()
+        env.close()
 
 
-def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode]:
+def _show_episodes(player: Player, episodes: int, seed: int, show: Show) -> list[Episode]:
     """Show episodes until all have ended or ``show`` returns False.
 
     Returns: the episodes that have ended.
     """
     played: list[Episode] = []
-    for shot in actor.shots(episodes, seed):
+    for shot in player.shots(episodes, seed):
         if shot.episode is not None:
             played.append(shot.episode)
         if not show(shot.pictures):
@@ -343,7 +384,7 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 @contextmanager
 def encoding(
     path: Path,
-    game: BatchedEnv,
+    env: BatchedEnv,
     write_decisions: Callable[[Path], None],
     part: Path | None = None,
     *,
@@ -367,40 +408,41 @@ def encoding(
         UserError: if a file cannot be written, or if a picture has another size than the first.
     """
     part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
-    decisions_part = beside(part)
-    writers: list[Any] = []
+    decisions_part = decisions_path(part)
+    writer: Any = None
     first: Picture | None = None
 
     def show(pictures: list[Picture]) -> bool:
-        nonlocal first
+        nonlocal writer, first
         if first is None:
             first = pictures[0]
-            writers.append(_writer(part, first, game.pictures_per_s, gently))
+            writer = _writer(part, first, env.pictures_per_s, gently)
         for picture in pictures:
             _check_size(picture, first)
-            writers[0].send(np.ascontiguousarray(picture))
+            writer.send(np.ascontiguousarray(picture))
         return True
 
     try:
-        with _written(path):
+        with _write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
 
             write_decisions(decisions_part)
-            writers.pop().close()
+            writer.close()
             part.replace(path)
-            decisions_part.replace(beside(path))
+            decisions_part.replace(decisions_path(path))
     finally:
-        for writer in writers:
+        # After an error this ends the encoder; after success there is nothing left to do.
+        if writer is not None:
             with suppress(OSError):
                 writer.close()
-        for each in (part, decisions_part):
+        for temporary in (part, decisions_part):
             with suppress(OSError):
-                each.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     """Raise UserError in place of an OSError, which says that ``path`` cannot be written."""
     try:
         yield
@@ -417,7 +459,8 @@ def _written(path: Path) -> Iterator[None]:
 def _check_size(picture: Picture, first: Picture) -> None:
     """Raise UserError if a picture has another size than the first one of the video."""
     if picture.shape != first.shape:
-        (height, width, _), (first_height, first_width, _) = picture.shape, first.shape
+        height, width, _ = picture.shape
+        first_height, first_width, _ = first.shape
         raise UserError(
             f"the game drew a picture of {width} x {height} after others of {first_width} x "
             f"{first_height} (small ones enlarged), and a video has one size; let render() keep "
@@ -448,7 +491,7 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -
 
 
 @contextmanager
-def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
+def _window(title: str, env: BatchedEnv) -> Iterator[Show]:
     """Open a window that shows pictures at the pace of ``env``, until it is closed.
 
     Raises UserError if there is no usable display.
@@ -475,7 +518,8 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
             # pygame has the horizontal axis first.
             pygame.surfarray.blit_array(screen, picture.swapaxes(0, 1))
             pygame.display.flip()
-            clock.tick(min(game.pictures_per_s, MOST_PICTURES_PER_S))
+            clock.tick(min(env.pictures_per_s, MOST_PICTURES_PER_S))
+
         return not any(event.type == pygame.QUIT for event in pygame.event.get())
 
     try:
@@ -484,14 +528,14 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
         pygame.display.quit()
 
 
-def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]:
+def _result(run_dir: str, player: Player, played: list[Episode]) -> dict[str, Any]:
     """Returns what `record` and `play` report on the episodes that were played."""
     return {
         "run_dir": run_dir,
-        "checkpoint": actor.checkpoint,
-        "sample": actor.sample,
+        "checkpoint": player.checkpoint,
+        "sample": player.sample,
         "cut": sum(episode.cut for episode in played),
-        "max_episode_steps": actor.max_steps,
+        "max_episode_steps": player.max_steps,
         "returns": [episode.episode_return for episode in played],
         "lengths": [episode.length for episode in played],
     }
@@ -511,7 +555,10 @@ def _picture(array: npt.NDArray[Any]) -> Picture | None:
     """
     if array.dtype != np.uint8 or array.ndim not in (2, 3, 4):
         return None
-    if array.ndim == 4 or (array.ndim == 3 and array.shape[-1] not in (1, COLOURS)):
+
+    has_colours = array.shape[-1] in (1, COLOURS)
+    is_stack = array.ndim == 4 or (array.ndim == 3 and not has_colours)
+    if is_stack:
         array = array[-1]
 
     if min(array.shape[:2]) < LEAST_SIDE:

@@ -21,7 +21,8 @@ from penstock.core.params import Float32
 
 Int32 = npt.NDArray[np.int32]
 
-FORBIDDEN = np.float32(-1e9)  # the logit of a masked choice, as in penstock.models.distributions
+FORBIDDEN = np.float32(-1e9)
+"""The logit of a masked choice, as in penstock.models.distributions."""
 
 
 class ActionSampler(ABC):
@@ -115,7 +116,13 @@ class CategoricalSampler(ActionSampler):
         self.recorded = {"behaviour_logp": self._logp}
 
     def sample(self) -> Int32:
-        logits, sums, row, chosen = self.outputs, self._sums, self._row, self._chosen
+        logits = self.outputs
+        sums = self._sums
+        row = self._row
+        chosen = self._chosen
+
+        # The exponentials of the logits, summed up over the actions. They are not divided by their
+        # total, which scales the random number instead.
         np.maximum.reduce(logits, axis=0, out=row)
         np.subtract(logits, row, out=logits)
         np.exp(logits, out=sums)
@@ -167,8 +174,8 @@ class MultiCategoricalSampler(ActionSampler):
 
         # A sampler for each choice, which decides by its part of the outputs.
         parts = np.split(self.outputs, np.cumsum(counts[:-1]))
-        self._each = [
-            CategoricalSampler(count, envs, rng, part)
+        self._samplers = [
+            CategoricalSampler(count, envs, rng, outputs=part)
             for count, part in zip(counts, parts, strict=True)
         ]
 
@@ -180,19 +187,19 @@ class MultiCategoricalSampler(ActionSampler):
 
     def sample(self) -> Int32:
         self._logp[:] = 0
-        for column, each in zip(self._columns, self._each, strict=True):
-            column[:] = each.sample()
-            self._logp += each.recorded["behaviour_logp"]
+        for column, sampler in zip(self._columns, self._samplers, strict=True):
+            column[:] = sampler.sample()
+            self._logp += sampler.recorded["behaviour_logp"]
         return self._actions
 
     def greedy(self) -> Int32:
-        for column, each in zip(self._columns, self._each, strict=True):
-            column[:] = each.greedy()
+        for column, sampler in zip(self._columns, self._samplers, strict=True):
+            column[:] = sampler.greedy()
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        found = [each.basis()["probabilities"] for each in self._each]
-        return {"probabilities": np.concatenate(found)}
+        parts = [sampler.basis()["probabilities"] for sampler in self._samplers]
+        return {"probabilities": np.concatenate(parts)}
 
 
 class EpsilonGreedySampler(ActionSampler):
@@ -219,12 +226,14 @@ class EpsilonGreedySampler(ActionSampler):
 
         # Memory of the stages of `sample`.
         self._uniform = np.empty(envs)
-        self._curious = np.empty(envs, np.bool_)
+        self._explores = np.empty(envs, np.bool_)
         self._chosen = np.empty(envs, np.intp)
         self._offsets = np.arange(envs)
+        # The actions that may be taken by the present outputs; None allows all.
+        self._allowed: npt.NDArray[np.bool_] | None = None
+
         self._actions = np.empty(envs, np.int32)
         self._q_taken, self._q_max = np.empty((2, envs), np.float32)
-        self._allowed: npt.NDArray[np.bool_] | None = None  # of the outputs at hand
         self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
 
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
@@ -232,20 +241,24 @@ class EpsilonGreedySampler(ActionSampler):
         np.copyto(self.outputs, FORBIDDEN, where=~self._allowed)
 
     def sample(self) -> Int32:
-        chosen, uniform = self._chosen, self._uniform
+        chosen = self._chosen
+        uniform = self._uniform
+        actions = len(self.outputs)
+
+        # The best actions.
         np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
         self.outputs.argmax(axis=0, out=chosen)
 
         # Random ones, in the environments that explore.
         self._rng.random(out=uniform)
         epsilon = 1.0 if self.untrained else self._epsilon
-        if np.less(uniform, epsilon, out=self._curious).any():
-            spread = len(self.outputs) if self.untrained else self._spread
+        if np.less(uniform, epsilon, out=self._explores).any():
+            spread = actions if self.untrained else self._spread
             np.multiply(uniform, spread, out=uniform)
             if self._allowed is not None:
                 uniform = _spread_over(self._allowed, uniform)
-            np.minimum(uniform, len(self.outputs) - 1, out=uniform)
-            np.copyto(chosen, uniform, casting="unsafe", where=self._curious)
+            np.minimum(uniform, actions - 1, out=uniform)
+            np.copyto(chosen, uniform, casting="unsafe", where=self._explores)
         np.copyto(self._actions, chosen, casting="same_kind")
 
         # Their values, taken from the flat array.
@@ -270,9 +283,12 @@ def _spread_over(
     ``allowed`` is ``[actions, envs]``; the ``uniform`` numbers ``[envs]`` are at least 0 and below
     the number of actions.
     """
-    so_far = allowed.cumsum(axis=0)
-    number = np.minimum(uniform * so_far[-1] / len(allowed), so_far[-1] - 1).astype(np.intp)
-    return np.asarray((so_far <= number).sum(axis=0), np.float64)
+    # The allowed actions of an environment are counted from 0. The one of this number is as far
+    # down as there are actions with at most so many allowed ones up to them.
+    allowed_so_far = allowed.cumsum(axis=0)
+    allowed_count = allowed_so_far[-1]
+    number = np.minimum(uniform * allowed_count / len(allowed), allowed_count - 1).astype(np.intp)
+    return np.asarray((allowed_so_far <= number).sum(axis=0), np.float64)
 
 
 def ladder(

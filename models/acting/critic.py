@@ -32,9 +32,9 @@ def make_critic(shape: AnyShape, weights: Float32) -> Critic | None:
     """
     if isinstance(shape, MlpShape):
         return _MlpCritic(shape, weights)
-    if isinstance(shape, CnnShape) or (
-        isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads)
-    ):
+    if isinstance(shape, CnnShape):
+        return _torch_critic(shape, weights)
+    if isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads):
         return _torch_critic(shape, weights)
     return None
 
@@ -57,10 +57,11 @@ class _MlpCritic:
         if self._normalizer is not None:
             shift, factor = self._normalizer
             rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
-        *hidden, (weight, bias) = self._layers
-        for each, its_bias in hidden:
-            rows = self._activate(rows @ each.T + its_bias)
-        return np.asarray((rows @ weight.T + bias)[:, 0], np.float32)
+
+        *hidden_layers, (value_weight, value_bias) = self._layers
+        for weight, bias in hidden_layers:
+            rows = self._activate(rows @ weight.T + bias)
+        return np.asarray((rows @ value_weight.T + value_bias)[:, 0], np.float32)
 
 
 def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:
@@ -72,17 +73,19 @@ def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Flo
     # The initial weights are replaced, so they take no numbers of the caller's generator.
     with torch.random.fork_rng(devices=[]):
         net = build_net(shape).requires_grad_(False).eval()
-    named = dict(net.named_parameters()) | dict(net.named_buffers())
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     for name, source in shape.layout.views(weights).items():
-        np.copyto(named[name].numpy(), source)
+        np.copyto(tensors[name].numpy(), source)
 
     def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
         """Returns the values of the observations; see `Critic`."""
-        rows, before = torch.from_numpy(obs.copy()), torch.from_numpy(state.copy())
+        rows = torch.from_numpy(obs.copy())
+        recurrent_state = torch.from_numpy(state.copy()) if state.size else None
+        if recurrent_state is not None:
+            # A recurrent network takes unrolls: the observations are one of a single step.
+            rows = rows[None]
         with torch.inference_mode():
-            if state.size:  # one step of an unroll
-                rows = rows[None]
-            found = net(rows, before if state.size else None)[1]
-        return np.asarray(found.reshape(-1).numpy(), np.float32)
+            state_values = net(rows, recurrent_state)[1]
+        return np.asarray(state_values.reshape(-1).numpy(), np.float32)
 
     return values

@@ -30,19 +30,22 @@ class GaussianSampler(ActionSampler):
     ) -> None:
         size = math.prod(shape)
         super().__init__(2 * size, envs, rng)
-        self._mean, self._log_std = self.outputs[:size], self.outputs[size:]
+        self._squashed = squashed
+        self._mean = self.outputs[:size]
+        self._log_std = self.outputs[size:]
         self._noise, self._std = np.empty((2, size, envs), np.float32)
 
         # The numbers before tanh, and a view of them that is shaped as the outputs are.
         self._numbers = np.empty((envs, *shape), np.float32)
-        self._actions = np.empty_like(self._numbers) if squashed else self._numbers
         self._flat = self._numbers.reshape(envs, size).T
+        self._actions = np.empty_like(self._numbers) if squashed else self._numbers
         self._logp = np.empty(envs, np.float32)
-        self._squashed = squashed
         self.recorded = {"behaviour_logp": self._logp, "action": self._numbers}
 
     def sample(self) -> Float32:
-        noise, std, flat = self._noise, self._std, self._flat
+        noise = self._noise
+        std = self._std
+        flat = self._flat
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.exp(self._log_std, out=std)
         np.multiply(noise, std, out=flat)
@@ -90,21 +93,26 @@ class SquashedGaussianSampler(ActionSampler):
         rng: np.random.Generator,
     ) -> None:
         self._actions = np.empty((envs, *shape), np.float32)
-        self._flat = self._actions.reshape(envs, -1).T
-        super().__init__(2 * len(self._flat), envs, rng)
-        self._mean, self._log_std = self.outputs[: len(self._flat)], self.outputs[len(self._flat) :]
-        self._bounds = log_std
+        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
+        size = len(self._flat)
+        super().__init__(2 * size, envs, rng)
+        self._mean = self.outputs[:size]
+        self._log_std = self.outputs[size:]
+        self._log_std_bounds = log_std
         self._noise = np.empty(self._flat.shape, np.float32)
         self.recorded = {}
 
     def sample(self) -> Float32:
-        noise, std = self._noise, self._log_std
+        noise = self._noise
         if self.untrained:
             self._rng.random(out=noise, dtype=np.float32)
             np.multiply(noise, 2, out=noise)
             np.subtract(noise, 1, out=self._flat)
             return self._actions
-        np.clip(std, *self._bounds, out=std)
+
+        # The logarithms are overwritten by the standard deviations.
+        std = self._log_std
+        np.clip(std, *self._log_std_bounds, out=std)
         np.exp(std, out=std)
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, std, out=noise)
@@ -117,9 +125,10 @@ class SquashedGaussianSampler(ActionSampler):
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        return {"mean": np.tanh(self._mean), "std": np.exp(np.clip(self._log_std, *self._bounds))}
+        log_std = np.clip(self._log_std, *self._log_std_bounds)
+        return {"mean": np.tanh(self._mean), "std": np.exp(log_std)}
 
 
-def _log_slope(before: Float32) -> Float32:
+def _log_slope(numbers: Float32) -> Float32:
     """Returns ``log(1 - tanh(x)^2)`` for each of the ``numbers`` x, never the log of 0."""
-    return np.float32(2 * LOG_2) - 2 * (before + np.logaddexp(np.float32(0), -2 * before))
+    return np.float32(2 * LOG_2) - 2 * (numbers + np.logaddexp(np.float32(0), -2 * numbers))

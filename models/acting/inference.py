@@ -49,9 +49,10 @@ class LocalInference:
         return {"states": [self._policy.state.copy()], "deciders": [self._policy.state_dict()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        [recurrent], [decider] = state["states"], state["deciders"]
-        self._policy.state[...] = recurrent
-        self._policy.load_state_dict(decider)
+        [recurrent_state] = state["states"]
+        [decider_state] = state["deciders"]
+        self._policy.state[...] = recurrent_state
+        self._policy.load_state_dict(decider_state)
 
     def close(self) -> None:
         """It holds nothing but memory."""

@@ -22,13 +22,20 @@ class NumpyMlp:
     def __init__(self, shape: MlpShape | DenseShape, outputs: Float32) -> None:
         self._shape = shape
         self._outputs = outputs
-        envs, widths = outputs.shape[1], shape.widths
-        self._inputs = [np.ones((width + 1, envs), np.float32) for width in widths]
-        self._weights = [
-            np.empty((out, width + 1), np.float32)
-            for out, width in zip((*widths[1:], len(outputs)), widths, strict=True)
-        ]
+        envs = outputs.shape[1]
+        widths = shape.widths
         self._activate = np.tanh if shape.activation == "tanh" else _relu
+
+        # The inputs of each layer with a row of ones, and the weights of each with its bias as the
+        # last column.
+        self._inputs = [np.ones((width + 1, envs), np.float32) for width in widths]
+        output_widths = (*widths[1:], len(outputs))
+        self._weights = [
+            np.empty((output_width, width + 1), np.float32)
+            for output_width, width in zip(output_widths, widths, strict=True)
+        ]
+
+        # Observations are written through a view ``[envs, width]`` of the first inputs.
         self._obs = self._inputs[0][:-1].T
         self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)

@@ -142,8 +142,8 @@ def _make_network(
     """
     precision = "fp32" if actors.precision == "auto" else actors.precision
     shape = in_memory_format(shape, actors.memory_format)
-    is_numpy = actors.inference != "torch" and precision == "fp32"
-    if is_numpy and isinstance(shape, MlpShape | DenseShape):
+    allows_numpy = actors.inference != "torch" and precision == "fp32"
+    if allows_numpy and isinstance(shape, MlpShape | DenseShape):
         from penstock.models.acting.numpy_mlp import NumpyMlp
 
         return NumpyMlp(shape, outputs)
@@ -175,8 +175,10 @@ def _described(shape: AnyShape) -> str:
 
     if shape.has_large_images:
         name = "an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn"
+    elif shape.has_small_images:
+        name = "a small_cnn"
     else:
-        name = "a small_cnn" if shape.has_small_images else "an mlp"
+        name = "an mlp"
     if not isinstance(shape.heads, ActorCriticHeads):
         return f"{name} over {len(shape.inputs)} arrays"
 

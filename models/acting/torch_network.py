@@ -30,8 +30,8 @@ class TorchNetwork:
         # The initial weights are replaced, so they take no numbers of the caller's generator.
         with torch.random.fork_rng(devices=[]):
             self._net = build_net(shape, dtype).requires_grad_(False)
-        named = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
-        self._targets = [(name, tensor.numpy()) for name, tensor in named.items()]
+        tensors = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
+        self._targets = [(name, tensor.numpy()) for name, tensor in tensors.items()]
         self._layout = shape.layout
         self._outputs = torch.from_numpy(outputs)
         self._weights: list[Tensor] = []
@@ -68,8 +68,8 @@ class GeneralNetwork:
         # The initial weights are replaced, so they take no numbers of the caller's generator.
         with torch.random.fork_rng(devices=[]):
             self._net: GeneralNet = general_net(shape, dtype).requires_grad_(False).eval()
-        named = (*self._net.named_parameters(), *self._net.named_buffers())
-        self._targets = [tensor.numpy() for _, tensor in named]
+        tensors = (*self._net.named_parameters(), *self._net.named_buffers())
+        self._targets = [tensor.numpy() for _, tensor in tensors]
         self._outputs = torch.from_numpy(outputs)
         self._state = torch.from_numpy(state)
 
@@ -78,9 +78,11 @@ class GeneralNetwork:
 
         Raises ValueError for a vector of another size.
         """
-        size, offset = sum(target.size for target in self._targets), 0
+        size = sum(target.size for target in self._targets)
         if flat.size != size:
             raise ValueError(f"flat vector has {flat.size} values; this network needs {size}")
+
+        offset = 0
         for target in self._targets:
             np.copyto(target, flat[offset : offset + target.size].reshape(target.shape))
             offset += target.size
@@ -89,7 +91,7 @@ class GeneralNetwork:
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
         rows = torch.from_numpy(obs)
-        outputs, state = self._net.act(rows[None], self._state)
-        assert state is not None
+        outputs, next_state = self._net.act(rows[None], self._state)
+        assert next_state is not None
         self._outputs.copy_(outputs.t())
-        self._state.copy_(state)
+        self._state.copy_(next_state)

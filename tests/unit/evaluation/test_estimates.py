@@ -73,7 +73,7 @@ def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None
     assert choose(ways((255.0, 5.0), (240.0, 5.0)), 50.0).way == "greedy"
     assert choose(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
     narrow = choose(ways((0.85, 0.05), (0.83, 0.02)), None)
-    assert (narrow.way, narrow.found, narrow.informed) == ("sampled", (0.83, 0.02, 20), False)
+    assert (narrow.way, narrow.estimate, narrow.informed) == ("sampled", (0.83, 0.02, 20), False)
     assert narrow.lower == pytest.approx(0.83 - 1.96 * 0.02)
 
 
@@ -116,7 +116,7 @@ def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
             "greedy": estimate(rng.normal(goal, 50, 100).tolist()),
             "sampled": estimate(rng.normal(goal, 50, 100).tolist()),
         }
-        biased += reaches(choose(played, None).found, goal)
+        biased += reaches(choose(played, None).estimate, goal)
         confirmed += reaches(estimate(rng.normal(goal, 50, 100).tolist()), goal)
     assert 0.018 < confirmed / trials < 0.034
     assert biased / trials > 0.04

@@ -67,11 +67,11 @@ def test_without_a_limit_every_point_is_evaluated_completely() -> None:
 
 
 def test_a_number_of_episodes_fits_into_both_times() -> None:
-    assert episodes_within(20, PairCost(1.4, 2.0), 0.05, 120.0) == 4  # of 6 s
-    assert episodes_within(20, PairCost(1.4, 20.0), 0.05, 120.0) == 3  # of 60 s
-    assert episodes_within(20, PairCost(0.0, 0.0), 0.05, 120.0) == 20
-    assert episodes_within(20, PairCost(99.0, 99.0), 0.05, 120.0) == 2
-    assert episodes_within(1, PairCost(99.0, 99.0), 0.05, 120.0) == 1
+    assert episodes_within(20, PairCost(1.4, 2.0), share=0.05, seconds=120.0) == 4  # of 6 s
+    assert episodes_within(20, PairCost(1.4, 20.0), share=0.05, seconds=120.0) == 3  # of 60 s
+    assert episodes_within(20, PairCost(0.0, 0.0), share=0.05, seconds=120.0) == 20
+    assert episodes_within(20, PairCost(99.0, 99.0), share=0.05, seconds=120.0) == 2
+    assert episodes_within(1, PairCost(99.0, 99.0), share=0.05, seconds=120.0) == 1
 
 
 class Made(NamedTuple):
@@ -109,7 +109,7 @@ def simulated(rate: float, pair: PairCost, minutes: float, first_s: float = 10.0
         about: dict[str, Any] = {"trained_steps": done, "time_s": now_s}
         about["lengths"] = [900] if now_s >= first_s else []
         if episodes := plan.episodes(request, about, lambda: pair):
-            plan.took(request, about, pair)
+            plan.on_evaluated(request, about, pair)
             play, ends_s = {"way": "greedy"}, now_s + episodes * pair.wall_s
             made.append(Made(now_s, ends_s, episodes))
     return made
@@ -146,5 +146,5 @@ def test_the_last_evaluation_and_one_that_confirms_are_complete() -> None:
     assert plan.episodes("point", about, lambda: PairCost(1.4, 4.0)) is None
     assert plan.episodes("closing", about, lambda: PairCost(1.4, 4.0)) == 20
     assert plan.last_episodes() == 20
-    plan.took("first", about, PairCost(14.0, 100.0))
+    plan.on_evaluated("first", about, PairCost(14.0, 100.0))
     assert plan.last_episodes() == 3  # 20 would take more than half an hour
