@@ -62,7 +62,7 @@ class Recording:
         Args:
             run_dir: folder of the run.
             which: the checkpoint to play.
-            seed: that of the episode.
+            seed: seed of the environment, which gives the episode.
             cwd: the folder in which the run was started, by default the present one.
 
         Raises:
@@ -138,7 +138,13 @@ class BestVideos:
     """Records the best weights of a run when asked to, one recording at a time."""
 
     def __init__(self, run_dir: Path, seed: int, *, enabled: bool) -> None:
-        """``seed`` is that of the episode in all videos of the run; ``enabled`` is `eval.video`."""
+        """Record nothing yet.
+
+        Args:
+            run_dir: folder of the run.
+            seed: seed of the environment in all videos of the run, which begin alike.
+            enabled: the option `eval.video`.
+        """
         self._run_dir = run_dir
         self._seed = seed
         # False for good after a recording that failed, or if the environment cannot be shown.

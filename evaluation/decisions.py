@@ -143,7 +143,7 @@ class DecisionTrack:
         Args:
             path: of the file.
             about: further fields for it.
-            names: those of the choices, or of the numbers of an action; may be empty.
+            names: names of the choices, or of the numbers of an action; may be empty.
 
         Raises:
             OSError: if it cannot be written.

@@ -152,7 +152,7 @@ def evidence(
     It is stored with checkpoints and exported policies, and read by `way_of`.
 
     Args:
-        estimates: those of each way, by all episodes.
+        estimates: the estimate of each way, by all episodes.
         way: the better one.
         trained_steps: agent steps that the evaluated weights were trained on.
         closing: the estimate by further episodes, if there were any; ``estimates`` include them.

@@ -65,7 +65,7 @@ class PolicySource(NamedTuple):
     def policy(self, envs: BatchedEnv, seed: int) -> Policy:
         """Returns the policy with its weights, over the environments of ``envs``.
 
-        ``seed`` is that of its random actions. Raises UserError as `weights` does.
+        ``seed`` gives the random numbers of its actions. Raises UserError as `weights` does.
         """
         # Weights first: a config from elsewhere may ask for a network of any size.
         weights = self.weights(envs)
@@ -102,7 +102,7 @@ def evaluate(
             does what the run's evaluation found to be better.
         seed: the same one plays the same episodes.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
-        allow: as of `find_policy`.
+        allow: patterns of names that may be imported (`find_policy`).
 
     Returns: the returns and lengths of the episodes with their `summary`, and how they were played.
 
@@ -161,7 +161,7 @@ def evaluate_seeds(
 ) -> dict[str, Any]:
     """Evaluate each run in a folder of `train --seeds`.
 
-    Arguments are those of `evaluate`, but for the folder.
+    The arguments have the same meaning as in `evaluate`, but for the ``folder`` of the runs.
 
     Returns: the results of the runs in "runs"; the `summary` of the means of the runs in "return"
         and "length"; and in "failed" the runs that could not be evaluated, with the reason.

@@ -281,7 +281,11 @@ class Evaluator:
         return True
 
     def state(self) -> dict[str, Any]:
-        """The fields of the message "evaluator", which an idle evaluator sends."""
+        """Returns the fields of the message "evaluator", which an idle evaluator sends.
+
+        They are the distance between evaluations in steps, the trained steps of the last evaluated
+        checkpoint, and how to play that.
+        """
         return {"every": self._schedule.every, "done": self._evaluated_steps, "play": self._play_by}
 
     def evaluate_next(self, *, last: bool = False) -> None:
@@ -342,8 +346,8 @@ class Evaluator:
         """Evaluate the checkpoint in `_held`, and save it as the best if it is better.
 
         Args:
-            progress: that of the checkpoint.
-            request: the learner's, None for an evaluation by time.
+            progress: the metadata "progress" of the checkpoint, such as its trained steps.
+            request: the kind of the learner's request, None for an evaluation by time.
             episodes: how many to play in each way.
 
         Returns: the fields of the message "evaluation".
@@ -428,7 +432,7 @@ class Evaluator:
         They are not played if the goal is out of reach by the first ones.
 
         Args:
-            estimates: those of the first episodes, in each way.
+            estimates: the estimate of each way, by the first episodes.
             way: the better of the two, in which the further episodes are played.
             steps: agent steps that the weights were trained on, for the note to the user.
         """

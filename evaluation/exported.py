@@ -72,9 +72,9 @@ def write(
 
     Args:
         path: of the file, which ends in `SUFFIX`.
-        config: that of the run.
+        config: the config of the run.
         env_spaces: spaces of observations and of actions, as the environment has them.
-        info: the same as Penstock sees them.
+        info: the environment as Penstock packs its observations and actions.
         weights: flat vector of the network's parameters.
         play: how to play it (`estimates.evidence`).
         half: whether parameters are stored as float16. Statistics of observations stay float32.

@@ -69,10 +69,10 @@ class LoadedPolicy:
         """Users call `load_policy` instead.
 
         Args:
-            config: that of the run.
+            config: the config of the run.
             weights: flat vector of the network's parameters.
             env_spaces: observation and action space of one environment, as it has them.
-            info: the same as Penstock sees them.
+            info: the environment as Penstock packs its observations and actions.
             sample: whether actions are sampled; None follows ``play``.
             seed: of the random numbers of sampled actions.
             play: how to play the policy (`estimates.evidence`).

@@ -41,8 +41,8 @@ MOST_HEIGHT = 720
 def main(parent: int, run_dir: str, which: Checkpoint, seed: int, part: str) -> NoReturn:
     """Record the episode, print the result as JSON, and exit.
 
-    ``parent`` is the pid of the process that started this one: it is ended with that. The other
-    arguments are those of `record`.
+    This process is killed when the one with the pid ``parent`` ends. The other arguments go to
+    `record`.
     """
     die_with(parent, signal.SIGKILL)
     os.nice(19)
@@ -83,7 +83,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
         run_dir: folder of the run.
         which: the checkpoint. The video is `videos/best-at-<trained steps>.mp4` of the best, and
             `videos/now.mp4` of the last.
-        seed: that of the episode.
+        seed: seed of the environment, which gives the episode.
         part_name: name of the file that is written until the video is complete.
 
     Returns: the name of the video in "file", and the CPU seconds that it took in "cpu_s".

@@ -81,8 +81,9 @@ class EvaluationSchedule:
         `eval.share` of a core.
 
         Args:
-            request: the learner's; None for an evaluation by time.
-            progress: that of the weights.
+            request: the kind of the learner's request; None for an evaluation by time.
+            progress: the metadata "progress" of the checkpoint: its trained steps, seconds of
+                training and the lengths of episodes.
             estimate: returns the cost of a pair of episodes; called if none is known yet.
         """
         settings = self._settings

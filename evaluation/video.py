@@ -77,9 +77,10 @@ class Player:
 
     env_id: str
     env: BatchedEnv
+    """One environment, which draws itself if it can."""
     policy: Policy
     choose: Choose
-    """Returns the policy's actions; that of ``track`` if there is one."""
+    """Returns the policy's actions. If there is a ``track``, it is the track's method."""
     checkpoint: str
     """Name of the checkpoint; "file" for an exported file."""
     max_steps: int
@@ -207,7 +208,7 @@ def record(
             does what the run's evaluation found to be better.
         seed: the same one shows the same episodes.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
-        allow: as of `find_policy`.
+        allow: patterns of names that may be imported (`find_policy`).
 
     Returns: the raw returns and lengths, how they were played, and the path in "file".
 
@@ -242,7 +243,7 @@ def play(
 ) -> dict[str, Any]:
     """Show episodes in a window, as fast as a person would play. Closing the window ends it.
 
-    The arguments are those of `record`.
+    The arguments have the same meaning as in `record`.
 
     Returns: the raw returns and lengths of the episodes that have ended, and how they were played.
 
@@ -268,7 +269,7 @@ def play(
 def video_path(source: str, name: str, seed: int) -> Path:
     """Returns the default path of a policy's video: in the folder of its run, or beside its file.
 
-    ``name`` is that of the checkpoint.
+    ``name`` is the name of the checkpoint.
     """
     if Path(source).is_file():
         return Path(source).with_name(f"{Path(source).stem}-{seed}.mp4")
@@ -329,10 +330,10 @@ def open_player(
     """Open one environment, which draws itself if it can, with the policy that plays it.
 
     Args:
-        source: of the policy.
-        sample: as of `record`.
-        seed: of the policy's random actions.
-        max_steps: as of `record`.
+        source: where the policy's weights are.
+        sample: whether actions are sampled; None takes the default of the ``source``.
+        seed: seed of the policy's random actions.
+        max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
         tracked: whether the policy's decisions are kept, for a file beside a video.
 
     Raises:

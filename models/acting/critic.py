@@ -78,7 +78,7 @@ def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Flo
         np.copyto(tensors[name].numpy(), source)
 
     def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
-        """Returns the values of the observations; see `Critic`."""
+        """Returns the values of the observations, as `Critic` says."""
         rows = torch.from_numpy(obs.copy())
         recurrent_state = torch.from_numpy(state.copy()) if state.size else None
         if recurrent_state is not None:

@@ -13,10 +13,13 @@ from penstock.models.acting.policy import Policy
 
 
 class LocalInference:
-    """An `Inference` in the actor's own process: a policy and its weights."""
+    """An `Inference` in the actor's own process: a policy and its weights.
+
+    `core.interfaces.Inference` says what its methods do, and in which order they are called.
+    """
 
     def __init__(self, policy: Policy, size: int) -> None:
-        """``size`` is that of the policy's flat vector of weights."""
+        """``size`` is the length of the policy's flat vector of weights."""
         self._policy = policy
         self._columns = tuple(policy.recorded.values())  # written anew by each `decide`
         self._weights = np.empty(size, np.float32)
