@@ -109,7 +109,7 @@ class BestWay(NamedTuple):
         return (self.informed, self.lower) > (other.informed, other.lower)
 
 
-def choose(estimates: Mapping[Way, Estimate], spread: float | None) -> BestWay:
+def better_way(estimates: Mapping[Way, Estimate], spread: float | None) -> BestWay:
     """Returns the way with the higher `lower_end`, and greedy if they are equal.
 
     ``spread`` is the standard deviation of the returns in training; None if it is unknown.

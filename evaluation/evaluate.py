@@ -212,7 +212,7 @@ def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> Po
         UserError: if there is no policy, or if it names code that must not be imported.
     """
     if Path(source).is_file():
-        return _of_file(Path(source), allow)
+        return _file_source(Path(source), allow)
 
     config = load_run(source)
     folder = checkpoint_folder(source, which)
@@ -225,12 +225,12 @@ def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> Policy
     """Returns the checkpoint in ``folder``, of a run with ``config``, as the source of a policy."""
 
     def weights(envs: BatchedEnv) -> Float32:
-        return fitted(config, folder, checkpoint_format.load(folder), envs)
+        return fitting_weights(config, folder, checkpoint_format.load(folder), envs)
 
     return PolicySource(config, folder.name, sampled, weights)
 
 
-def fitted(config: Config, folder: Path, stored: Checkpoint, envs: BatchedEnv) -> Float32:
+def fitting_weights(config: Config, folder: Path, stored: Checkpoint, envs: BatchedEnv) -> Float32:
     """Returns the weights of a checkpoint, after a check that they fit ``envs``.
 
     It does what `PolicySource.weights` says. ``folder`` is the place of the checkpoint, for
@@ -242,7 +242,7 @@ def fitted(config: Config, folder: Path, stored: Checkpoint, envs: BatchedEnv) -
     return stored.weights
 
 
-def _of_file(path: Path, allow: Sequence[str]) -> PolicySource:
+def _file_source(path: Path, allow: Sequence[str]) -> PolicySource:
     """Returns an exported file as the source of a policy, with the arguments of `find_policy`."""
     stored = exported.read(path, allow, plays=True)
 

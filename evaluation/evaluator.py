@@ -17,9 +17,9 @@ closing evaluation, which decides whether `stop.return` is reached, plays these 
 with other seeds, in the better of the two ways only.
 
 Which checkpoint is the best: that is decided by all episodes of each checkpoint
-(`evaluation.estimates.choose`). The result of the best is stored in its own file, so that the two
-are replaced together or not at all. A best checkpoint without such a result, because it was found
-in training or evaluated with other seeds, is evaluated first.
+(`evaluation.estimates.better_way`). The result of the best is stored in its own file, so that the
+two are replaced together or not at all. A best checkpoint without such a result, because it was
+found in training or evaluated with other seeds, is evaluated first.
 
 torch, where the network needs it, is imported at the first evaluation: it must not delay the start
 of a run.
@@ -46,7 +46,7 @@ from penstock.evaluation.estimates import (
     BestWay,
     Estimate,
     Way,
-    choose,
+    better_way,
     estimate,
     evidence,
     lower_end,
@@ -362,7 +362,7 @@ class Evaluator:
         played = self._play_both(self._held, episodes)
         estimates = {way: estimate(returns_of(played[way])) for way in WAYS}
         spread = spread_of(progress.get("returns", ()))
-        better = choose(estimates, spread)
+        better = better_way(estimates, spread)
 
         closing_result = _ClosingResult(None, solved=False)
         if request == CLOSING:
@@ -372,7 +372,7 @@ class Evaluator:
         all_estimates = dict(estimates)
         if closing_result.estimate is not None:
             all_estimates[better.way] = pooled(estimates[better.way], closing_result.estimate)
-        choice = choose(all_estimates, spread)
+        choice = better_way(all_estimates, spread)
         self._play_by = evidence(all_estimates, choice.way, steps, closing_result.estimate)
         is_best = False
         if self._is_best(choice, closing_result.solved):
@@ -562,7 +562,7 @@ class Evaluator:
         """
         played = self._play_both(self._best, episodes)
         estimates = {way: estimate(returns_of(played[way])) for way in WAYS}
-        choice = choose(estimates, spread_of(progress.get("returns", ())))
+        choice = better_way(estimates, spread_of(progress.get("returns", ())))
         play_by = evidence(estimates, choice.way, progress.get("trained_steps", 0))
 
         is_saved = self._save_best(self._best, choice, play_by, file=file)

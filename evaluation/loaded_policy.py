@@ -27,7 +27,7 @@ from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.evaluate import checkpoint_folder, fitted
+from penstock.evaluation.evaluate import checkpoint_folder, fitting_weights
 from penstock.evaluation.exported import read, write
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
@@ -269,7 +269,7 @@ def load_policy(
     env.close()
     folder = checkpoint_folder(source, checkpoint)
     stored = load(folder)
-    weights = fitted(config, folder, stored, env)
+    weights = fitting_weights(config, folder, stored, env)
     return LoadedPolicy(
         config,
         weights,

@@ -94,7 +94,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
-    from penstock.evaluation.evaluate import PolicySource, fitted
+    from penstock.evaluation.evaluate import PolicySource, fitting_weights
     from penstock.evaluation.video import encoding, open_player
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY
@@ -108,7 +108,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
         config,
         name=which,
         sampled=way_of(stored.meta.get(PLAY)) == "sampled",
-        weights=lambda env: fitted(config, folder, stored, env),
+        weights=lambda env: fitting_weights(config, folder, stored, env),
     )
 
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")

@@ -146,7 +146,9 @@ class EvaluationSchedule:
         every = settings.every_steps
         assert every is not None
         steps_per_s = max(progress["trained_steps"], 1) / max(progress["time_s"], 1e-3)
-        self._next = schedule(every, complete, cost, share=settings.share, steps_per_s=steps_per_s)
+        self._next = choose_spacing(
+            every, complete, cost, share=settings.share, steps_per_s=steps_per_s
+        )
 
         distance, episodes = self._next
         complete_cpu_s = complete * cost.cpu_s
@@ -167,7 +169,7 @@ class EvaluationSchedule:
             )
 
 
-def schedule(
+def choose_spacing(
     every: int, episodes: int, cost: PairCost, share: float | None, steps_per_s: float
 ) -> Spacing:
     """Returns the distance between evaluations, and their episodes.
