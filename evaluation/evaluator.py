@@ -359,16 +359,16 @@ class Evaluator:
         if not self._knows_best:
             self._find_best(progress, episodes)
 
+        # Play both ways, and the better one further if the return has to be confirmed.
         played = self._play_both(self._held, episodes)
         estimates = {way: estimate(returns_of(played[way])) for way in WAYS}
         spread = spread_of(progress.get("returns", ()))
         better = better_way(estimates, spread)
-
         closing_result = _ClosingResult(None, solved=False)
         if request == CLOSING:
             closing_result = self._confirm_return(estimates, better.way, steps)
 
-        # The best is chosen by all episodes, those of the closing evaluation included.
+        # Decide by all episodes, with those of the closing evaluation, whether it is a new best.
         all_estimates = dict(estimates)
         if closing_result.estimate is not None:
             all_estimates[better.way] = pooled(estimates[better.way], closing_result.estimate)
@@ -378,6 +378,7 @@ class Evaluator:
         if self._is_best(choice, closing_result.solved):
             is_best = self._save_best(self._held, choice, self._play_by)
 
+        # Report the figures of the better way, and the estimates of both.
         returns, lengths, cut = zip(*played[better.way], strict=True)
         way_figures: dict[str, Any] = {
             way: estimates[way]._asdict() | {"lower": lower_end(estimates[way], spread)}
