@@ -172,6 +172,7 @@ class LoadedPolicy:
 
         Raises UserError for anything else.
         """
+        # All arrays of an observation have to agree in these axes.
         findings = list(_leading_axes_of_arrays(self.observation_space, observation))
         fault = next((finding for finding in findings if isinstance(finding, str)), "")
         leading_axes = {finding for finding in findings if not isinstance(finding, str)}
@@ -189,6 +190,7 @@ class LoadedPolicy:
         if count in self._by_size:
             return self._by_size[count]
 
+        # Make a policy with a seed of its own, in place of the oldest one.
         if len(self._by_size) == SIZES:
             oldest = next(iter(self._by_size))
             self._by_size.pop(oldest)
