@@ -26,7 +26,7 @@ from penstock.evaluation.decisions import decisions_path
 
 if TYPE_CHECKING:
     from penstock.evaluation.evaluate import Episode
-    from penstock.evaluation.video import Picture, Player, Show
+    from penstock.evaluation.video import FilmedPolicy, Picture, Show
 
 BEST = re.compile(r"best-at-[0-9]+\.mp4")
 KEPT = 5
@@ -95,7 +95,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
     from penstock.evaluation.evaluate import PolicySource, fitting_weights
-    from penstock.evaluation.video import encoding, open_player
+    from penstock.evaluation.video import encoding, open_filmed_policy
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY
 
@@ -114,14 +114,14 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     path = run_dir / FOLDER / ("now.mp4" if which == "last" else f"best-at-{steps}.mp4")
     part = path.with_name(part_name)
     remove_abandoned(path.parent)
-    with open_player(source, sample=None, seed=seed, max_steps=None, tracked=True) as player:
+    with open_filmed_policy(source, sample=None, seed=seed, max_steps=None, tracked=True) as filmed:
         played: list[Episode] = []
 
         def write_decisions(decisions: Path) -> None:
-            player.write_decisions(decisions, played, trained_steps=steps)
+            filmed.write_decisions(decisions, played, trained_steps=steps)
 
-        with encoding(path, player.env, write_decisions, part, gently=True) as show:
-            played.append(_show_episode(player, seed, show, part))
+        with encoding(path, filmed.env, write_decisions, part, gently=True) as show:
+            played.append(_show_episode(filmed, seed, show, part))
     if which == "best":
         keep_newest(path.parent)
 
@@ -130,17 +130,17 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     return {"file": path.name, "cpu_s": cpu_s}
 
 
-def _show_episode(player: Player, seed: int, show: Show, part: Path) -> Episode:
+def _show_episode(filmed: FilmedPolicy, seed: int, show: Show, part: Path) -> Episode:
     """Show one episode, which is cut where the video ``part`` would become too long.
 
     Returns: the episode, as far as it was shown.
     """
     from penstock.evaluation.evaluate import Episode
 
-    assert player.track is not None
+    assert filmed.track is not None
     pictures = 0
     episode_return = 0.0
-    for shot in player.shots(1, seed):
+    for shot in filmed.shots(1, seed):
         show([_reduced(picture) for picture in shot.pictures])
         pictures += len(shot.pictures)
         episode_return += shot.reward
@@ -148,7 +148,7 @@ def _show_episode(player: Player, seed: int, show: Show, part: Path) -> Episode:
             return shot.episode
         if _is_long(pictures, part):
             break
-    return Episode(episode_return, player.track.steps, cut=True)
+    return Episode(episode_return, filmed.track.steps, cut=True)
 
 
 def keep_newest(folder: Path) -> None:

@@ -72,7 +72,7 @@ class NotShownError(UserError):
 
 
 @dataclass(kw_only=True)
-class Player:
+class FilmedPolicy:
     """One environment, and the policy that plays it."""
 
     env_id: str
@@ -221,15 +221,15 @@ def record(
 
     source = find_policy(run_dir, which, allow)
     played: list[Episode] = []
-    with open_player(source, sample, seed, max_steps, tracked=True) as player:
+    with open_filmed_policy(source, sample, seed, max_steps, tracked=True) as filmed:
 
         def write_decisions(decisions: Path) -> None:
-            player.write_decisions(decisions, played)
+            filmed.write_decisions(decisions, played)
 
-        path = Path(out) if out else video_path(run_dir, player.checkpoint, seed)
-        with encoding(path, player.env, write_decisions) as show:
-            played.extend(_show_episodes(player, episodes, seed, show))
-    return _result(run_dir, player, played) | {"file": str(path)}
+        path = Path(out) if out else video_path(run_dir, filmed.checkpoint, seed)
+        with encoding(path, filmed.env, write_decisions) as show:
+            played.extend(_show_episodes(filmed, episodes, seed, show))
+    return _result(run_dir, filmed, played) | {"file": str(path)}
 
 
 def play(
@@ -259,11 +259,11 @@ def play(
 
     source = find_policy(run_dir, which, allow)
     with (
-        open_player(source, sample, seed, max_steps) as player,
-        _window(run_dir, player.env) as show,
+        open_filmed_policy(source, sample, seed, max_steps) as filmed,
+        _window(run_dir, filmed.env) as show,
     ):
-        played = _show_episodes(player, episodes, seed, show)
-    return _result(run_dir, player, played)
+        played = _show_episodes(filmed, episodes, seed, show)
+    return _result(run_dir, filmed, played)
 
 
 def video_path(source: str, name: str, seed: int) -> Path:
@@ -319,14 +319,14 @@ def enlarged(pictures: list[Picture]) -> list[Picture]:
 
 
 @contextmanager
-def open_player(
+def open_filmed_policy(
     source: PolicySource,
     sample: bool | None,
     seed: int,
     max_steps: int | None,
     *,
     tracked: bool = False,
-) -> Iterator[Player]:
+) -> Iterator[FilmedPolicy]:
     """Open one environment, which draws itself if it can, with the policy that plays it.
 
     Args:
@@ -354,7 +354,7 @@ def open_player(
             critic = make_critic(network_shape(config, env.info), source.weights(env))
             track = DecisionTrack(policy, critic, sample)
             choose = track.choose
-        yield Player(
+        yield FilmedPolicy(
             env_id=config.env.id,
             env=env,
             policy=policy,
@@ -368,13 +368,13 @@ def open_player(
         env.close()
 
 
-def _show_episodes(player: Player, episodes: int, seed: int, show: Show) -> list[Episode]:
+def _show_episodes(filmed: FilmedPolicy, episodes: int, seed: int, show: Show) -> list[Episode]:
     """Show episodes until all have ended or ``show`` returns False.
 
     Returns: the episodes that have ended.
     """
     played: list[Episode] = []
-    for shot in player.shots(episodes, seed):
+    for shot in filmed.shots(episodes, seed):
         if shot.episode is not None:
             played.append(shot.episode)
         if not show(shot.pictures):
@@ -529,14 +529,14 @@ def _window(title: str, env: BatchedEnv) -> Iterator[Show]:
         pygame.display.quit()
 
 
-def _result(run_dir: str, player: Player, played: list[Episode]) -> dict[str, Any]:
+def _result(run_dir: str, filmed: FilmedPolicy, played: list[Episode]) -> dict[str, Any]:
     """Returns what `record` and `play` report on the episodes that were played."""
     return {
         "run_dir": run_dir,
-        "checkpoint": player.checkpoint,
-        "sample": player.sample,
+        "checkpoint": filmed.checkpoint,
+        "sample": filmed.sample,
         "cut": sum(episode.cut for episode in played),
-        "max_episode_steps": player.max_steps,
+        "max_episode_steps": filmed.max_steps,
         "returns": [episode.episode_return for episode in played],
         "lengths": [episode.length for episode in played],
     }

@@ -73,7 +73,7 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     def first(obs: Any) -> Any:
         return np.zeros(1, np.int64)
 
-    player = video.Player(
+    filmed = video.FilmedPolicy(
         env_id="synthetic",
         env=game,
         policy=policy,
@@ -82,7 +82,7 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
         max_steps=max_steps,
         sample=False,
     )
-    shots = list(player.shots(2, 0))
+    shots = list(filmed.shots(2, 0))
     game.close()
     assert len(shots) == shown
     played = [shot.episode for shot in shots if shot.episode]
@@ -100,12 +100,12 @@ def test_a_tracked_player_plays_as_another_and_keeps_its_decisions() -> None:
     source = PolicySource(config, "last", True, weights)
     episodes = []
     for tracked in (False, True):
-        with video.open_player(source, None, 0, None, tracked=tracked) as player:
-            episodes.append([(shot.episode, shot.reward) for shot in player.shots(1, 0)])
-            assert (player.track is not None) is tracked
+        with video.open_filmed_policy(source, None, 0, None, tracked=tracked) as filmed:
+            episodes.append([(shot.episode, shot.reward) for shot in filmed.shots(1, 0)])
+            assert (filmed.track is not None) is tracked
     assert episodes[0] == episodes[1]
-    assert player.track is not None
-    assert player.track.steps == 9
+    assert filmed.track is not None
+    assert filmed.track.steps == 9
 
 
 class LosesALife(SyntheticVectorEnv):
@@ -125,7 +125,7 @@ def test_an_episode_that_was_cut_where_a_life_ended_is_followed_by_a_whole_one()
     def first(obs: Any) -> Any:
         return np.zeros(1, np.int64)
 
-    player = video.Player(
+    filmed = video.FilmedPolicy(
         env_id="synthetic",
         env=game,
         policy=policy,
@@ -134,7 +134,7 @@ def test_an_episode_that_was_cut_where_a_life_ended_is_followed_by_a_whole_one()
         max_steps=4,
         sample=False,
     )
-    shots = list(player.shots(2, 0))
+    shots = list(filmed.shots(2, 0))
     assert [shot.plays for shot in shots] == [False, *[True] * 4] * 2
     assert [shot.episode[1:] for shot in shots if shot.episode] == [(4, True)] * 2
 
