@@ -28,17 +28,24 @@ from typing import Any, Literal
 from penstock.configs.errors import UserError
 from penstock.core.notes import note_logger
 from penstock.core.processes import python
-from penstock.evaluation.decisions import beside
+from penstock.evaluation.decisions import decisions_path
 
 FOLDER = "videos"
-PART = ".recording-"  # begins the name of a file that is written, until the video is whole
-FIRST_S = 10.0  # after the start of the evaluator
-SHARE = 0.05  # of a core, for all recordings
-LIMIT_S = 600.0  # for one recording, on a host that does much else
-NOW_S = 120.0  # for one that a viewer waits for
-LAST_S = 15.0  # for the recording that runs when the run has ended
+PART = ".recording-"
+"""The name of a video begins with this until the video is complete."""
+FIRST_S = 10.0
+"""Seconds after the start of the evaluator before which no recording begins."""
+SHARE = 0.05
+"""Share of a core that all recordings of a run take together."""
+LIMIT_S = 600.0
+"""Seconds after which a recording is ended: it is slow on a host that does much else."""
+NOW_S = 120.0
+"""Seconds after which a recording is ended that a viewer waits for."""
+LAST_S = 15.0
+"""Seconds for the video of the last best, after the run has ended."""
 ANSWER_NBYTES = 1 << 16
-END_S = 2.0  # for its process, once it has answered
+END_S = 2.0
+"""Seconds in which the process of a recording has to exit, once it has answered."""
 POLL_S = 0.05
 
 Checkpoint = Literal["best", "last"]
@@ -50,58 +57,79 @@ class Recording:
     """A process that records one episode, with its encoder."""
 
     def __init__(self, run_dir: Path, which: Checkpoint, seed: int, cwd: str | None = None) -> None:
-        """which: of the run's checkpoints. ``cwd``: the folder in which the run was started, by
-        default the present one. Raises OSError."""
+        """Start the process.
+
+        Args:
+            run_dir: folder of the run.
+            which: the checkpoint to play.
+            seed: seed of the environment, which gives the episode.
+            cwd: the folder in which the run was started, by default the present one.
+
+        Raises:
+            OSError: if the process cannot be started.
+        """
         part = f"{PART}{secrets.token_hex(8)}.part"
         self._part = run_dir.absolute() / FOLDER / part
-        self._began_s = time.monotonic()
-        self._said = b""
+        self._output = b""  # what the process has written so far
+        self._started_s = time.monotonic()
+
         arguments = os.getpid(), run_dir.absolute(), which, seed, part
+        # Errors of the process go where those of this process go.
         self._process = subprocess.Popen(
             python("penstock.evaluation.recording_process", *arguments),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,  # its errors go where those of this process go
+            stdout=subprocess.PIPE,
             process_group=0,
             cwd=cwd,
         )
 
     @property
     def seconds(self) -> float:
-        """Since its start."""
-        return time.monotonic() - self._began_s
+        """Seconds since its start."""
+        return time.monotonic() - self._started_s
 
     def answer(self) -> dict[str, Any] | None:
-        """None while it records. Then "file" and "cpu_s", or a sentence: in "skipped" if the
-        environment cannot be shown, else in "error". Never blocks for long."""
-        process = self._process
-        assert process.stdout is not None
-        while select.select([process.stdout], [], [], 0)[0]:
-            data = os.read(process.stdout.fileno(), ANSWER_NBYTES)
-            if not data:
-                break
-            self._said = (self._said + data)[:ANSWER_NBYTES]
-        else:
-            if process.poll() is None:
-                return None
+        """Returns the result of the recording, None while it records. Never blocks for long.
+
+        It has the fields "file" and "cpu_s"; or a sentence, in "skipped" if the environment cannot
+        be shown, else in "error".
+        """
+        if not self._read_output():
+            return None
+
         try:
-            code = process.wait(END_S)
-        except subprocess.TimeoutExpired:  # a renderer that hangs as it is unloaded
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            # A renderer hangs as it is unloaded.
             self.kill()
             code = -signal.SIGKILL
-        process.stdout.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
         try:
-            return dict(json.loads(self._said))
+            return dict(json.loads(self._output))
         except ValueError:
             return {"error": f"its process has ended with code {code}"}
 
+    def _read_output(self) -> bool:
+        """Read what the process has written, and return whether that is all."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        while select.select([stdout], [], [], 0)[0]:
+            data = os.read(stdout.fileno(), ANSWER_NBYTES)
+            if not data:
+                return True
+            self._output = (self._output + data)[:ANSWER_NBYTES]
+        return self._process.poll() is not None
+
     def kill(self) -> None:
-        """End it, and remove what there is of the video."""
-        with suppress(OSError):  # it has ended
+        """End the process, and remove what there is of the video."""
+        with suppress(OSError):  # after its end
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
-        for path in (self._part, beside(self._part)):
+        for path in (self._part, decisions_path(self._part)):
             with suppress(OSError):
                 path.unlink()
 
@@ -109,16 +137,27 @@ class Recording:
 class BestVideos:
     """Records the best weights of a run when asked to, one recording at a time."""
 
-    def __init__(self, run_dir: Path, seed: int, *, wanted: bool) -> None:
-        """seed: of the game that all videos of the run show. ``wanted``: `eval.video`."""
-        self._run_dir, self._seed = run_dir, seed
-        self._records = wanted and find_spec("imageio_ffmpeg") is not None
-        self._is_due = False  # there is a best without a video
+    def __init__(self, run_dir: Path, seed: int, *, enabled: bool) -> None:
+        """Record nothing yet.
+
+        Args:
+            run_dir: folder of the run.
+            seed: seed of the environment in all videos of the run, which begin alike.
+            enabled: the option `eval.video`.
+        """
+        self._run_dir = run_dir
+        self._seed = seed
+        # False for good after a recording that failed, or if the environment cannot be shown.
+        self._records = enabled and find_spec("imageio_ffmpeg") is not None
+        self._is_due = False  # a best without a video
         self._recording: Recording | None = None
-        self._first_s = self._next_s = time.monotonic() + FIRST_S
+
+        # Times of the first recording and of the next one, at the earliest.
+        self._first_s = time.monotonic() + FIRST_S
+        self._next_s = self._first_s
 
     def request(self) -> None:
-        """There is a new best: record it, as soon as its turn comes."""
+        """Record the new best, as soon as its turn comes."""
         self._is_due = self._records
 
     def poll(self) -> None:
@@ -129,49 +168,63 @@ class BestVideos:
                 self._start()
         elif (answer := recording.answer()) is not None:
             self._recording = None
-            self._take(answer)
+            self._on_answer(answer)
         elif recording.seconds > LIMIT_S:
             self.close()
             self._give_up(f"a recording has not ended within {LIMIT_S:g} s")
 
     def finish(self, beat: Callable[[], bool]) -> None:
-        """Record the last best, within `LAST_S`, unless the run was short. The rest of the run has
-        ended, so `SHARE` does not matter. ``beat`` is called meanwhile, and returns whether to
-        stop."""
+        """Record the last best, within `LAST_S`, unless the run was short.
+
+        The rest of the run has ended, so `SHARE` does not matter any more.
+
+        Args:
+            beat: called meanwhile; returns whether to stop.
+        """
         now_s = time.monotonic()
         if now_s >= self._first_s:
             self._next_s = now_s
             if self._is_due or self._recording is not None:
                 logger.info("the best weights are recorded; Ctrl-C ends the run without that")
+
         while time.monotonic() < now_s + LAST_S and not beat():
             self.poll()
-            if self._recording is None and (not self._is_due or now_s < self._next_s):
+            can_start = self._is_due and now_s >= self._next_s
+            if self._recording is None and not can_start:
                 return
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """End the recording."""
+        """End the recording, if there is one."""
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.kill()
 
     def _start(self) -> None:
+        """Start the recording that is due."""
         self._is_due = False
         try:
             self._recording = Recording(self._run_dir, "best", self._seed)
         except OSError as error:
             self._give_up(str(error))
 
-    def _take(self, answer: dict[str, Any]) -> None:
+    def _on_answer(self, answer: dict[str, Any]) -> None:
+        """A recording has ended with this ``answer``: decide when the next one may begin."""
         if "skipped" in answer:
-            self._records = self._is_due = False
+            self._stop_recording()
         elif "error" in answer:
             self._give_up(str(answer["error"]))
         else:
             self._next_s = time.monotonic() + float(answer["cpu_s"]) / SHARE
 
+    def _stop_recording(self) -> None:
+        """Record no further videos."""
+        self._records = False
+        self._is_due = False
+
     def _give_up(self, reason: str) -> None:
-        self._records = self._is_due = False
+        """Record no further videos, and give the user the ``reason``."""
+        self._stop_recording()
         logger.info(
             "no further videos of the best weights are recorded (%s); the run continues, and "
             "eval.video=false turns them off",
@@ -182,13 +235,23 @@ class BestVideos:
 def record_newest(
     run_dir: Path, cwd: str, cancels: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Record an episode by `checkpoints/last` of a run that was started in the folder ``cwd``, as
-    `videos/now.mp4`; the fields of `Recording.answer`. ``cancels``: whether to end the recording.
-    Raises UserError."""
+    """Record an episode by `checkpoints/last` of a run as `videos/now.mp4`, and wait for it.
+
+    Args:
+        run_dir: folder of the run.
+        cwd: the folder in which the run was started.
+        cancels: returns whether to end the recording.
+
+    Returns: the fields of `Recording.answer`, with "file".
+
+    Raises:
+        UserError: if there is no video in the end, with the reason.
+    """
     try:
-        recording = Recording(run_dir, "last", 0, cwd)
+        recording = Recording(run_dir, "last", seed=0, cwd=cwd)
     except OSError as error:
         raise UserError(f"no recording can be started: {error}") from error
+
     while (answer := recording.answer()) is None:
         if cancels():
             recording.kill()
@@ -200,6 +263,7 @@ def record_newest(
                 "no limit"
             )
         time.sleep(POLL_S)
+
     if "file" not in answer:
         raise UserError(str(answer.get("error", answer.get("skipped"))))
     return answer

@@ -1,8 +1,10 @@
 """A policy in one file: weights, network and spaces; neither the run nor the environment is needed.
 
-It is a safetensors file: the network's tensors by name, and JSON in its metadata. It may come from
-a stranger. It contains no code, and what it names is imported only if the caller allows that name.
-The sizes that it claims are compared with those that it has before anything is made of them.
+It is a safetensors file: the network's tensors by name, and JSON in its metadata.
+
+It may come from a stranger. It contains no code, and what it names is imported only if the caller
+allows that name. The sizes that it claims are compared with those that it has before any memory of
+these sizes is taken.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from penstock.learner.checkpoints.checkpoint_format import read_tensors
 KEY = "penstock_policy"
 FORMAT = 1
 SUFFIX = ".safetensors"
-SECTIONS = ("env", "algo", "model", "actors", "eval")  # of the config that are stored
+SECTIONS = ("env", "algo", "model", "actors", "eval")
+"""Sections of the config that are stored."""
 # Memory that a space may take for each byte of a large file: a network of ours has at least one
 # parameter, of 2 bytes or 4, for each number that it reads.
 SPACE_NBYTES_PER_BYTE = 16
@@ -43,13 +46,14 @@ Spaces = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
 class Exported(NamedTuple):
-    """What a file holds."""
+    """What a file of an exported policy holds."""
 
     config: Config
     spaces: Spaces
-    """Of observations and of actions, as the environment has them."""
+    """Spaces of observations and of actions, as the environment has them."""
     info: EnvInfo
     weights: Float32
+    """Flat vector of the network's parameters."""
     play: Mapping[str, Any] | None
     """How to play it, as `estimates.evidence`; None if the run was not evaluated."""
 
@@ -57,14 +61,29 @@ class Exported(NamedTuple):
 def write(
     path: Path,
     config: Config,
-    own: Spaces,
+    env_spaces: Spaces,
     info: EnvInfo,
     weights: Float32,
+    *,
     play: Mapping[str, Any] | None = None,
     half: bool = False,
 ) -> int:
-    """Write or replace a file; its size in bytes. With ``half`` parameters are stored as float16,
-    but statistics of observations as float32. Raises UserError."""
+    """Write a policy to a file, or replace that.
+
+    Args:
+        path: of the file, which ends in `SUFFIX`.
+        config: the config of the run.
+        env_spaces: spaces of observations and of actions, as the environment has them.
+        info: the environment as Penstock packs its observations and actions.
+        weights: flat vector of the network's parameters.
+        play: how to play it (`estimates.evidence`).
+        half: whether parameters are stored as float16. Statistics of observations stay float32.
+
+    Returns: the size of the file in bytes.
+
+    Raises:
+        UserError: if it cannot be written, or a number of the policy is not finite.
+    """
     if not path.name or path.is_dir():
         example = path / f"agent{SUFFIX}"
         raise UserError(f"{path} is a folder; name a file in it, such as {example}")
@@ -73,11 +92,12 @@ def write(
             f"{path} does not end in {SUFFIX}, and a policy is written in no other format; name "
             f"the file {path.with_suffix(SUFFIX).name}"
         )
+
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,
         "config": config.model_dump(mode="json", include=set(SECTIONS)),
-        "spaces": [to_json(space) for space in own],
+        "spaces": [to_json(space) for space in env_spaces],
         "layout": layout.to_list(),
         "play": play,
     }
@@ -86,10 +106,10 @@ def write(
         for name, array in layout.views(weights).items()
     }
     if not all(np.isfinite(array).all() for array in tensors.values()):
-        raise UserError(
-            f"{path}: a number of the policy is not finite{' as a 16-bit float' if half else ''}; "
-            + ("leave out --half" if half else "export another checkpoint")
-        )
+        precision = " as a 16-bit float" if half else ""
+        advice = "leave out --half" if half else "export another checkpoint"
+        raise UserError(f"{path}: a number of the policy is not finite{precision}; {advice}")
+
     data = to_bytes(tensors, {KEY: json.dumps(about)})
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -104,64 +124,95 @@ def write(
 
 
 def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Exported:
-    """What `write` wrote. Raises UserError for any other file.
+    """Read a file that `write` wrote.
 
     Args:
         path: of the file.
         allow: patterns of names in the file that may be imported (`code_references.not_allowed`).
         plays: whether its environment will be made, so that the names in `env` count too.
+
+    Raises:
+        UserError: for any other file, and for a name that is not allowed.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])
             tensors = read_tensors(path, file)
-        if about["format"] != FORMAT:
-            raise UserError(
-                f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
-            )
-
-        stored = ParamLayout.from_list(about["layout"])
-        if tensors.keys() != dict(stored.entries).keys():
-            raise ValueError("its tensors are not those of its layout")
-        for name, shape in stored.entries:
-            _check_tensor(name, tensors[name], shape)
-        play = about.get("play")  # absent in files of earlier versions
-        if play is not None and not isinstance(play, dict):
-            raise TypeError("its way to play is no object")
-
-        complete_stored(about["config"])
-        config = Config.model_validate(about["config"])
-        _check_names(path, config, allow, plays)
-
-        most = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
-        observations, actions = (from_json(encoded, most) for encoded in about["spaces"])
-        trained = observations, actions
-        info = EnvInfo.of_spaces(config.env.id, trained, 1, f"of {path}")
-
-        if network_shape(config, info).layout.filled != stored.filled:
-            raise ValueError("its network is built otherwise in this version")
-        parts = [tensors[name].ravel().astype(np.float32) for name, _ in stored.entries]
-        return Exported(config, trained, info, np.concatenate(parts), play)
+        return _decoded(path, about, tensors, allow, plays=plays)
     except UserError:
         raise
-    except Exception as error:  # spaces and their checks raise what they like, assertions too
-        what = "its config is of another version" if isinstance(error, ValidationError) else error
+    except Exception as error:
+        # Spaces and their checks raise what they like, assertions too.
+        fault: object = error
+        if isinstance(error, ValidationError):
+            fault = "its config is of another version"
         raise UserError(
-            f"{path} is damaged or no policy that penstock has exported ({what}); make one with "
+            f"{path} is damaged or no policy that penstock has exported ({fault}); make one with "
             "penstock export RUN FILE, or give the folder of a run"
         ) from error
 
 
+def _decoded(
+    path: Path,
+    about: dict[str, Any],
+    tensors: Mapping[str, npt.NDArray[Any]],
+    allow: Sequence[str],
+    *,
+    plays: bool,
+) -> Exported:
+    """Returns the policy of a file, from its metadata ``about`` and its ``tensors``.
+
+    Raises UserError for another format and for names that are not allowed. Any other exception
+    means that the file is damaged.
+    """
+    if about["format"] != FORMAT:
+        raise UserError(
+            f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
+        )
+
+    # The tensors are those that the layout names, with their shapes.
+    layout = ParamLayout.from_list(about["layout"])
+    if tensors.keys() != dict(layout.entries).keys():
+        raise ValueError("its tensors are not those of its layout")
+    for name, shape in layout.entries:
+        _check_tensor(name, tensors[name], shape)
+    play = about.get("play")  # absent in files of earlier versions
+    if play is not None and not isinstance(play, dict):
+        raise TypeError("its way to play is no object")
+
+    # Names are checked before the network is built, which imports what they name.
+    complete_stored(about["config"])
+    config = Config.model_validate(about["config"])
+    _check_names(path, config, allow, plays)
+
+    # Spaces may take as much memory as a network of this size could need.
+    most_nbytes = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
+    observations, actions = (from_json(encoded, most_nbytes) for encoded in about["spaces"])
+    env_spaces = observations, actions
+    info = EnvInfo.of_spaces(config.env.id, env_spaces, 1, f"of {path}")
+
+    if network_shape(config, info).layout.filled != layout.filled:
+        raise ValueError("its network is built otherwise in this version")
+    parts = [tensors[name].ravel().astype(np.float32) for name, _ in layout.entries]
+    return Exported(config, env_spaces, info, weights=np.concatenate(parts), play=play)
+
+
 def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:
+    """Returns the type of a stored tensor: statistics of observations are never float16."""
     return np.float16 if half and not name.startswith("normalizer.") else np.float32
 
 
 def _check_tensor(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+    """Raise ValueError for a tensor of another shape, or of no type that is stored."""
     if array.shape != shape or array.dtype not in (np.float16, np.float32):
         raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its layout says {[*shape]}")
 
 
 def _check_names(path: Path, config: Config, allow: Sequence[str], plays: bool) -> None:
+    """Raise UserError for a name in ``config`` that may not be imported.
+
+    The environment's own names count only if it is made (``plays``).
+    """
     named = code_references.references(config)
     if not plays:
         named = [reference for reference in named if not reference.option.startswith("env.")]

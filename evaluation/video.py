@@ -2,8 +2,8 @@
 recorded here too (`penstock.evaluation.best_videos`).
 
 The policy sees exactly what it saw in training; what a person sees is drawn beside it
-(`penstock.envs.rendering`). A game that does not draw itself is shown by its observations, if these
-are pictures.
+(`penstock.envs.rendering`). An environment that does not draw itself is shown by its observations,
+if these are pictures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.make import FirstIndex
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
-from penstock.evaluation.decisions import DecisionTrack, beside
+from penstock.evaluation.decisions import DecisionTrack, decisions_path
 from penstock.evaluation.evaluate import (
     Choose,
     Episode,
@@ -42,13 +42,17 @@ from penstock.models.acting.critic import make_critic
 from penstock.models.acting.policy import Policy
 
 MOST_PICTURES_PER_S = 120.0
-LEAST_HEIGHT = 320  # smaller ones are enlarged by a whole number
-LEAST_SIDE = 8  # of what is taken for a picture
+LEAST_HEIGHT = 320
+"""Smaller pictures are enlarged by a whole number."""
+LEAST_SIDE = 8
+"""An array with a shorter side is not taken for a picture."""
 COLOURS = 3
 GENTLY = ("-preset", "veryfast", "-threads", "1")
+"""Options of the encoder beside a run."""
 
 Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
+"""Shows pictures one after another, and returns whether more are wanted."""
 
 
 @dataclass(frozen=True)
@@ -67,78 +71,114 @@ class NotShownError(UserError):
     """The environment neither draws itself nor shows pictures as observations."""
 
 
-@dataclass
-class Actor:
-    """One game, and the policy that plays it."""
+@dataclass(kw_only=True)
+class FilmedPolicy:
+    """One environment, and the policy that plays it."""
 
     env_id: str
-    game: BatchedEnv
+    env: BatchedEnv
+    """One environment, which draws itself if it can."""
     policy: Policy
     choose: Choose
+    """Returns the policy's actions. If there is a ``track``, it is the track's method."""
     checkpoint: str
+    """Name of the checkpoint; "file" for an exported file."""
     max_steps: int
+    """Agent steps at which an episode is cut."""
     sample: bool
     track: DecisionTrack | None = None
-    """Keeps the decisions, if `choose` is its."""
+    """Keeps the decisions of a video."""
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
-        """Episodes, one after another, whole or cut; the same seed gives the same."""
-        game, space = self.game, self.game.info.observation_space
+        """Play ``episodes``, complete or cut, and yield what a person sees of each step.
+
+        The same ``seed`` plays the same episodes. Raises UserError for an observation that is not
+        sound.
+        """
+        env = self.env
+        space = env.info.observation_space
         obs = np.empty((1, *space.shape), space.dtype)
-        game.reset_into(seed, obs)
-        yield self._tracked(Shot(self._look(obs)))
-        begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-        total, length = 0.0, 0
+        env.reset_into(seed, obs)
+        yield self._tracked(Shot(self._pictures(obs)))
+
+        begins = np.ones(1, np.bool_)
+        over = np.zeros(1, np.bool_)
+        episode_return = 0.0
+        length = 0
         while episodes:
-            parts, counts = game.info.parts, game.info.counts
-            if bad := find_bad_observation(obs[None], parts, ~over[None], counts):
+            if bad := find_bad_observation(obs[None], env.info.parts, ~over[None], env.info.counts):
                 raise UserError(f"there is {bad}; correct the environment")
             self.policy.reset(begins)
-            begins = over  # the step after an episode's end only resets
-            reward, terminated, truncated = game.step_into(self.choose(obs), obs)
+
+            # The step after an episode's end only resets.
+            begins = over
+            plays = not begins[0]
+            reward, terminated, truncated = env.step_into(self.choose(obs), obs)
             over = terminated | truncated
-            total, length = total + float(reward[0]), length + int(not begins[0])
-            ends = bool(over[0]) and not (game.life_lost is not None and game.life_lost[0])
-            # In a step that failed another episode has begun.
-            cut = (length == self.max_steps and not ends) or game.dropped is not None
-            ended = cut or ends
-            episode = Episode(total, length, cut) if ended else None
-            shot = Shot(self._look(obs), episode, float(reward[0]), not begins[0])
+            episode_return += float(reward[0])
+            if plays:
+                length += 1
+
+            # The loss of a life ends an episode in training only. After a step that failed
+            # (`dropped`) another episode has begun.
+            lost_life = env.life_lost is not None and bool(env.life_lost[0])
+            has_ended = bool(over[0]) and not lost_life
+            is_cut = (length == self.max_steps and not has_ended) or env.dropped is not None
+            episode = None
+            if is_cut or has_ended:
+                episode = Episode(episode_return, length, is_cut)
+            shot = Shot(self._pictures(obs), episode, reward=float(reward[0]), plays=plays)
             yield self._tracked(shot)
-            if ended:
-                episodes, total, length = episodes - 1, 0.0, 0
-            if cut and episodes:
+
+            if episode is not None:
+                episodes -= 1
+                episode_return = 0.0
+                length = 0
+            if is_cut and episodes:
                 seed += 1
-                game.reset_into(seed, obs)
-                begins, over = np.ones(1, np.bool_), np.zeros(1, np.bool_)
-                yield self._tracked(Shot(self._look(obs)))
+                env.reset_into(seed, obs)
+                begins = np.ones(1, np.bool_)
+                over = np.zeros(1, np.bool_)
+                yield self._tracked(Shot(self._pictures(obs)))
 
     def _tracked(self, shot: Shot) -> Shot:
-        """The shot, once its decision is kept."""
+        """Returns the ``shot``, after its decision was added to the track."""
         if self.track is not None:
-            self.track.saw(len(shot.pictures), shot.reward, plays=shot.plays)
+            self.track.on_step(len(shot.pictures), shot.reward, plays=shot.plays)
         return shot
 
-    def write(self, path: Path, played: list[Episode], **about: Any) -> None:
-        """Write the decisions of a video of ``played``, with the fields ``about``, as ``path``.
-        Raises OSError."""
+    def write_decisions(self, path: Path, played: list[Episode], **fields: Any) -> None:
+        """Write the decisions of a video as ``path``.
+
+        Args:
+            path: of the JSON file.
+            played: the episodes of the video.
+            fields: further ones for the file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         assert self.track is not None
-        game = self.game
-        fields = {
-            "fps": min(game.pictures_per_s, MOST_PICTURES_PER_S),
+        about = {
+            "fps": min(self.env.pictures_per_s, MOST_PICTURES_PER_S),
             "sampled": self.sample,
-            "counts": list(game.info.counts),
+            "counts": list(self.env.info.counts),
             "episodes": [
                 {"return": each.episode_return, "length": each.length, "cut": each.cut}
                 for each in played
             ],
+            **fields,
         }
-        self.track.write(path, {**fields, **about}, game.action_names)
+        self.track.write(path, about, self.env.action_names)
 
-    def _look(self, obs: npt.NDArray[Any]) -> list[Picture]:
+    def _pictures(self, obs: npt.NDArray[Any]) -> list[Picture]:
+        """Returns what the environment draws, or else what it shows the policy, enlarged.
+
+        Raises NotShownError if it neither draws nor has pictures among its observations.
+        """
         with drawing(self.env_id):
-            pictures = self.game.pictures()
-        pictures = pictures or drawn(self.game.info, obs[0])
+            pictures = self.env.pictures()
+        pictures = pictures or drawn(self.env.info, obs[0])
         if not pictures:
             raise NotShownError(
                 f"{self.env_id} cannot be shown: it does not draw itself, and its observations are "
@@ -157,21 +197,39 @@ def record(
     max_steps: int | None = None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Write a video of ``episodes``, each cut at ``max_steps``, None: at `eval.max_episode_steps`,
-    and the decisions beside it (`penstock.evaluation.decisions`); where, and the raw returns.
-    ``allow`` as of `find_policy`.
+    """Write a video of episodes, and the policy's decisions beside it (`evaluation.decisions`).
 
-    Raises UserError, as where the extra [video] is missing.
+    Args:
+        run_dir: folder of a run, or path of an exported file.
+        episodes: how many to show.
+        which: the checkpoint of a run, "best" or "last".
+        out: the mp4 file; None takes `video_path`.
+        sample: True draws actions as in training, False takes the most probable ones, and None
+            does what the run's evaluation found to be better.
+        seed: the same one shows the same episodes.
+        max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
+        allow: patterns of names that may be imported (`find_policy`).
+
+    Returns: the raw returns and lengths, how they were played, and the path in "file".
+
+    Raises:
+        UserError: if the video cannot be made, for instance without the extra [video].
     """
     if out is not None and Path(out).suffix != ".mp4":
         raise UserError(f"--out {out} is no mp4, and nothing else is made; let it end in .mp4")
     _require("imageio_ffmpeg", "a video")
+
     source = find_policy(run_dir, which, allow)
-    with acting(source, sample, seed, max_steps, tracked=True) as actor:
-        path = Path(out) if out else video_path(run_dir, actor.checkpoint, seed)
-        with encoding(path, actor.game, lambda to: actor.write(to, played)) as show:
-            played = _perform(actor, episodes, seed, show)
-    return _result(run_dir, actor, played) | {"file": str(path)}
+    played: list[Episode] = []
+    with open_filmed_policy(source, sample, seed, max_steps, tracked=True) as filmed:
+
+        def write_decisions(decisions: Path) -> None:
+            filmed.write_decisions(decisions, played)
+
+        path = Path(out) if out else video_path(run_dir, filmed.checkpoint, seed)
+        with encoding(path, filmed.env, write_decisions) as show:
+            played.extend(_show_episodes(filmed, episodes, seed, show))
+    return _result(run_dir, filmed, played) | {"file": str(path)}
 
 
 def play(
@@ -183,10 +241,14 @@ def play(
     max_steps: int | None = None,
     allow: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Show episodes in a window, as fast as a person would play, each cut as in `record`; their raw
-    returns. ``allow`` as of `find_policy`.
+    """Show episodes in a window, as fast as a person would play. Closing the window ends it.
 
-    Closing the window ends it. Raises UserError, as where there is no display.
+    The arguments have the same meaning as in `record`.
+
+    Returns: the raw returns and lengths of the episodes that have ended, and how they were played.
+
+    Raises:
+        UserError: if they cannot be shown, for instance without a display.
     """
     if not any(os.environ.get(name) for name in DISPLAYS):
         raise UserError(
@@ -194,45 +256,57 @@ def play(
             f"make a video with `penstock record {run_dir}`"
         )
     _require("pygame", "a window")
+
+    source = find_policy(run_dir, which, allow)
     with (
-        acting(find_policy(run_dir, which, allow), sample, seed, max_steps) as actor,
-        _window(run_dir, actor.game) as show,
+        open_filmed_policy(source, sample, seed, max_steps) as filmed,
+        _window(run_dir, filmed.env) as show,
     ):
-        played = _perform(actor, episodes, seed, show)
-    return _result(run_dir, actor, played)
+        played = _show_episodes(filmed, episodes, seed, show)
+    return _result(run_dir, filmed, played)
 
 
 def video_path(source: str, name: str, seed: int) -> Path:
-    """Where the video of a policy goes: into the folder of its run, or beside its file."""
+    """Returns the default path of a policy's video: in the folder of its run, or beside its file.
+
+    ``name`` is the name of the checkpoint.
+    """
     if Path(source).is_file():
         return Path(source).with_name(f"{Path(source).stem}-{seed}.mp4")
     return Path(source) / "videos" / f"{name}-{seed}.mp4"
 
 
 def describe(result: dict[str, Any]) -> str:
-    """The result as text, a line for each episode."""
+    """Returns the result of `record` or `play` as text, with a line for each episode."""
+    episodes = zip(result["returns"], result["lengths"], strict=True)
     lines = [
-        f"episode {i}: return {number(episode_return)} in {length:,} steps"
-        for i, (episode_return, length) in enumerate(
-            zip(result["returns"], result["lengths"], strict=True), 1
-        )
+        f"episode {number_of_episode}: return {number(episode_return)} in {length:,} steps"
+        for number_of_episode, (episode_return, length) in enumerate(episodes, 1)
     ]
+
     if result["cut"]:
-        most, episodes = result["max_episode_steps"], len(result["lengths"])
-        lines.append(were_cut(result["cut"], episodes, most, "--max-episode-steps"))
+        lines.append(
+            were_cut(
+                result["cut"],
+                len(result["lengths"]),
+                result["max_episode_steps"],
+                option="--max-episode-steps",
+            )
+        )
     if "file" in result:
         way = "sampled" if result["sample"] else "greedy"
-        lines.append(
-            f"{result['file']} shows {result['run_dir']}{of_checkpoint_text(result)}, {way} actions"
-        )
+        policy = f"{result['run_dir']}{of_checkpoint_text(result)}"
+        lines.append(f"{result['file']} shows {policy}, {way} actions")
     return "\n".join(lines)
 
 
 def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
-    """What a policy sees, as pictures ``[H, W, 3]``: the newest frame, of the first part that is
-    one; nothing where none is."""
-    found = views(info.parts, observation) if info.parts else {"": observation}
-    for array in found.values():
+    """Returns what a policy sees as a picture ``[H, W, 3]``, or an empty list if it sees none.
+
+    It is the newest frame of the first part of the ``observation`` that consists of pictures.
+    """
+    arrays = views(info.parts, observation) if info.parts else {"": observation}
+    for array in arrays.values():
         picture = _picture(array)
         if picture is not None:
             return [picture]
@@ -240,46 +314,67 @@ def drawn(info: EnvInfo, observation: npt.NDArray[Any]) -> list[Picture]:
 
 
 def enlarged(pictures: list[Picture]) -> list[Picture]:
-    """Large enough to look at, of even sides, which a video must have."""
+    """Returns the pictures large enough to look at, with even sides, which a video must have."""
     return [_even(_grown(picture)) for picture in pictures]
 
 
 @contextmanager
-def acting(
+def open_filmed_policy(
     source: PolicySource,
     sample: bool | None,
     seed: int,
     max_steps: int | None,
     *,
     tracked: bool = False,
-) -> Iterator[Actor]:
-    """One environment that draws itself, if it can, and the policy that plays it; ``tracked``: its
-    decisions are kept. The other parameters are those of `record`. Raises UserError."""
+) -> Iterator[FilmedPolicy]:
+    """Open one environment, which draws itself if it can, with the policy that plays it.
+
+    Args:
+        source: where the policy's weights are.
+        sample: whether actions are sampled; None takes the default of the ``source``.
+        seed: seed of the policy's random actions.
+        max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
+        tracked: whether the policy's decisions are kept, for a file beside a video.
+
+    Raises:
+        UserError: if the environment cannot be made, or the policy does not fit it.
+    """
     config = source.config
     if sample is None:
         sample = source.sampled
     do_without_display()
     with drawing(config.env.id):
-        game = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
+        env = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
+
     try:
-        policy = source.policy(game, seed)
+        policy = source.policy(env, seed)
         choose: Choose = policy.act if sample else policy.greedy
-        most = max_steps or config.eval.max_episode_steps
-        actor = Actor(config.env.id, game, policy, choose, source.name, most, sample)
+        track = None
         if tracked:
-            shape = network_shape(config, game.info)
-            critic = make_critic(shape, source.weights(game))
-            actor.track = DecisionTrack(policy, critic, sample)
-            actor.choose = actor.track.choose
-        yield actor
+            critic = make_critic(network_shape(config, env.info), source.weights(env))
+            track = DecisionTrack(policy, critic, sample)
+            choose = track.choose
+        yield FilmedPolicy(
+            env_id=config.env.id,
+            env=env,
+            policy=policy,
+            choose=choose,
+            checkpoint=source.name,
+            max_steps=max_steps or config.eval.max_episode_steps,
+            sample=sample,
+            track=track,
+        )
     finally:
-        game.close()
+        env.close()
 
 
-def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode]:
-    """Show episodes until all have ended or ``show`` returns False."""
+def _show_episodes(filmed: FilmedPolicy, episodes: int, seed: int, show: Show) -> list[Episode]:
+    """Show episodes until all have ended or ``show`` returns False.
+
+    Returns: the episodes that have ended.
+    """
     played: list[Episode] = []
-    for shot in actor.shots(episodes, seed):
+    for shot in filmed.shots(episodes, seed):
         if shot.episode is not None:
             played.append(shot.episode)
         if not show(shot.pictures):
@@ -290,62 +385,71 @@ def _perform(actor: Actor, episodes: int, seed: int, show: Show) -> list[Episode
 @contextmanager
 def encoding(
     path: Path,
-    game: BatchedEnv,
+    env: BatchedEnv,
     write_decisions: Callable[[Path], None],
     part: Path | None = None,
     *,
     gently: bool = False,
 ) -> Iterator[Show]:
-    """Encode what is shown as an mp4, which appears when it is whole.
-
-    write_decisions: writes the decisions of the video as the file that it is given. They appear
-        right after the video, so that no new ones are beside an old video.
-    part: the file that is written meanwhile, beside ``path``; by default one with a new name.
-    gently: the encoder takes one thread and little time, for a larger file.
+    """Encode what is shown as an mp4, which appears as ``path`` when it is complete.
 
     gymnasium's `RecordVideo` would not do: it wraps a single environment that draws itself, keeps
     all pictures of an episode in memory (gigabytes of Atari), writes a file for each episode, and
     needs moviepy.
+
+    Args:
+        path: of the video.
+        env: the environment that draws, for the rate of its pictures.
+        write_decisions: writes the decisions of the video as the file that it is given. They
+            appear right after the video, so that no new ones are beside an old video.
+        part: the file that is written meanwhile, beside ``path``; by default one with a new name.
+        gently: the encoder takes one thread and little time, for a larger file.
+
+    Raises:
+        UserError: if a file cannot be written, or if a picture has another size than the first.
     """
     part = part or path.with_name(f".{path.stem}.{secrets.token_hex(8)}.part")
-    decisions_part = beside(part)
-    writers: list[Any] = []
+    decisions_part = decisions_path(part)
+    writer: Any = None
     first: Picture | None = None
 
     def show(pictures: list[Picture]) -> bool:
-        nonlocal first
+        nonlocal writer, first
         if first is None:
             first = pictures[0]
-            writers.append(_writer(part, first, game.pictures_per_s, gently))
+            writer = _writer(part, first, env.pictures_per_s, gently)
         for picture in pictures:
             _check_size(picture, first)
-            writers[0].send(np.ascontiguousarray(picture))
+            writer.send(np.ascontiguousarray(picture))
         return True
 
     try:
-        with _written(path):
+        with _write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield show
+
             write_decisions(decisions_part)
-            writers.pop().close()
+            writer.close()
             part.replace(path)
-            decisions_part.replace(beside(path))
+            decisions_part.replace(decisions_path(path))
     finally:
-        for writer in writers:
+        # After an error this ends the encoder; after success there is nothing left to do.
+        if writer is not None:
             with suppress(OSError):
                 writer.close()
-        for each in (part, decisions_part):
+        for temporary in (part, decisions_part):
             with suppress(OSError):
-                each.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[None]:
-    """Raise UserError where a file cannot be written."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Raise UserError in place of an OSError, which says that ``path`` cannot be written."""
     try:
         yield
     except OSError as error:
-        if is_of_environment(error):  # which draws meanwhile
+        # The environment draws meanwhile, and its own errors are none of the file.
+        if is_of_environment(error):
             raise
         reason = " ".join((error.strerror or str(error)).split())
         raise UserError(
@@ -354,8 +458,10 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def _check_size(picture: Picture, first: Picture) -> None:
+    """Raise UserError if a picture has another size than the first one of the video."""
     if picture.shape != first.shape:
-        (height, width, _), (first_height, first_width, _) = picture.shape, first.shape
+        height, width, _ = picture.shape
+        first_height, first_width, _ = first.shape
         raise UserError(
             f"the game drew a picture of {width} x {height} after others of {first_width} x "
             f"{first_height} (small ones enlarged), and a video has one size; let render() keep "
@@ -364,6 +470,10 @@ def _check_size(picture: Picture, first: Picture) -> None:
 
 
 def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -> Any:
+    """Start the encoder of a video with pictures of the size of ``picture``.
+
+    Returns: imageio_ffmpeg's generator, to which pictures are sent.
+    """
     import imageio_ffmpeg
 
     height, width = picture.shape[:2]
@@ -377,13 +487,16 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -
         ffmpeg_log_level="error",
         output_params=[*(GENTLY if gently else ()), "-f", "mp4"],
     )
-    writer.send(None)
+    writer.send(None)  # to its first `yield`
     return writer
 
 
 @contextmanager
-def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
-    """Show pictures in a window at the game's own pace; False when it has been closed."""
+def _window(title: str, env: BatchedEnv) -> Iterator[Show]:
+    """Open a window that shows pictures at the pace of ``env``, until it is closed.
+
+    Raises UserError if there is no usable display.
+    """
     import pygame
 
     try:
@@ -392,6 +505,7 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
         raise UserError(
             f"the display cannot be used ({error}); make a video with `penstock record {title}`"
         ) from error
+
     clock = pygame.time.Clock()
 
     def show(pictures: list[Picture]) -> bool:
@@ -401,9 +515,12 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
             if screen is None or screen.get_size() != size:
                 screen = pygame.display.set_mode(size)
                 pygame.display.set_caption(title)
+
+            # pygame has the horizontal axis first.
             pygame.surfarray.blit_array(screen, picture.swapaxes(0, 1))
             pygame.display.flip()
-            clock.tick(min(game.pictures_per_s, MOST_PICTURES_PER_S))
+            clock.tick(min(env.pictures_per_s, MOST_PICTURES_PER_S))
+
         return not any(event.type == pygame.QUIT for event in pygame.event.get())
 
     try:
@@ -412,29 +529,39 @@ def _window(title: str, game: BatchedEnv) -> Iterator[Show]:
         pygame.display.quit()
 
 
-def _result(run_dir: str, actor: Actor, played: list[Episode]) -> dict[str, Any]:
+def _result(run_dir: str, filmed: FilmedPolicy, played: list[Episode]) -> dict[str, Any]:
+    """Returns what `record` and `play` report on the episodes that were played."""
     return {
         "run_dir": run_dir,
-        "checkpoint": actor.checkpoint,
-        "sample": actor.sample,
+        "checkpoint": filmed.checkpoint,
+        "sample": filmed.sample,
         "cut": sum(episode.cut for episode in played),
-        "max_episode_steps": actor.max_steps,
+        "max_episode_steps": filmed.max_steps,
         "returns": [episode.episode_return for episode in played],
         "lengths": [episode.length for episode in played],
     }
 
 
 def _require(module: str, what: str) -> None:
+    """Raise UserError if ``what`` cannot be made because ``module`` is not installed."""
     if find_spec(module) is None:
         raise UserError(f"{what} needs {module}, which is not installed; run `{INSTALL}`")
 
 
 def _picture(array: npt.NDArray[Any]) -> Picture | None:
-    """``[H, W]``, ``[H, W, 1 or 3]``, ``[frames, H, W]`` or ``[frames, H, W, 3]``, of uint8."""
+    """Returns the ``array`` as a picture ``[H, W, 3]``, or None if it does not look like one.
+
+    Pictures are uint8 ``[H, W]`` or ``[H, W, 1 or 3]``. Of a stack, ``[frames, H, W]`` or
+    ``[frames, H, W, 3]``, the newest frame is taken.
+    """
     if array.dtype != np.uint8 or array.ndim not in (2, 3, 4):
         return None
-    if array.ndim == 4 or (array.ndim == 3 and array.shape[-1] not in (1, COLOURS)):
+
+    has_colours = array.shape[-1] in (1, COLOURS)
+    is_stack = array.ndim == 4 or (array.ndim == 3 and not has_colours)
+    if is_stack:
         array = array[-1]
+
     if min(array.shape[:2]) < LEAST_SIDE:
         return None
     if array.ndim == 2:
@@ -445,11 +572,13 @@ def _picture(array: npt.NDArray[Any]) -> Picture | None:
 
 
 def _grown(picture: Picture) -> Picture:
+    """Returns the ``picture`` enlarged to at least `LEAST_HEIGHT`, by a whole number."""
     factor = math.ceil(LEAST_HEIGHT / picture.shape[0])
     return picture.repeat(factor, 0).repeat(factor, 1) if factor > 1 else picture
 
 
 def _even(picture: Picture) -> Picture:
+    """Returns the ``picture`` with a black row or column more where a side is odd."""
     height, width = picture.shape[:2]
     if not height % 2 and not width % 2:
         return picture

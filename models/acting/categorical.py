@@ -1,11 +1,11 @@
-"""Deciding actions by a network's outputs, in numpy, without allocating.
+"""Samplers: they decide actions by a network's outputs, in numpy, without allocating.
 
-    Categorical, Categoricals    drawn from logits, for actor-critics
-    EpsilonGreedy                by Q-values
-    Gaussian, SquashedGaussian   normal numbers (penstock.models.acting.gaussian)
+    CategoricalSampler, MultiCategoricalSampler   drawn from logits, for actor-critics
+    EpsilonGreedySampler                          by Q-values
+    GaussianSampler, SquashedGaussianSampler      normal numbers (penstock.models.acting.gaussian)
 
-Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. A decider's arrays
-are its own and stay the same; every call writes them anew.
+Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. The arrays of a
+sampler are its own and stay the same; every call writes them anew.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from penstock.core.params import Float32
 
 Int32 = npt.NDArray[np.int32]
 
-FORBIDDEN = np.float32(-1e9)  # the logit of a masked choice, as in penstock.models.distributions
+FORBIDDEN = np.float32(-1e9)
+"""The logit of a masked choice, as in penstock.models.distributions."""
 
 
 class ActionSampler(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
 
     recorded: Mapping[str, npt.NDArray[Any]]
-    """By column, what the last `sample` knows of its actions that the learner needs: ``[envs]``."""
+    """What the learner needs to know of the actions of the last `sample`, by the name of the
+    column that it is recorded in: arrays ``[envs, ...]``."""
     untrained = False
     """Whether the outputs are those of a network before its first update."""
 
@@ -39,33 +41,47 @@ class ActionSampler(ABC):
         rng: np.random.Generator,
         memory: Float32 | None = None,
     ) -> None:
+        """Create a sampler for ``outputs`` of a network in each of ``envs`` environments.
+
+        ``rng`` draws the actions. ``memory`` float32 ``[outputs, envs]`` is used as `outputs`; by
+        default the sampler has its own.
+        """
         self.outputs = np.empty((outputs, envs), np.float32) if memory is None else memory
         self._rng = rng
 
+    def on_new_weights(self, *, untrained: bool) -> None:
+        """The network has got other weights.
+
+        ``untrained``: whether they are those before its first update.
+        """
+        self.untrained = untrained
+
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
-        """Never decide for those of the outputs, ``[outputs, envs]``. Where that leaves none, all
-        are alike."""
+        """Forbid the marked ones of the outputs, bool ``[outputs, envs]``, in the next decision.
+
+        In an environment where all are forbidden, all are alike.
+        """
         np.copyto(self.outputs, FORBIDDEN, where=forbidden)
 
     @abstractmethod
     def sample(self) -> npt.NDArray[Any]:
-        """Actions ``[envs, ...]`` as in training."""
+        """Returns actions ``[envs, ...]`` as in training."""
 
     @abstractmethod
     def greedy(self) -> npt.NDArray[Any]:
-        """The best actions ``[envs, ...]`` by the outputs."""
+        """Returns the best actions ``[envs, ...]`` by the outputs."""
 
     def basis(self) -> dict[str, Float32]:
-        """What the outputs mean, for a display; call it before `sample` or `greedy`.
+        """Returns what the outputs mean, for a display. Call it before `sample` or `greedy`.
 
-        Copies, float32 ``[values, envs]``, by name: "probabilities" of choices, those of several
-        choices one after another; "q", the values of actions; or "mean" and "std" of numbers.
-        Empty where that is not known.
+        These are copies, float32 ``[values, envs]``, by name: "probabilities" of choices, those of
+        several choices one after another; "q", the values of actions; or "mean" and "std" of
+        numbers. The dictionary is empty if the meaning is not known.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the random generator, JSON-ready."""
+        """Returns the state of the random generator, JSON-ready."""
         return dict(self._rng.bit_generator.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -85,31 +101,44 @@ class CategoricalSampler(ActionSampler):
         rng: np.random.Generator,
         outputs: Float32 | None = None,
     ) -> None:
-        """``outputs`` is the memory to decide by, its own if not given."""
+        """``outputs`` is the memory to decide by, float32 ``[actions, envs]``, its own if None."""
         super().__init__(actions, envs, rng, outputs)
+
+        # Memory of the stages of `sample`.
         self._sums = np.empty((actions, envs), np.float32)
         self._below = np.empty((actions - 1, envs), np.bool_)
         self._row = np.empty(envs, np.float32)
         self._chosen = np.empty(envs, np.intp)
         self._offsets = np.arange(envs)
+
         self._actions = np.empty(envs, np.int32)
         self._logp = np.empty(envs, np.float32)
         self.recorded = {"behaviour_logp": self._logp}
 
     def sample(self) -> Int32:
-        logits, sums, row, chosen = self.outputs, self._sums, self._row, self._chosen
+        logits = self.outputs
+        sums = self._sums
+        row = self._row
+        chosen = self._chosen
+
+        # The exponentials of the logits, summed up over the actions. They are not divided by their
+        # total, which scales the random number instead.
         np.maximum.reduce(logits, axis=0, out=row)
         np.subtract(logits, row, out=logits)
         np.exp(logits, out=sums)
         np.add.accumulate(sums, axis=0, out=sums)
         total = sums[-1]
-        # Uniform numbers are multiples of 2^-24 below 1, so that the product stays below the total
-        # in float32 too, and an action of probability 0 is never taken.
+
+        # The action is the number of sums that are not above the random number. Uniform numbers are
+        # multiples of 2^-24 below 1, so that the product stays below the total in float32 too, and
+        # an action of probability 0 is never taken.
         self._rng.random(out=row, dtype=np.float32)
         np.multiply(row, total, out=row)
         np.less_equal(sums[:-1], row, out=self._below)
         np.add.reduce(self._below, axis=0, dtype=np.intp, out=chosen)
         np.copyto(self._actions, chosen, casting="same_kind")
+
+        # The log-probability is the action's logit, taken from the flat array, less log(total).
         np.multiply(chosen, self._offsets.size, out=chosen)
         np.add(chosen, self._offsets, out=chosen)
         logits.take(chosen, out=self._logp, mode="clip")
@@ -127,8 +156,11 @@ class CategoricalSampler(ActionSampler):
 
 
 class MultiCategoricalSampler(ActionSampler):
-    """Several choices, each as `CategoricalSampler`: actions int32 ``[envs, *shape]``, and the sum
-    of their log-probabilities as ``behaviour_logp``."""
+    """Draws several choices at once, each as `CategoricalSampler` does.
+
+    Actions are int32 ``[envs, *shape]``. Records the sum of the log-probabilities of the choices as
+    ``behaviour_logp``, float32.
+    """
 
     def __init__(
         self,
@@ -137,12 +169,17 @@ class MultiCategoricalSampler(ActionSampler):
         envs: int,
         rng: np.random.Generator,
     ) -> None:
+        """``counts`` has the number of actions of each choice, in the order of ``shape``."""
         super().__init__(sum(counts), envs, rng)
+
+        # A sampler for each choice, which decides by its part of the outputs.
         parts = np.split(self.outputs, np.cumsum(counts[:-1]))
-        self._each = [
-            CategoricalSampler(count, envs, rng, part)
+        self._samplers = [
+            CategoricalSampler(count, envs, rng, outputs=part)
             for count, part in zip(counts, parts, strict=True)
         ]
+
+        # The actions, and a view of them with a row for each choice.
         self._actions = np.empty((envs, *shape), np.int32)
         self._columns = self._actions.reshape(envs, -1).T
         self._logp = np.empty(envs, np.float32)
@@ -150,46 +187,53 @@ class MultiCategoricalSampler(ActionSampler):
 
     def sample(self) -> Int32:
         self._logp[:] = 0
-        for column, each in zip(self._columns, self._each, strict=True):
-            column[:] = each.sample()
-            self._logp += each.recorded["behaviour_logp"]
+        for column, sampler in zip(self._columns, self._samplers, strict=True):
+            column[:] = sampler.sample()
+            self._logp += sampler.recorded["behaviour_logp"]
         return self._actions
 
     def greedy(self) -> Int32:
-        for column, each in zip(self._columns, self._each, strict=True):
-            column[:] = each.greedy()
+        for column, sampler in zip(self._columns, self._samplers, strict=True):
+            column[:] = sampler.greedy()
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        found = [each.basis()["probabilities"] for each in self._each]
-        return {"probabilities": np.concatenate(found)}
+        parts = [sampler.basis()["probabilities"] for sampler in self._samplers]
+        return {"probabilities": np.concatenate(parts)}
 
 
 class EpsilonGreedySampler(ActionSampler):
-    """Takes the action int32 ``[envs]`` of the highest Q-value, or one at random: each environment
-    with its own probability ``epsilon`` (``[envs]``), and with certainty before the network's first
-    update, as published (Mnih et al. 2015).
+    """Takes the action of the highest Q-value, or one at random: actions int32 ``[envs]``.
+
+    Each environment explores with its own probability ``epsilon``, and with certainty before the
+    network's first update, as published (Mnih et al. 2015).
 
     Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32. What
-    `forbid` names is neither the best nor taken at random; an environment that it leaves nothing,
-    as between two episodes, has nothing forbidden, so that ``q_max`` is a value of the network.
+    `forbid` marks is neither the best nor taken at random. An environment in which it leaves no
+    action, as between two episodes, has nothing forbidden, so that ``q_max`` is a value of the
+    network.
     """
 
     def __init__(
         self, actions: int, epsilon: npt.NDArray[np.float64], rng: np.random.Generator
     ) -> None:
+        """``epsilon`` float64 ``[envs]`` has the probability of each environment."""
         envs = len(epsilon)
         super().__init__(actions, envs, rng)
         self._epsilon = epsilon
         # A number u below epsilon, spread over the actions: one draw decides whether and which.
         self._spread = actions / np.maximum(epsilon, 1e-300)
+
+        # Memory of the stages of `sample`.
         self._uniform = np.empty(envs)
-        self._curious = np.empty(envs, np.bool_)
+        self._explores = np.empty(envs, np.bool_)
         self._chosen = np.empty(envs, np.intp)
         self._offsets = np.arange(envs)
+        # The actions that may be taken by the present outputs; None allows all.
+        self._allowed: npt.NDArray[np.bool_] | None = None
+
         self._actions = np.empty(envs, np.int32)
         self._q_taken, self._q_max = np.empty((2, envs), np.float32)
-        self._allowed: npt.NDArray[np.bool_] | None = None  # of the outputs at hand
         self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
 
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
@@ -197,19 +241,27 @@ class EpsilonGreedySampler(ActionSampler):
         np.copyto(self.outputs, FORBIDDEN, where=~self._allowed)
 
     def sample(self) -> Int32:
-        chosen, uniform = self._chosen, self._uniform
+        chosen = self._chosen
+        uniform = self._uniform
+        actions = len(self.outputs)
+
+        # The best actions.
         np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
         self.outputs.argmax(axis=0, out=chosen)
+
+        # Random ones, in the environments that explore.
         self._rng.random(out=uniform)
         epsilon = 1.0 if self.untrained else self._epsilon
-        if np.less(uniform, epsilon, out=self._curious).any():
-            spread = len(self.outputs) if self.untrained else self._spread
+        if np.less(uniform, epsilon, out=self._explores).any():
+            spread = actions if self.untrained else self._spread
             np.multiply(uniform, spread, out=uniform)
             if self._allowed is not None:
                 uniform = _spread_over(self._allowed, uniform)
-            np.minimum(uniform, len(self.outputs) - 1, out=uniform)
-            np.copyto(chosen, uniform, casting="unsafe", where=self._curious)
+            np.minimum(uniform, actions - 1, out=uniform)
+            np.copyto(chosen, uniform, casting="unsafe", where=self._explores)
         np.copyto(self._actions, chosen, casting="same_kind")
+
+        # Their values, taken from the flat array.
         np.multiply(chosen, self._offsets.size, out=chosen)
         np.add(chosen, self._offsets, out=chosen)
         self.outputs.take(chosen, out=self._q_taken, mode="clip")
@@ -226,20 +278,26 @@ class EpsilonGreedySampler(ActionSampler):
 def _spread_over(
     allowed: npt.NDArray[np.bool_], uniform: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The allowed action for each of ``uniform`` numbers ``[envs]`` from 0 to below the number of
-    actions: each of the ``allowed``, ``[actions, envs]``, for an equal share."""
-    so_far = allowed.cumsum(axis=0)
-    number = np.minimum(uniform * so_far[-1] / len(allowed), so_far[-1] - 1).astype(np.intp)
-    return np.asarray((so_far <= number).sum(axis=0), np.float64)
+    """Returns an allowed action for each random number, each with an equal share: ``[envs]``.
+
+    ``allowed`` is ``[actions, envs]``; the ``uniform`` numbers ``[envs]`` are at least 0 and below
+    the number of actions.
+    """
+    # The allowed actions of an environment are counted from 0. The one of this number is as far
+    # down as there are actions with at most so many allowed ones up to them.
+    allowed_so_far = allowed.cumsum(axis=0)
+    allowed_count = allowed_so_far[-1]
+    number = np.minimum(uniform * allowed_count / len(allowed), allowed_count - 1).astype(np.intp)
+    return np.asarray((allowed_so_far <= number).sum(axis=0), np.float64)
 
 
 def ladder(
     base: float, alpha: float, first: int, count: int, total: int
 ) -> npt.NDArray[np.float64]:
-    """Epsilons ``[count]`` of the environments from number ``first`` on, of ``total`` in all.
+    """Returns epsilons, float64 ``[count]``, for the environments from number ``first`` on.
 
-    Environment i explores at ``base ** (1 + i / (total - 1) * alpha)``: Horgan et al. 2018,
-    arXiv 1803.00933, section 4. Numbers beyond ``total`` begin anew.
+    Environment i of ``total`` explores at ``base ** (1 + i / (total - 1) * alpha)``: Horgan et al.
+    2018, arXiv 1803.00933, section 4. Numbers beyond ``total`` begin anew.
     """
     rung = (first + np.arange(count)) % total / max(total - 1, 1)
     return np.asarray(base ** (1 + rung * alpha))

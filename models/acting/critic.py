@@ -1,4 +1,4 @@
-"""The value that an actor-critic gives a state, for displays: actors do not compute it."""
+"""The value that an actor-critic gives a state, for displays. Actors do not compute it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ class Critic(Protocol):
     """Values states by a network's own value head."""
 
     def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
-        """The discounted return that is expected from observations ``[envs, *shape]`` on, float32
-        ``[envs]``, in the units that the network is trained with.
+        """Returns the discounted return that is expected from observations ``[envs, *shape]`` on.
+
+        It is float32 ``[envs]``, in the units that the network is trained with.
 
         ``state`` float32 ``[envs, size]`` is the policy's recurrent state before the observation.
         """
 
 
 def make_critic(shape: AnyShape, weights: Float32) -> Critic | None:
-    """The value head of a network with the ``weights`` of its flat vector; None where it has none.
-    Imports torch only if needed."""
+    """Returns the value head of a network, None if it has none.
+
+    ``weights`` is the network's flat vector. torch is imported only if it is needed.
+    """
     if isinstance(shape, MlpShape):
         return _MlpCritic(shape, weights)
-    if isinstance(shape, CnnShape) or (
-        isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads)
-    ):
+    if isinstance(shape, CnnShape):
+        return _torch_critic(shape, weights)
+    if isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads):
         return _torch_critic(shape, weights)
     return None
 
@@ -43,7 +46,8 @@ class _MlpCritic:
         named = shape.layout.views(weights)
         self._layers = [(np.array(w), np.array(b)) for w, b in shape.value_layers(named)]
         self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
-        self._normalizer: tuple[Float32, Float32] | None = None  # what is subtracted, the factor
+        # What is subtracted from observations, and the factor that they are multiplied by.
+        self._normalizer: tuple[Float32, Float32] | None = None
         if shape.normalize:
             factor = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
             self._normalizer = named["normalizer.mean"].copy(), factor
@@ -53,29 +57,35 @@ class _MlpCritic:
         if self._normalizer is not None:
             shift, factor = self._normalizer
             rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
-        *hidden, (weight, bias) = self._layers
-        for each, its_bias in hidden:
-            rows = self._activate(rows @ each.T + its_bias)
-        return np.asarray((rows @ weight.T + bias)[:, 0], np.float32)
+
+        *hidden_layers, (value_weight, value_bias) = self._layers
+        for weight, bias in hidden_layers:
+            rows = self._activate(rows @ weight.T + bias)
+        return np.asarray((rows @ value_weight.T + value_bias)[:, 0], np.float32)
 
 
 def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:
+    """Returns a critic that computes the whole network in torch, with a copy of ``weights``."""
     import torch
 
     from penstock.models.torch_nets import build_net
 
-    with torch.random.fork_rng(devices=[]):  # the first weights are replaced
+    # The initial weights are replaced, so they take no numbers of the caller's generator.
+    with torch.random.fork_rng(devices=[]):
         net = build_net(shape).requires_grad_(False).eval()
-    named = dict(net.named_parameters()) | dict(net.named_buffers())
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     for name, source in shape.layout.views(weights).items():
-        np.copyto(named[name].numpy(), source)
+        np.copyto(tensors[name].numpy(), source)
 
     def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
-        rows, before = torch.from_numpy(obs.copy()), torch.from_numpy(state.copy())
+        """Returns the values of the observations, as `Critic` says."""
+        rows = torch.from_numpy(obs.copy())
+        recurrent_state = torch.from_numpy(state.copy()) if state.size else None
+        if recurrent_state is not None:
+            # A recurrent network takes unrolls: the observations are one of a single step.
+            rows = rows[None]
         with torch.inference_mode():
-            if state.size:  # one step of an unroll
-                rows = rows[None]
-            found = net(rows, before if state.size else None)[1]
-        return np.asarray(found.reshape(-1).numpy(), np.float32)
+            state_values = net(rows, recurrent_state)[1]
+        return np.asarray(state_values.reshape(-1).numpy(), np.float32)
 
     return values

@@ -1,4 +1,7 @@
-"""Deciding actions that are numbers, in numpy, without allocating, as `acting.categorical` does."""
+"""Samplers that decide actions that are numbers, in numpy, without allocating.
+
+The base class and its rules are in `penstock.models.acting.categorical`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ LOG_2 = math.log(2)
 class GaussianSampler(ActionSampler):
     """Draws normal numbers for actor-critics: actions float32 ``[envs, *shape]``.
 
-    Outputs are the means, then the logarithms of the standard deviations. ``squashed``: actions are
-    tanh of the numbers, and lie from -1 to 1; else the environment clips them. Records
-    ``behaviour_logp``, the log-densities of the actions, and ``action``, the numbers before either.
+    Outputs are the means, then the logarithms of the standard deviations. If ``squashed``, actions
+    are tanh of the numbers, and lie from -1 to 1; else the environment clips them. Records
+    ``behaviour_logp``, the log-densities of the actions, and ``action``, the numbers before tanh or
+    clipping.
     """
 
     def __init__(
@@ -26,22 +30,29 @@ class GaussianSampler(ActionSampler):
     ) -> None:
         size = math.prod(shape)
         super().__init__(2 * size, envs, rng)
-        self._mean, self._log_std = self.outputs[:size], self.outputs[size:]
-        self._noise, self._std = np.empty((2, size, envs), np.float32)
-        self._numbers = np.empty((envs, *shape), np.float32)
-        self._actions = np.empty_like(self._numbers) if squashed else self._numbers
-        self._flat = self._numbers.reshape(envs, size).T
-        self._logp = np.empty(envs, np.float32)
         self._squashed = squashed
+        self._mean = self.outputs[:size]
+        self._log_std = self.outputs[size:]
+        self._noise, self._std = np.empty((2, size, envs), np.float32)
+
+        # The numbers before tanh, and a view of them that is shaped as the outputs are.
+        self._numbers = np.empty((envs, *shape), np.float32)
+        self._flat = self._numbers.reshape(envs, size).T
+        self._actions = np.empty_like(self._numbers) if squashed else self._numbers
+        self._logp = np.empty(envs, np.float32)
         self.recorded = {"behaviour_logp": self._logp, "action": self._numbers}
 
     def sample(self) -> Float32:
-        noise, std, flat = self._noise, self._std, self._flat
+        noise = self._noise
+        std = self._std
+        flat = self._flat
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.exp(self._log_std, out=std)
         np.multiply(noise, std, out=flat)
         np.add(self._mean, flat, out=flat)
-        # The number is rounded: the learner finds another noise in it than was drawn.
+
+        # The log-density is -noise² / 2 - log(std) - log(2 pi) / 2. The number is rounded: the
+        # learner finds another noise in it than was drawn, so it is computed back.
         np.subtract(flat, self._mean, out=noise)
         np.divide(noise, std, out=noise)
         np.multiply(noise, noise, out=noise)
@@ -68,8 +79,8 @@ class GaussianSampler(ActionSampler):
 class SquashedGaussianSampler(ActionSampler):
     """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
 
-    Outputs are the means, then the logarithms of the standard deviations, which are kept within
-    ``log_std``. Before the first update of the network actions are uniform: the first
+    Outputs are the means, then the logarithms of the standard deviations, which are clipped to the
+    bounds ``log_std``. Before the first update of the network actions are uniform: the first
     `replay.min_size` steps cover all of them, as published (Haarnoja et al. 2018, the authors'
     code). Records nothing.
     """
@@ -82,21 +93,26 @@ class SquashedGaussianSampler(ActionSampler):
         rng: np.random.Generator,
     ) -> None:
         self._actions = np.empty((envs, *shape), np.float32)
-        self._flat = self._actions.reshape(envs, -1).T
-        super().__init__(2 * len(self._flat), envs, rng)
-        self._mean, self._log_std = self.outputs[: len(self._flat)], self.outputs[len(self._flat) :]
-        self._bounds = log_std
+        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
+        size = len(self._flat)
+        super().__init__(2 * size, envs, rng)
+        self._mean = self.outputs[:size]
+        self._log_std = self.outputs[size:]
+        self._log_std_bounds = log_std
         self._noise = np.empty(self._flat.shape, np.float32)
         self.recorded = {}
 
     def sample(self) -> Float32:
-        noise, std = self._noise, self._log_std
+        noise = self._noise
         if self.untrained:
             self._rng.random(out=noise, dtype=np.float32)
             np.multiply(noise, 2, out=noise)
             np.subtract(noise, 1, out=self._flat)
             return self._actions
-        np.clip(std, *self._bounds, out=std)
+
+        # The logarithms are overwritten by the standard deviations.
+        std = self._log_std
+        np.clip(std, *self._log_std_bounds, out=std)
         np.exp(std, out=std)
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, std, out=noise)
@@ -109,9 +125,10 @@ class SquashedGaussianSampler(ActionSampler):
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        return {"mean": np.tanh(self._mean), "std": np.exp(np.clip(self._log_std, *self._bounds))}
+        log_std = np.clip(self._log_std, *self._log_std_bounds)
+        return {"mean": np.tanh(self._mean), "std": np.exp(log_std)}
 
 
-def _log_slope(before: Float32) -> Float32:
-    """``log(1 - tanh(x)^2)``, never the log of 0."""
-    return np.float32(2 * LOG_2) - 2 * (before + np.logaddexp(np.float32(0), -2 * before))
+def _log_slope(numbers: Float32) -> Float32:
+    """Returns ``log(1 - tanh(x)^2)`` for each of the ``numbers`` x, never the log of 0."""
+    return np.float32(2 * LOG_2) - 2 * (numbers + np.logaddexp(np.float32(0), -2 * numbers))

@@ -13,12 +13,15 @@ from penstock.models.acting.policy import Policy
 
 
 class LocalInference:
-    """An `Inference` in the actor's own process: a policy and its weights."""
+    """An `Inference` in the actor's own process: a policy and its weights.
+
+    `core.interfaces.Inference` says what its methods do, and in which order they are called.
+    """
 
     def __init__(self, policy: Policy, size: int) -> None:
-        """``size`` is that of the policy's flat vector of weights."""
+        """``size`` is the length of the policy's flat vector of weights."""
         self._policy = policy
-        self._columns = tuple(policy.recorded.values())
+        self._columns = tuple(policy.recorded.values())  # written anew by each `decide`
         self._weights = np.empty(size, np.float32)
         self.recorded = tuple(policy.recorded)
         self.stamp: Stamp | None = None
@@ -26,8 +29,7 @@ class LocalInference:
     def refresh(self, read: ReadWeights) -> Stamp | None:
         stamp = read(self._weights, self.stamp)
         if stamp is not None:
-            self._policy.load(self._weights)
-            self._policy.decider.untrained = stamp.version == 0
+            self._policy.load(self._weights, untrained=stamp.version == 0)
             self.stamp = stamp
         return self.stamp
 
@@ -46,13 +48,14 @@ class LocalInference:
         self.stamp = None
 
     def state_dict(self) -> dict[str, Any]:
-        # Lists of one, as in the files of 0.1.
+        # Lists of one element, as in the files of version 0.1.
         return {"states": [self._policy.state.copy()], "deciders": [self._policy.state_dict()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        [recurrent], [decider] = state["states"], state["deciders"]
-        self._policy.state[...] = recurrent
-        self._policy.load_state_dict(decider)
+        [recurrent_state] = state["states"]
+        [decider_state] = state["deciders"]
+        self._policy.state[...] = recurrent_state
+        self._policy.load_state_dict(decider_state)
 
     def close(self) -> None:
         """It holds nothing but memory."""

@@ -1,6 +1,6 @@
 """An MLP's acting tower in numpy: for a small network several times faster than torch.
 
-Activations are kept as ``[width, envs]`` in memory allocated once, each with a last row of ones, so
+Activations are ``[width, envs]`` in memory that is allocated once, each with a last row of ones, so
 that a layer with its bias is one product. Pin the threads of numpy's BLAS to one before numpy is
 imported (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS): more only wait for each other.
 """
@@ -22,16 +22,26 @@ class NumpyMlp:
     def __init__(self, shape: MlpShape | DenseShape, outputs: Float32) -> None:
         self._shape = shape
         self._outputs = outputs
-        envs, widths = outputs.shape[1], shape.widths
-        self._inputs = [np.ones((width + 1, envs), np.float32) for width in widths]
-        self._weights = [
-            np.empty((out, width + 1), np.float32)
-            for out, width in zip((*widths[1:], len(outputs)), widths, strict=True)
-        ]
+        envs = outputs.shape[1]
+        widths = shape.widths
         self._activate = np.tanh if shape.activation == "tanh" else _relu
+
+        # The inputs of each layer with a row of ones, and the weights of each with its bias as the
+        # last column.
+        self._inputs = [np.ones((width + 1, envs), np.float32) for width in widths]
+        output_widths = (*widths[1:], len(outputs))
+        self._weights = [
+            np.empty((output_width, width + 1), np.float32)
+            for output_width, width in zip(output_widths, widths, strict=True)
+        ]
+
+        # Observations are written through a view ``[envs, width]`` of the first inputs.
         self._obs = self._inputs[0][:-1].T
         self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
+
+        # Each hidden layer as its weights, its inputs, and the memory of its activations; the last
+        # layer writes `outputs` and is not among them.
         hidden = [array[:-1] for array in self._inputs[1:]]
         self._layers = list(zip(self._weights, self._inputs, hidden, strict=False))
 
@@ -42,6 +52,7 @@ class NumpyMlp:
         if self._normalize:
             self._shift[:, 0] = named["normalizer.mean"]
             self._factor[:, 0] = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
+
         for target, (weight, bias) in zip(self._weights, layers, strict=True):
             target[:, :-1] = weight
             target[:, -1] = bias
@@ -54,6 +65,7 @@ class NumpyMlp:
             np.subtract(rows, self._shift, out=rows)
             np.multiply(rows, self._factor, out=rows)
             np.clip(rows, -CLIP, CLIP, out=rows)
+
         for weight, inputs, hidden in self._layers:
             np.matmul(weight, inputs, out=hidden)
             self._activate(hidden, out=hidden)

@@ -1,7 +1,7 @@
 """An actor's policy: a network that computes outputs, and a decider that makes actions of them.
 
-The network is computed in numpy for an MLP, in torch for the rest. How it is decided is the
-algorithm's: drawn from logits, epsilon-greedy by Q-values, a squashed Gaussian.
+The network is computed in numpy for an MLP, in torch for the rest. The algorithm chooses the
+decider: actions are drawn from logits, epsilon-greedy by Q-values, or of a squashed Gaussian.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
 from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
-from penstock.models.acting.categorical import (
-    ActionSampler,
-)
+from penstock.models.acting.categorical import ActionSampler
 from penstock.models.compute_form import in_memory_format
 from penstock.models.fitting import AnyShape, mask_of
 from penstock.models.general import ActorCriticHeads, GeneralShape
@@ -27,7 +25,7 @@ from penstock.models.layout import DenseShape, MlpShape
 
 
 class ActingNetwork(Protocol):
-    """Fills the outputs of a decider."""
+    """Computes a network into the memory of a decider's outputs."""
 
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``."""
@@ -37,10 +35,11 @@ class ActingNetwork(Protocol):
 
 
 class Policy:
-    """Decides for ``envs`` environments at once; what it returns is reused by the next call.
+    """Decides for ``envs`` environments at once. The arrays that it returns are written anew by the
+    next call.
 
-    What is recorded belongs to the weights and the precision that chose the action. One with memory
-    goes through an environment's observations in their order, each once.
+    What is recorded belongs to the weights and the precision that chose the action. A policy with
+    memory takes an environment's observations in their order, each once.
     """
 
     state: Float32
@@ -54,7 +53,14 @@ class Policy:
         state: Float32 | None = None,
         mask: ObservationPart | None = None,
     ) -> None:
-        """``mask`` is the action mask among the parts of an observation."""
+        """Create a policy from a ``network`` that writes the outputs of the ``decider``.
+
+        Args:
+            network: fills `decider.outputs`.
+            decider: makes actions of them.
+            state: the recurrent state of the network, float32 ``[envs, size]``; None without one.
+            mask: the action mask among the parts of an observation; None without one.
+        """
         self.network = network
         self.decider = decider
         envs = decider.outputs.shape[1]
@@ -67,37 +73,48 @@ class Policy:
 
     @property
     def recorded(self) -> Mapping[str, npt.NDArray[Any]]:
-        """What the last `act` knows beside its actions, by the column that it belongs to, each
-        ``[envs]``. The same arrays every time."""
+        """What the learner needs to know of the last actions of `act`, by the name of its column.
+
+        The arrays, ``[envs, ...]``, are the same every time.
+        """
         return self.decider.recorded
 
-    def load(self, flat: Float32) -> None:
-        """Copy parameters from the flat vector, float32 ``[size]``; needed before all else."""
+    def load(self, flat: Float32, *, untrained: bool = False) -> None:
+        """Copy parameters from the flat vector, float32 ``[size]``. Call it before all else.
+
+        ``untrained``: whether they are those before the network's first update, for which some
+        algorithms act at random.
+        """
         self.network.load(flat)
+        self.decider.on_new_weights(untrained=untrained)
 
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Actions as in training: int32 ``[envs]``, or float32 ``[envs, *shape]`` for a Box."""
+        """Returns actions as in training: int32 ``[envs]``; of a Box float32 ``[envs, *shape]``."""
         self._forward(obs)
         return self.decider.sample()
 
     def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The best actions that it knows, as those of `act`."""
+        """Returns the best actions by the network, with the shape of those of `act`."""
         self._forward(obs)
         return self.decider.greedy()
 
     def outputs(self, obs: npt.NDArray[Any]) -> Float32:
-        """What is decided by, float32 ``[envs, outputs]``; remembered like an `act`."""
+        """Returns what actions are decided by, float32 ``[envs, outputs]``.
+
+        It advances the recurrent state as `act` does.
+        """
         self._forward(obs)
         return self.decider.outputs.T
 
     def _forward(self, obs: npt.NDArray[Any]) -> None:
+        """Compute the decider's outputs, and forbid the actions that ``obs`` masks."""
         self.network.forward(obs)
         if self._mask is not None:
             (mask,) = views((self._mask,), obs).values()
             self.decider.forbid(mask.T == 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the random generator, JSON-ready."""
+        """Returns the state of the random generator, JSON-ready."""
         return self.decider.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -105,9 +122,9 @@ class Policy:
 
 
 def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: ActionSampler) -> Policy:
-    """A policy of a network ``shape`` over ``actors.envs`` environments.
+    """Returns a policy of a network ``shape`` over ``actors.envs`` environments.
 
-    Imports torch only if needed.
+    ``sampler`` decides by the network's outputs. torch is imported only if it is needed.
     """
     size = shape.state_size if isinstance(shape, GeneralShape) else 0
     state = np.zeros((config.actor_envs, size), np.float32)
@@ -118,10 +135,15 @@ def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: Action
 def _make_network(
     actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
 ) -> ActingNetwork:
+    """Returns the network that `actors` ask for: in numpy if it can be, else in torch.
+
+    It writes ``outputs``, and the recurrent ``state`` if it has one. Raises UserError if numpy is
+    asked for and cannot compute it.
+    """
     precision = "fp32" if actors.precision == "auto" else actors.precision
     shape = in_memory_format(shape, actors.memory_format)
-    is_numpy = actors.inference != "torch" and precision == "fp32"
-    if is_numpy and isinstance(shape, MlpShape | DenseShape):
+    allows_numpy = actors.inference != "torch" and precision == "fp32"
+    if allows_numpy and isinstance(shape, MlpShape | DenseShape):
         from penstock.models.acting.numpy_mlp import NumpyMlp
 
         return NumpyMlp(shape, outputs)
@@ -131,6 +153,7 @@ def _make_network(
             f"with a critic of its own, and this game's network is {_described(shape)} in "
             f"{precision}; set actors.inference=auto"
         )
+
     import torch
 
     from penstock.models.acting.torch_network import GeneralNetwork, TorchNetwork
@@ -144,16 +167,21 @@ def _make_network(
 
 
 def _described(shape: AnyShape) -> str:
+    """Returns a noun phrase for the network, such as "an mlp over 2 arrays"."""
     if not isinstance(shape, GeneralShape):
         return "a nature_cnn" if shape.convolutional else "an mlp"
     if shape.model.entry is not None:
         return f"model.entry {shape.model.entry}"
+
     if shape.has_large_images:
         name = "an impala_cnn" if shape.model.kind == "impala_cnn" else "a nature_cnn"
+    elif shape.has_small_images:
+        name = "a small_cnn"
     else:
-        name = "a small_cnn" if shape.has_small_images else "an mlp"
+        name = "an mlp"
     if not isinstance(shape.heads, ActorCriticHeads):
         return f"{name} over {len(shape.inputs)} arrays"
+
     core = f" with core {shape.model.core}" if shape.state_size else ""
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"

@@ -1,7 +1,7 @@
 """A network in torch on an actor, for those too large for numpy.
 
-The prepared weights are what acts: what is recorded comes from the same precision that chose the
-action. The head, and what is decided by it, are float32 whatever the trunk computes in.
+The weights are prepared in the precision that computes actions, and what is recorded comes from
+these too. The head, and what is decided by it, are float32 whatever the trunk computes in.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class TorchNetwork:
         self, shape: NetShape, outputs: Float32, dtype: torch.dtype = torch.float32
     ) -> None:
         self.dtype = dtype
-        with torch.random.fork_rng(devices=[]):  # the first weights are replaced anyway
+        # The initial weights are replaced, so they take no numbers of the caller's generator.
+        with torch.random.fork_rng(devices=[]):
             self._net = build_net(shape, dtype).requires_grad_(False)
-        named = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
-        self._targets = [(name, tensor.numpy()) for name, tensor in named.items()]
+        tensors = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
+        self._targets = [(name, tensor.numpy()) for name, tensor in tensors.items()]
         self._layout = shape.layout
         self._outputs = torch.from_numpy(outputs)
         self._weights: list[Tensor] = []
@@ -50,8 +51,11 @@ class TorchNetwork:
 
 
 class GeneralNetwork:
-    """As `TorchNetwork`, for every network. ``state``, float32 ``[envs, size]``, is the recurrent
-    state: each `forward` reads it and writes the next one."""
+    """Computes ``outputs`` (float32 ``[shape.outputs, envs]``) of any network, recurrent or not.
+
+    ``state``, float32 ``[envs, size]``, is the recurrent state: each `forward` reads it and writes
+    the next one. `load` comes before `forward`.
+    """
 
     def __init__(
         self,
@@ -61,18 +65,24 @@ class GeneralNetwork:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.dtype = dtype
+        # The initial weights are replaced, so they take no numbers of the caller's generator.
         with torch.random.fork_rng(devices=[]):
             self._net: GeneralNet = general_net(shape, dtype).requires_grad_(False).eval()
-        named = (*self._net.named_parameters(), *self._net.named_buffers())
-        self._targets = [tensor.numpy() for _, tensor in named]
+        tensors = (*self._net.named_parameters(), *self._net.named_buffers())
+        self._targets = [tensor.numpy() for _, tensor in tensors]
         self._outputs = torch.from_numpy(outputs)
         self._state = torch.from_numpy(state)
 
     def load(self, flat: Float32) -> None:
-        """Copy parameters from the flat vector, float32 ``[size]``."""
-        size, offset = sum(target.size for target in self._targets), 0
+        """Copy parameters from the flat vector, float32 ``[size]``.
+
+        Raises ValueError for a vector of another size.
+        """
+        size = sum(target.size for target in self._targets)
         if flat.size != size:
             raise ValueError(f"flat vector has {flat.size} values; this network needs {size}")
+
+        offset = 0
         for target in self._targets:
             np.copyto(target, flat[offset : offset + target.size].reshape(target.shape))
             offset += target.size
@@ -81,7 +91,7 @@ class GeneralNetwork:
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
         rows = torch.from_numpy(obs)
-        outputs, state = self._net.act(rows[None], self._state)
-        assert state is not None
+        outputs, next_state = self._net.act(rows[None], self._state)
+        assert next_state is not None
         self._outputs.copy_(outputs.t())
-        self._state.copy_(state)
+        self._state.copy_(next_state)

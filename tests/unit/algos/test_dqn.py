@@ -299,7 +299,7 @@ def test_actions_are_random_until_the_first_update() -> None:
     """And never those that are forbidden."""
     sampler = EpsilonGreedySampler(4, np.zeros(3000), np.random.default_rng(0))
     for untrained, counts in ((True, [1000, 0, 1000, 1000]), (False, [0, 0, 0, 3000])):
-        sampler.untrained = untrained
+        sampler.on_new_weights(untrained=untrained)
         sampler.outputs[:] = np.arange(4, dtype=np.float32)[:, None]
         sampler.forbid(np.repeat(np.arange(4)[:, None] == 1, 3000, axis=1))
         found = np.bincount(sampler.sample(), minlength=4)

@@ -91,7 +91,7 @@ def test_a_failure_is_one_note_and_the_last_attempt(
     tmp_path: Path, notes: list[str], started: list[str], script: str, noted: str
 ) -> None:
     started += [script, "raise SystemExit('never')"]
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     for _ in range(3):
         videos.request()
         poll_until_idle(videos)
@@ -116,7 +116,7 @@ def test_a_recording_that_hangs_is_ended_and_leaves_nothing(
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / f"{PART}of-another").touch()
     started.append(WRITING)
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     videos.request()
     videos.poll()
     wait_until(lambda: len(names(tmp_path / "videos")) == 3)
@@ -141,7 +141,7 @@ def test_a_process_that_does_not_end_after_its_answer_is_ended(
         'import os, time; os.write(1, b\'{"file": "best-at-1.mp4", "cpu_s": 1}\'); '
         "os.close(1); time.sleep(100)"
     )
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     videos.request()
     poll_until_idle(videos)
     assert notes == []
@@ -149,7 +149,7 @@ def test_a_process_that_does_not_end_after_its_answer_is_ended(
 
 def test_an_evaluator_that_ends_ends_the_recording(tmp_path: Path, started: list[str]) -> None:
     started.append("import time; time.sleep(100)")
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     videos.request()
     videos.poll()
     assert videos._recording is not None
@@ -165,7 +165,7 @@ def test_a_long_recording_lets_the_next_wait_which_then_shows_the_newest_best(
 ) -> None:
     answer = "import json; print(json.dumps({'file': 'best-1.mp4', 'cpu_s': %s}))"
     started += [answer % 100, answer % 0, answer % 0]
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     for _ in range(5):
         videos.request()
         poll_until_idle(videos)
@@ -178,7 +178,7 @@ def test_a_long_recording_lets_the_next_wait_which_then_shows_the_newest_best(
 
 
 def test_nothing_is_recorded_where_it_is_turned_off(tmp_path: Path, started: list[str]) -> None:
-    videos = BestVideos(tmp_path, 0, wanted=False)
+    videos = BestVideos(tmp_path, 0, enabled=False)
     videos.request()
     videos.poll()
     assert videos._recording is None
@@ -189,7 +189,7 @@ def test_nothing_is_recorded_in_the_first_seconds(
     tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(best_videos, "FIRST_S", 10.0)
-    videos = BestVideos(tmp_path, 0, wanted=True)
+    videos = BestVideos(tmp_path, 0, enabled=True)
     videos.request()
     videos.poll()
     assert videos._recording is None

@@ -8,7 +8,7 @@ import pytest
 from penstock.evaluation.estimates import (
     Estimate,
     Way,
-    choose,
+    better_way,
     estimate,
     evidence,
     lower_end,
@@ -69,18 +69,18 @@ def test_the_lower_end_of_few_episodes_counts_the_spread_in_training() -> None:
 
 
 def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None:
-    assert choose(ways((-20.0, 9.0), (255.0, 5.0)), 50.0).way == "sampled"
-    assert choose(ways((255.0, 5.0), (240.0, 5.0)), 50.0).way == "greedy"
-    assert choose(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
-    narrow = choose(ways((0.85, 0.05), (0.83, 0.02)), None)
-    assert (narrow.way, narrow.found, narrow.informed) == ("sampled", (0.83, 0.02, 20), False)
+    assert better_way(ways((-20.0, 9.0), (255.0, 5.0)), 50.0).way == "sampled"
+    assert better_way(ways((255.0, 5.0), (240.0, 5.0)), 50.0).way == "greedy"
+    assert better_way(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
+    narrow = better_way(ways((0.85, 0.05), (0.83, 0.02)), None)
+    assert (narrow.way, narrow.estimate, narrow.informed) == ("sampled", (0.83, 0.02, 20), False)
     assert narrow.lower == pytest.approx(0.83 - 1.96 * 0.02)
 
 
 def test_a_choice_before_training_says_anything_is_beaten_by_any_later_one() -> None:
     """Two of two episodes succeed at first, and later 16 of 20."""
-    lucky = choose(ways((1.0, 0.0), (1.0, 0.0)), spread_of([1.0] * 9))
-    later = choose(ways((0.8, 0.09), (0.7, 0.1)), spread_of([0.0, 1.0] * 5))
+    lucky = better_way(ways((1.0, 0.0), (1.0, 0.0)), spread_of([1.0] * 9))
+    later = better_way(ways((0.8, 0.09), (0.7, 0.1)), spread_of([0.0, 1.0] * 5))
     assert later.beats(lucky)
     assert not lucky.beats(later)
     assert not later.beats(later)
@@ -91,10 +91,10 @@ def test_further_episodes_that_refute_a_way_lead_to_the_other() -> None:
         "greedy": Estimate(0.86, 0.03, 20),
         "sampled": Estimate(0.829, 0.03, 20),
     }
-    assert choose(found, 0.15).way == "greedy"
+    assert better_way(found, 0.15).way == "greedy"
     found["greedy"] = pooled(found["greedy"], Estimate(0.70, 0.02, 100))
     assert found["greedy"].mean == pytest.approx(0.72667, abs=1e-5)
-    assert choose(found, 0.15).way == "sampled"
+    assert better_way(found, 0.15).way == "sampled"
 
 
 def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() -> None:
@@ -116,7 +116,7 @@ def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
             "greedy": estimate(rng.normal(goal, 50, 100).tolist()),
             "sampled": estimate(rng.normal(goal, 50, 100).tolist()),
         }
-        biased += reaches(choose(played, None).found, goal)
+        biased += reaches(better_way(played, None).estimate, goal)
         confirmed += reaches(estimate(rng.normal(goal, 50, 100).tolist()), goal)
     assert 0.018 < confirmed / trials < 0.034
     assert biased / trials > 0.04

@@ -14,8 +14,8 @@ from penstock.evaluation.schedule import (
     EvaluationSchedule,
     PairCost,
     Spacing,
+    choose_spacing,
     episodes_within,
-    schedule,
 )
 from penstock.learner.evaluation_requests import EvaluationRequests
 from penstock.learner.progress import Progress
@@ -31,7 +31,7 @@ def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
     while cost_s > share * every / rate:
         every *= 2
     pair = PairCost(cost_s / 20, cost_s / 10)
-    assert schedule(100_000, 20, pair, share, rate) == (every, 20)
+    assert choose_spacing(100_000, 20, pair, share, rate) == (every, 20)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
 def test_evaluations_have_fewer_episodes_rather_than_come_late(
     rate: float, pair: PairCost, found: Spacing
 ) -> None:
-    assert schedule(100_000, 20, pair, 0.05, rate) == found
+    assert choose_spacing(100_000, 20, pair, 0.05, rate) == found
 
 
 @pytest.mark.parametrize("rate", [3.0, 170.0, 1_000.0, 7_000.0, 90_000.0])
 @pytest.mark.parametrize("cpu_s", [1e-4, 0.03, 0.7, 5.9])
 def test_evaluations_are_in_time_and_within_their_share(rate: float, cpu_s: float) -> None:
-    every, episodes = schedule(100_000, 20, PairCost(cpu_s, 2 * cpu_s), 0.05, rate)
+    every, episodes = choose_spacing(100_000, 20, PairCost(cpu_s, 2 * cpu_s), 0.05, rate)
     assert every / rate <= LONGEST_S
     assert every in {100_000 * 2**n for n in range(20)} | {100_000 // 2**n for n in range(20)}
     assert 2 <= episodes <= 20
@@ -63,15 +63,15 @@ def test_evaluations_are_in_time_and_within_their_share(rate: float, cpu_s: floa
 
 
 def test_without_a_limit_every_point_is_evaluated_completely() -> None:
-    assert schedule(100_000, 20, PairCost(1e6, 1e6), None, 1e6) == (100_000, 20)
+    assert choose_spacing(100_000, 20, PairCost(1e6, 1e6), None, 1e6) == (100_000, 20)
 
 
 def test_a_number_of_episodes_fits_into_both_times() -> None:
-    assert episodes_within(20, PairCost(1.4, 2.0), 0.05, 120.0) == 4  # of 6 s
-    assert episodes_within(20, PairCost(1.4, 20.0), 0.05, 120.0) == 3  # of 60 s
-    assert episodes_within(20, PairCost(0.0, 0.0), 0.05, 120.0) == 20
-    assert episodes_within(20, PairCost(99.0, 99.0), 0.05, 120.0) == 2
-    assert episodes_within(1, PairCost(99.0, 99.0), 0.05, 120.0) == 1
+    assert episodes_within(20, PairCost(1.4, 2.0), share=0.05, seconds=120.0) == 4  # of 6 s
+    assert episodes_within(20, PairCost(1.4, 20.0), share=0.05, seconds=120.0) == 3  # of 60 s
+    assert episodes_within(20, PairCost(0.0, 0.0), share=0.05, seconds=120.0) == 20
+    assert episodes_within(20, PairCost(99.0, 99.0), share=0.05, seconds=120.0) == 2
+    assert episodes_within(1, PairCost(99.0, 99.0), share=0.05, seconds=120.0) == 1
 
 
 class Made(NamedTuple):
@@ -109,7 +109,7 @@ def simulated(rate: float, pair: PairCost, minutes: float, first_s: float = 10.0
         about: dict[str, Any] = {"trained_steps": done, "time_s": now_s}
         about["lengths"] = [900] if now_s >= first_s else []
         if episodes := plan.episodes(request, about, lambda: pair):
-            plan.took(request, about, pair)
+            plan.on_evaluated(request, about, pair)
             play, ends_s = {"way": "greedy"}, now_s + episodes * pair.wall_s
             made.append(Made(now_s, ends_s, episodes))
     return made
@@ -146,5 +146,5 @@ def test_the_last_evaluation_and_one_that_confirms_are_complete() -> None:
     assert plan.episodes("point", about, lambda: PairCost(1.4, 4.0)) is None
     assert plan.episodes("closing", about, lambda: PairCost(1.4, 4.0)) == 20
     assert plan.last_episodes() == 20
-    plan.took("first", about, PairCost(14.0, 100.0))
+    plan.on_evaluated("first", about, PairCost(14.0, 100.0))
     assert plan.last_episodes() == 3  # 20 would take more than half an hour

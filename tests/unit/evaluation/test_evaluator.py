@@ -81,8 +81,8 @@ class Run:
         return self.work()
 
     def work(self) -> dict[str, Any]:
-        self.evaluator.work()
-        self.evaluator.let_go()
+        self.evaluator.evaluate_next()
+        self.evaluator.release_checkpoint()
         return reports(self.ctx, "evaluation")[-1]
 
     def best_action(self) -> float:
@@ -428,7 +428,7 @@ def test_an_evaluation_that_is_too_expensive_is_skipped(tmp_path: Path, notes: l
     four minutes."""
     run = Run(tmp_path, *SLOW)
     run.save(".requested", 2, evaluate="point")
-    run.evaluator.work()
+    run.evaluator.evaluate_next()
     assert reports(run.ctx, "evaluation") == []
     state = run.evaluator.state()
     assert state["done"] == 2
@@ -444,13 +444,13 @@ def test_the_first_evaluation_is_made_with_few_episodes_however_expensive(tmp_pa
     run.save(".requested", 1, evaluate="first")
     line = run.work()
     assert (line["episodes"], line["greedy"]["episodes"], line["sampled"]["episodes"]) == (2, 2, 2)
-    assert run.evaluator.game().count == 2
+    assert run.evaluator.envs().count == 2
     run.save(".requested", 3, evaluate="point")  # at the same second of training
-    run.evaluator.work()
+    run.evaluator.evaluate_next()
     assert len(reports(run.ctx, "evaluation")) == 1
     run.save("last", 2)
-    assert run.evaluator.take_last()
-    run.evaluator.work(last=True)
+    assert run.evaluator.prepare_last_evaluation()
+    run.evaluator.evaluate_next(last=True)
     assert reports(run.ctx, "evaluation")[-1]["episodes"] == 20  # the last one is complete
 
 
@@ -469,12 +469,12 @@ def test_a_killed_evaluator_evaluates_again_and_another_run_does_not(tmp_path: P
     run = Run(tmp_path)
     run.save(".requested", 1, evaluate="point")
     assert run.evaluator.has_request()
-    run.evaluator.work()  # and is killed, before it lets the checkpoint go
+    run.evaluator.evaluate_next()  # and is killed, before it lets the checkpoint go
     assert not run.evaluator.has_request()
     ctx = context(tmp_path, "evaluator", incarnation=1, config=run.config)
     again = Evaluator(ctx, run.config)
     assert again.has_request()
-    again.work()
+    again.evaluate_next()
     assert len(reports(ctx, "evaluation")) == 1
     run.save(".requested", 2, evaluate="point")
     assert not Run(tmp_path).evaluator.has_request()  # a run that is resumed in this folder
@@ -490,11 +490,11 @@ def test_the_last_weights_are_evaluated_in_place_of_a_request(
     run = Run(tmp_path, *BY_STEPS)
     run.save(".requested", 2, evaluate="point")
     run.save("last", 3)
-    assert run.evaluator.take_last()
+    assert run.evaluator.prepare_last_evaluation()
     assert (run.work()["trained_steps"], run.best_action()) == (3, 3)
     assert not run.evaluator.has_request()
     assert notes == ["the last weights are evaluated; Ctrl-C ends the run without that"]
-    assert not run.evaluator.take_last()  # a second time
+    assert not run.evaluator.prepare_last_evaluation()  # a second time
 
 
 @pytest.mark.usefixtures("game")
@@ -505,7 +505,7 @@ def test_a_run_that_is_shorter_than_the_distance_between_evaluations_has_none(
     run = Run(tmp_path, *BY_STEPS)
     for action in saved:
         run.save("last", action)
-    assert not run.evaluator.take_last()
+    assert not run.evaluator.prepare_last_evaluation()
 
 
 @pytest.mark.usefixtures("game")
@@ -513,7 +513,7 @@ def test_last_weights_that_are_damaged_are_not_evaluated(tmp_path: Path, notes: 
     run = Run(tmp_path, *BY_STEPS)
     run.save("last", 3)
     (run.folder / "last" / FILE).write_bytes(b"cut")
-    assert not run.evaluator.take_last()
+    assert not run.evaluator.prepare_last_evaluation()
     [note] = notes
     assert note.startswith("the last weights are not evaluated: ")
 

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, make
 from penstock.envs.games.synthetic import SyntheticVectorEnv
 from penstock.envs.lives import LIFE_LOST
 from penstock.evaluation import video
+from penstock.evaluation.evaluate import PolicySource
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +73,39 @@ def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
     def first(obs: Any) -> Any:
         return np.zeros(1, np.int64)
 
-    actor = video.Actor("synthetic", game, policy, first, "last", max_steps, False)
-    shots = list(actor.shots(2, 0))
+    filmed = video.FilmedPolicy(
+        env_id="synthetic",
+        env=game,
+        policy=policy,
+        choose=first,
+        checkpoint="last",
+        max_steps=max_steps,
+        sample=False,
+    )
+    shots = list(filmed.shots(2, 0))
     game.close()
     assert len(shots) == shown
     played = [shot.episode for shot in shots if shot.episode]
     assert [each[1:] for each in played] == [episode] * 2
+
+
+def test_a_tracked_player_plays_as_another_and_keeps_its_decisions() -> None:
+    options = "env.kwargs={obs_shape: [4, 24, 32], obs_dtype: uint8, episode_steps: 9}"
+    config = resolve("synthetic", [options, "model.kind=auto", "actors.envs=1"])
+
+    def weights(env: BatchedEnv) -> Float32:
+        size = network_shape(config, env.info).layout.size
+        return np.random.default_rng(0).normal(0, 0.3, size).astype(np.float32)
+
+    source = PolicySource(config, "last", True, weights)
+    episodes = []
+    for tracked in (False, True):
+        with video.open_filmed_policy(source, None, 0, None, tracked=tracked) as filmed:
+            episodes.append([(shot.episode, shot.reward) for shot in filmed.shots(1, 0)])
+            assert (filmed.track is not None) is tracked
+    assert episodes[0] == episodes[1]
+    assert filmed.track is not None
+    assert filmed.track.steps == 9
 
 
 class LosesALife(SyntheticVectorEnv):
@@ -95,8 +125,16 @@ def test_an_episode_that_was_cut_where_a_life_ended_is_followed_by_a_whole_one()
     def first(obs: Any) -> Any:
         return np.zeros(1, np.int64)
 
-    actor = video.Actor("synthetic", game, policy, first, "last", 4, False)
-    shots = list(actor.shots(2, 0))
+    filmed = video.FilmedPolicy(
+        env_id="synthetic",
+        env=game,
+        policy=policy,
+        choose=first,
+        checkpoint="last",
+        max_steps=4,
+        sample=False,
+    )
+    shots = list(filmed.shots(2, 0))
     assert [shot.plays for shot in shots] == [False, *[True] * 4] * 2
     assert [shot.episode[1:] for shot in shots if shot.episode] == [(4, True)] * 2
 

@@ -38,7 +38,7 @@ def tracked(
     track = DecisionTrack(policies[0], critic, sample)
     obs = np.empty((1, *game.info.observation_space.shape), game.info.observation_space.dtype)
     game.reset_into(1, obs)
-    track.saw(1, 0.0, plays=False)
+    track.on_step(1, 0.0, plays=False)
     plain, actions = policies[1], []
     for _ in range(3):
         expected = (plain.act(obs) if sample else plain.greedy(obs)).copy()
@@ -46,7 +46,7 @@ def tracked(
         assert np.array_equal(chosen, expected)  # the video shows what would be played without it
         actions.append(chosen.tolist()[0])
         reward, _, _ = game.step_into(chosen, obs)
-        track.saw(4, float(reward[0]), plays=True)
+        track.on_step(4, float(reward[0]), plays=True)
     game.close()
     return track, plain, critic, actions
 

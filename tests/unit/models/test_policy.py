@@ -50,6 +50,20 @@ def made(game: Any, **actors: Any) -> Policy:
     return make_policy(config(**actors), game, seed=0)
 
 
+def test_a_policy_acts_at_random_by_weights_before_the_first_update_only() -> None:
+    epsilon = {"epsilon": 1e-9, "epsilon_alpha": 0.0}
+    settings = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "dqn"} | epsilon})
+    actors = ActorsConfig.model_validate({"envs": 1000})
+    settings = settings.model_copy(update={"actors": actors})
+    policy = make_policy(settings, Vector(), seed=0)
+    weights = np.zeros(network_shape(settings, Vector()).layout.size, np.float32)
+    obs = np.zeros((1000, 4), np.float32)
+    for untrained, action_counts in ((True, (500, 500)), (False, (1000, 0))):
+        policy.load(weights, untrained=untrained)
+        counts = np.bincount(policy.act(obs), minlength=2)
+        np.testing.assert_allclose(counts, action_counts, atol=90)
+
+
 @pytest.mark.parametrize(
     ("game", "actors", "expected"),
     [
