@@ -49,9 +49,16 @@ class RecordedColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class UnrollAlgorithm(Generic[Cfg]):
-    """An actor-critic that trains once on each unroll: an `Algorithm`, and what its loss is.
+    """An actor-critic that trains on fresh unrolls: an `Algorithm` with its loss.
 
-    Functions that take a network or a batch import torch when they are called.
+    Functions that take a network or a batch import torch when they are called. The arguments that
+    several of them have:
+
+        net         the `models.torch_heads.ActorCritic` that is trained
+        batch       columns by name, tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``
+        cfg         the settings that `settled` returned
+        parts       slices of the environments, each as large as is to be computed at once
+        add_others  adds to a tensor, in place, those of the other learners of the update
     """
 
     statistics: tuple[str, ...]
@@ -105,7 +112,7 @@ class UnrollAlgorithm(Generic[Cfg]):
 
 @dataclass(frozen=True)
 class ReplayAlgorithm(Generic[Cfg]):
-    """An off-policy algorithm: an `Algorithm`, and what makes its update."""
+    """An off-policy algorithm: an `Algorithm` with its update."""
 
     columns: Callable[[Any, Any], tuple[Column, ...]]
     check: Callable[[Columns, Spaces], None]
@@ -126,7 +133,7 @@ class ReplayAlgorithm(Generic[Cfg]):
 
 
 class AlgorithmFactory(Protocol[Cfg]):
-    """What `AlgorithmSpec.entry_point` names: an algorithm, or what finds the one that a config
-    names."""
+    """The object that `AlgorithmSpec.entry_point` names: an algorithm, which returns itself, or a
+    factory that loads the algorithm which a config names."""
 
     def for_config(self, cfg: Cfg) -> UnrollAlgorithm[Cfg] | ReplayAlgorithm[Cfg]: ...

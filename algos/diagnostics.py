@@ -1,7 +1,8 @@
 """Figures of an actor-critic's batch: lag, importance weights, advantages, fit of the values.
 
-A device sums up moments of samples, and the host makes figures of their means. Names are known
-without torch, which the functions on tensors import when they are called.
+The device sums up moments of samples (`batch_sums`), and the host computes figures of their means
+(`figures`). The names of the sums are known without torch, which `batch_sums` imports when it is
+called.
 """
 
 from __future__ import annotations
@@ -38,12 +39,23 @@ def batch_sums(
     *,
     rho_clip: float,
 ) -> Tensor:
-    """Sums over the rows where ``mask`` is 1, float64 ``[len(MOMENTS) + len(LAG)]``.
+    """Returns sums over the alive rows of a batch, in the order of `MOMENTS` and then `LAG`.
 
-    All tensors are float32 ``[B]`` without a gradient. ``log_rhos`` are the log of the learner's
-    probability of an action over the actor's; ``errors`` the targets of the values minus the
-    values. The weights are the ratios, at most ``rho_clip``; those above it count as clipped,
-    rounding apart. "kl" is an estimate of KL(actor | learner).
+    All tensors are float32 ``[B]`` without a gradient.
+
+    Args:
+        mask: 1 for alive rows, 0 for others.
+        log_rhos: logarithms of the importance weights ``rho``, the learner's probability of an
+            action over the actor's.
+        advantages: of the actions.
+        errors: targets of the values minus the values.
+        targets: of the values.
+        rho_clip: upper bound on the weights in `MOMENTS`. Weights above it count as clipped,
+            rounding apart.
+
+    Returns:
+        Float64 ``[len(MOMENTS) + len(LAG)]``. "kl" is the sum of ``rho - 1 - log(rho)``, an
+        estimate of KL(actor | learner).
     """
     import torch
 
@@ -60,10 +72,11 @@ def batch_sums(
 
 
 def figures(means: Mapping[str, float]) -> dict[str, float]:
-    """``means``, with `FIGURES` in the place of `MOMENTS`, if these are among them.
+    """Returns ``means`` with the means of `MOMENTS` replaced by `FIGURES`.
 
-    The effective sample share is ``(sum w)^2 / (n sum w^2)`` of the weights. The explained variance
-    is ``1 - Var(target - value) / Var(target)``.
+    The effective sample share is ``(sum w)^2 / (n sum w^2)`` of the importance weights w. The
+    explained variance is ``1 - Var(target - value) / Var(target)``. A figure whose denominator is 0
+    is left out. If a moment is missing, the result is a copy of ``means``.
     """
     if not means.keys() >= set(MOMENTS):
         return dict(means)

@@ -1,7 +1,7 @@
-"""Columns that a recorder of the actors fills: which a run has, and who fills them.
+"""Columns that recorders fill on the actors: which a run has, and which recorder fills them.
 
 `RECORDED` is their registry; an algorithm may have more of its own. Learners, connectors and actors
-compute the spec of a slot by both on their own, and actors fill the columns. Imports no torch.
+each compute the spec of a slot from both, and actors fill the columns. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.core.specs import Column
 
 
 class ActiveRecorder(NamedTuple):
-    """A recorder of an actor, and the columns that it fills."""
+    """A recorder of one actor with the columns that it fills."""
 
     name: str
     columns: tuple[str, ...]
@@ -29,7 +29,10 @@ class ActiveRecorder(NamedTuple):
 
 
 class DiscountedReturns:
-    """Discounted sums of raw rewards since each episode began, by which rewards are normalised."""
+    """Records the discounted sum of raw rewards since each episode began.
+
+    Learners normalise rewards by the deviation of these sums.
+    """
 
     def __init__(self, config: Config, env: Environments) -> None:
         self._discount = config.algo.discount
@@ -39,6 +42,8 @@ class DiscountedReturns:
     def record(self, step: Step) -> tuple[Array, ...]:
         self._sums *= self._discount
         self._sums += step.rewards
+
+        # The row that ends an episode still has its return; the next row begins at 0.
         np.copyto(self._returns, self._sums)
         self._sums[step.ended] = 0.0
         return (self._returns,)
@@ -51,9 +56,10 @@ class DiscountedReturns:
 
 
 class EnvironmentColumns:
-    """What the environments say of each row: `EnvInfo.recorded`."""
+    """Records the values that environments report for each row (`EnvInfo.recorded`)."""
 
     def __init__(self, config: Config, env: Environments) -> None:
+        # The environments write each step's values into these arrays.
         self._values = tuple(env.recorded[column.name] for column in env.info.recorded)
 
     def record(self, step: Step) -> tuple[Array, ...]:
@@ -63,17 +69,17 @@ class EnvironmentColumns:
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """They are of the last step alone."""
+        """Does nothing, since the values are those of the last step alone."""
 
 
 def columns_of(config: Config, spaces: Spaces) -> tuple[Column, ...]:
-    """All columns that a run has of the registry and of its algorithm."""
+    """Returns all recorded columns of a run: those of the registry and of its algorithm."""
     entries = _entries(config).values()
     return tuple(column for entry in entries for column in entry.columns(config, spaces))
 
 
 def make_recorders(config: Config, env: Environments) -> list[ActiveRecorder]:
-    """The recorders of one actor."""
+    """Makes the recorders of one actor; those that have no columns in this run are left out."""
     recorders = []
     for name, entry in _entries(config).items():
         columns = tuple(column.name for column in entry.columns(config, env.info))
@@ -83,6 +89,7 @@ def make_recorders(config: Config, env: Environments) -> list[ActiveRecorder]:
 
 
 def _entries(config: Config) -> dict[str, RecordedColumns]:
+    """Returns the entries of the registry and of the run's algorithm, by name."""
     return RECORDED | dict(algorithm(config.algo).recorded)
 
 

@@ -1,6 +1,6 @@
-"""Networks and slots, as the algorithm of a config wants them: what actors and connectors call.
+"""Networks and slots as the algorithm of a config needs them, for actors and connectors.
 
-None of it imports torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from penstock.models.general import GeneralShape
 
 
 def network_shape(config: Config, spaces: Spaces) -> AnyShape:
-    """The network that actors get; UserError where none fits the environment."""
+    """Returns the shape of the network that actors get; UserError if none fits the environment."""
     return algorithm(config.algo).network(config, spaces)
 
 
 def scales(config: Config, spaces: Spaces) -> list[list[float]]:
-    """`scales_of` the network; empty where `model.scale` has no effect on it."""
+    """Returns `scales_of` the network, or an empty list where `model.scale` has no effect on it."""
     model = config.model.model_copy(update={"scale": "bytes"})
     of_bytes = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
     chosen = scales_of(network_shape(config, spaces))
@@ -36,13 +36,18 @@ def scales(config: Config, spaces: Spaces) -> list[list[float]]:
 
 
 def has_small_images(config: Config, spaces: Spaces) -> bool:
-    """Whether `model.filters` has an effect on the network."""
+    """Returns whether `model.filters` has an effect on the network."""
     shape = network_shape(config, spaces)
     return isinstance(shape, GeneralShape) and shape.has_small_images
 
 
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
-    """The slots of a run; UserError where no network fits the game."""
+    """Returns the spec of a run's slots.
+
+    Raises:
+        UserError: if no network fits the environment, if `transport.frame_stack` does not fit its
+            observations, or if two columns would have the same name.
+    """
     shape, algo = network_shape(config, spaces), algorithm(config.algo)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
     columns = (*columns, *_unique(columns_of(config, spaces), columns))
@@ -67,7 +72,10 @@ def _unique(more: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Colu
 
 
 def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
-    """`process` for slots that came over the wire; ValueError for what would harm a learner."""
+    """Returns the function that checks and processes slots which came over the network.
+
+    It raises ValueError for values that would harm a learner.
+    """
     algo = algorithm(cfg)
 
     def receive(columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -78,5 +86,5 @@ def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
 
 
 def process(cfg: AlgoConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
+    """Prepare a filled slot for training, in place; raw rewards become those of training."""
     algorithm(cfg).process(cfg, columns)

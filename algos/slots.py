@@ -1,4 +1,4 @@
-"""What the slots of all algorithms have in common: columns, their check, rewards for training."""
+"""Slots of all algorithms: their common columns, the check of values, rewards for training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the
 
 
 class Rewards(Protocol):
-    """The settings of an algorithm that change rewards."""
+    """The options of an algorithm that change rewards."""
 
     @property
     def reward_clip(self) -> float | None: ...
@@ -34,7 +34,7 @@ class Rewards(Protocol):
 
 
 class RecordedSum(NamedTuple):
-    """Sum and number of the values of a key of `env.record`."""
+    """Sum and number of the values that environments reported for one key of `env.record`."""
 
     total: float
     number: int
@@ -43,15 +43,15 @@ class RecordedSum(NamedTuple):
     def of(
         cls, columns: Mapping[str, npt.NDArray[Any]], key: str, rows: npt.NDArray[np.bool_]
     ) -> RecordedSum:
-        """Of those ``rows`` [T, E] that have a value."""
+        """Sums the values of a column over those ``rows`` (bool ``[T, E]``) that have one."""
         given = columns.get(GIVEN.format(key))
         values = columns[key][rows if given is None else rows & given]
         return cls(float(values.sum(dtype=np.float64)), values.size)
 
 
 class UnrollSummary(NamedTuple):
-    """Steps by policy version, finished episodes, and recorded values, of unrolls of E
-    environments.
+    """What metrics need of the unrolls of E environments: steps by policy version, finished
+    episodes, and recorded values.
 
     The thread that gathers a batch makes it: the columns are in its core's cache, while the
     learner's thread would read them from memory.
@@ -72,8 +72,12 @@ class UnrollSummary(NamedTuple):
     def of(
         cls, columns: Mapping[str, npt.NDArray[Any]], record: Sequence[str] = ()
     ) -> UnrollSummary:
-        """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies; ``record`` are
-        the keys of `env.record`."""
+        """Summarises a slot or a batch of unrolls; the result shares no memory with it.
+
+        Args:
+            columns: arrays ``[T, E]`` by name.
+            record: keys of `env.record`.
+        """
         alive, versions = columns["alive"], columns["policy_version"]
         steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)
         if (versions == versions[0]).all():
@@ -91,10 +95,17 @@ class UnrollSummary(NamedTuple):
 
 
 def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[Column, ...]:
-    """A slot with what a policy records beside its actions; observations of any float type are kept
-    as float32."""
+    """Returns the columns of a slot.
+
+    Args:
+        observation_space: its observations are stored in their own dtype, or as float32 if they are
+            of any float type.
+        action: the column of the actions.
+        recorded: the columns that a policy records beside its actions.
+    """
     is_float = np.issubdtype(observation_space.dtype, np.floating)
     dtype = "<f4" if is_float else np.dtype(observation_space.dtype).str
+
     return (
         Column("obs", dtype, tuple(observation_space.shape), rows="unroll+1"),
         action,
@@ -112,17 +123,19 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
 
 
 def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with only the newest frame of each observation, and the columns ``age`` and
-    ``pad``, by which a replay finds the older frames, in whichever slots they are.
+    """Returns the columns of a slot that stores only the newest frame of each observation.
 
-    Raises UserError where observations are no stacks of ``stack`` frames.
+    By the further columns ``age`` and ``pad`` a replay finds the older frames, in whichever slots
+    they are. Raises UserError where observations are no stacks of ``stack`` frames.
     """
     return (*_framed(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
 
 
 def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with the first stack and then one frame a step, which needs no other slot
-    (`penstock.algos.ops.frame_stacks` makes stacks of them). Raises UserError as `newest_frames`.
+    """Returns the columns of a slot that stores the first stack and then one frame a step.
+
+    Such a slot needs no other: `penstock.algos.ops.frame_stacks` makes stacks of its frames. Raises
+    UserError where observations are no stacks of ``stack`` frames.
     """
     frame, *rest = _framed(columns, stack)
     older = replace(frame, name=OLDER, shape=(stack - 1, *frame.shape), rows="slot")
@@ -140,8 +153,13 @@ def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError for values that no sound actor records: numbers that would end the learner,
-    or flags that are neither 0 nor 1."""
+    """Check the columns of a slot that came over the network.
+
+    Raises:
+        ValueError: for values that no sound actor records: numbers that would end the learner, or
+            flags that are neither 0 nor 1.
+    """
+    # Numbers are finite, and returns bounded.
     if bad := find_bad_reward(columns["reward"]):
         raise ValueError(bad)
     for name, array in columns.items():
@@ -151,11 +169,14 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
             raise ValueError(f"column {name} holds numbers that are not finite")
     if RETURN in columns and abs(columns[RETURN]).max() > MOST_RETURN:
         raise ValueError(f"a discounted return beyond {MOST_RETURN:g}")
-    # Copied they lie side by side, and are gone through at once.
+
+    # Flags are 0 or 1. Their copies lie side by side in memory, and one pass checks all of them.
     flags = {name: columns[name].view(np.uint8).copy() for name in FLAGS}
     if (flags["terminated"] | flags["truncated"] | flags["alive"]).max() > 1:
         name = next(name for name in FLAGS if flags[name].max() > 1)
         raise ValueError(f"column {name} holds bytes other than 0 and 1")
+
+    # The columns of frame stacks, which only some runs have, are in their ranges.
     pad = columns.get("pad")
     if pad is not None and (pad.min() < 0 or pad.max() > 1):
         raise ValueError(f"column pad holds {pad.min()} to {pad.max()}, and it is 0 or 1")
@@ -173,7 +194,12 @@ def check_numbers(obs: npt.NDArray[Any], spaces: Spaces) -> None:
 
 
 def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
-    """Raise ValueError for an action ``[T, E, *shape]`` that is none of those to choose from."""
+    """Raise ValueError for an action that is none of those to choose from.
+
+    Args:
+        action: integers ``[T, E, *shape]``.
+        counts: number of choices for each entry of an action, in the order of its flat shape.
+    """
     if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
         known = ", ".join(map(str, counts))
         raise ValueError(f"actions from {action.min()} to {action.max()}, there are {known}")

@@ -18,8 +18,11 @@ from penstock.device.choice import runs_behind
 
 
 def backward(loss: Tensor, *norms: Tensor) -> None:
-    """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
-    is not finite."""
+    """Add the gradients of ``loss`` to the parameters.
+
+    All gradients are NaN if the loss, or one of ``norms``, is not finite, so that the optimizer
+    skips the step. All arguments are ``[]``.
+    """
     if not runs_behind(loss):  # asking costs less than computing with it
         sound = all(math.isfinite(value.item()) for value in (loss, *norms))
         may_be_compiled = "torch._dynamo" in sys.modules

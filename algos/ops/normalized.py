@@ -1,4 +1,4 @@
-"""Numbers of an update, brought to mean 0 and deviation 1."""
+"""Shifts and scales the numbers of an update to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ SMALL = 1e-8  # added to a deviation that may be 0
 def normalized(
     values: Tensor, mask: Tensor, add_others: Callable[[Tensor], None] | None = None
 ) -> Tensor:
-    """``values`` ``[B]`` shifted and scaled where ``mask`` (float32 ``[B]``) is 1; 0 elsewhere, as
-    they must be before. ``add_others`` adds to three sums, in place, those of other learners."""
+    """Returns values shifted and scaled to mean 0 and standard deviation 1 over the alive rows.
+
+    Args:
+        values: float32 ``[B]``, 0 on rows that are not alive.
+        mask: float32 ``[B]``, 1 on alive rows and 0 on others.
+        add_others: adds to a tensor, in place, those of other learners, so that mean and deviation
+            are over the rows of all of them.
+
+    Returns:
+        Float32 ``[B]``, 0 on rows that are not alive.
+    """
     exact = values.double()  # so that one pass is enough
     sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
     if add_others is not None:

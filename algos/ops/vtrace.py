@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    """Float32 ``[T, E]``; zero on rows that are not alive."""
+    """Result of V-trace, float32 ``[T, E]``; zero on rows that are not alive."""
 
     errors: Tensor
     """``vs - V``: how far each value lies below its target."""
@@ -41,12 +41,22 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
 ) -> VTrace:
-    """Errors and advantages of ``T`` steps of ``E`` environments.
+    """Returns errors of values and advantages of ``T`` steps of ``E`` environments.
 
-    ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` and ``log_rhos`` (log of the
-    learner's probability of the action over the actor's) float32, the flags bool. Where both flags
-    are set ``terminated`` wins. An episode that does not end in the rows is bootstrapped from
-    the last of ``values``.
+    An episode that does not end in the rows is bootstrapped from the last of ``values``.
+
+    Args:
+        values: float32 ``[T + 1, E]``.
+        rewards: float32 ``[T, E]``.
+        log_rhos: float32 ``[T, E]``, logarithm of the learner's probability of the action over the
+            actor's.
+        terminated: bool ``[T, E]``. Where both flags are set it wins over ``truncated``.
+        truncated: bool ``[T, E]``.
+        alive: bool ``[T, E]``.
+        discount: gamma.
+        trace_lambda: lambda of the paper's remark 2.
+        rho_clip: rho-bar, the upper bound on the weights of temporal differences.
+        c_clip: c-bar, the upper bound on the weights that carry later differences back.
     """
     check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
     v_tm1, v_t = values[:-1], values[1:]
@@ -62,7 +72,7 @@ def vtrace(
 
 
 def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
-    """``errors[t] = deltas[t] + carries[t] * errors[t+1]``; overwrites both arguments.
+    """Returns ``errors[t] = deltas[t] + carries[t] * errors[t+1]``; overwrites both arguments.
 
     Each pass doubles the number of rows that an error is the sum of (Hillis & Steele 1986), so that
     there are log2(T) passes instead of T calls on single rows.
@@ -71,7 +81,9 @@ def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     on_cpu = deltas.device.type == "cpu"
     errors: Any = deltas.numpy() if on_cpu else deltas
     factors: Any = carries.numpy() if on_cpu else carries
-    reach = 1  # rows that each error is the sum of so far; a carry is the product of as many
+
+    # Each error is the sum of `reach` rows so far, and each factor the product of as many carries.
+    reach = 1
     with np.errstate(all="ignore"):  # numbers that are not finite are reported elsewhere
         while reach < len(deltas):
             carried = factors[:-reach]
