@@ -26,15 +26,18 @@ def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Po
         seed: of the random generator that draws actions.
         actor: number of the actor, on which its exploration may depend.
     """
-    return _policy_of(network_shape(config, spaces), config, spaces, seed, actor)
+    shape = network_shape(config, spaces)
+    return _policy_of(shape, config, spaces, seed=seed, actor=actor)
 
 
 def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
     """Returns the inference of one actor; the arguments are those of `make_policy`."""
     shape = network_shape(config, spaces)
-    return LocalInference(_policy_of(shape, config, spaces, seed, actor), shape.layout.size)
+    actor_policy = _policy_of(shape, config, spaces, seed=seed, actor=actor)
+    return LocalInference(actor_policy, shape.layout.size)
 
 
-def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, seed: int, actor: int) -> Policy:
+def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, *, seed: int, actor: int) -> Policy:
+    """Returns the policy that computes the network ``shape`` and samples actions by its outputs."""
     sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
     return policy.make_policy(config, spaces, shape, sampler)

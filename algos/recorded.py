@@ -24,7 +24,9 @@ class ActiveRecorder(NamedTuple):
     """A recorder of one actor with the columns that it fills."""
 
     name: str
+    """Name of its entry in the registry."""
     columns: tuple[str, ...]
+    """Names of its columns, in the order of the arrays that `Recorder.record` returns."""
     recorder: Recorder
 
 
@@ -93,17 +95,17 @@ def _entries(config: Config) -> dict[str, RecordedColumns]:
     return RECORDED | dict(algorithm(config.algo).recorded)
 
 
-def _returns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
+def _return_column(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     return (Column(RETURN, "<f4"),) if config.algo.normalizes_rewards else ()
 
 
-def _of_environment(config: Config, spaces: Spaces) -> tuple[Column, ...]:
+def _environment_columns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     columns: tuple[Column, ...] = getattr(spaces, "recorded", ())
     return columns
 
 
 RECORDED: dict[str, RecordedColumns] = {
-    "discounted": RecordedColumns(_returns, DiscountedReturns),
-    "environment": RecordedColumns(_of_environment, EnvironmentColumns),
+    "discounted": RecordedColumns(_return_column, DiscountedReturns),
+    "environment": RecordedColumns(_environment_columns, EnvironmentColumns),
 }
-"""By name, which is also that of its state in a saved run."""
+"""The recorders of all algorithms by name; a saved run stores a recorder's state under its name."""

@@ -30,7 +30,7 @@ class UpdateResult(NamedTuple):
     sums: Tensor
     """`ReplayUpdate.statistics`, summed over the samples of the batch."""
     norm: Tensor
-    """Of the gradient before clipping, ``[]``; not finite where the step was not taken."""
+    """Norm of the gradient before clipping, ``[]``; not finite where the step was not taken."""
 
     @classmethod
     def of_nothing(cls, statistics: tuple[str, ...], norm: Tensor) -> UpdateResult:
@@ -43,16 +43,17 @@ class UpdateContext:
     """What a learner gives an update."""
 
     shape: HeadShape
-    """The network that actors get, by `Algorithm.network`."""
+    """Shape of the network that actors get, from `Algorithm.network`."""
     device: torch.device
     dtype: torch.dtype
-    """Of forward and backward passes through convolutions."""
+    """Precision of forward and backward passes through convolutions."""
     micro_batch: int
+    """Largest number of samples in one forward and backward pass."""
     ledger: TimeLedger
-    """Of the thread that trains."""
+    """Time ledger of the thread that trains."""
     optimizer: Callable[[str, Iterable[tuple[str, nn.Parameter]]], SharedOptimizer]
-    """Makes the optimizer of named parameters, which it moves into one vector; its own name is that
-    of the state in a checkpoint."""
+    """(name, named parameters) -> their optimizer, which moves them into one vector. A checkpoint
+    stores the optimizer's state under its name."""
     network: Callable[[], HeadNet]
     """Makes the network of `shape` on the device. With `model.normalize_observations` the learner
     brings the statistics of that one up to date with every batch, before `ReplayUpdate.take`; a

@@ -29,10 +29,12 @@ def network_shape(config: Config, spaces: Spaces) -> AnyShape:
 
 def scales(config: Config, spaces: Spaces) -> list[list[float]]:
     """Returns `scales_of` the network, or an empty list where `model.scale` has no effect on it."""
-    model = config.model.model_copy(update={"scale": "bytes"})
-    of_bytes = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
-    chosen = scales_of(network_shape(config, spaces))
-    return [] if chosen == of_bytes else chosen
+    bytes_model = config.model.model_copy(update={"scale": "bytes"})
+    bytes_config = config.model_copy(update={"model": bytes_model})
+    byte_scales = scales_of(network_shape(bytes_config, spaces))
+
+    configured_scales = scales_of(network_shape(config, spaces))
+    return [] if configured_scales == byte_scales else configured_scales
 
 
 def has_small_images(config: Config, spaces: Spaces) -> bool:
@@ -48,27 +50,35 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
         UserError: if no network fits the environment, if `transport.frame_stack` does not fit its
             observations, or if two columns would have the same name.
     """
-    shape, algo = network_shape(config, spaces), algorithm(config.algo)
+    shape = network_shape(config, spaces)
+    algo = algorithm(config.algo)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
     columns = (*columns, *_unique(columns_of(config, spaces), columns))
-    if (stack := config.transport.frame_stack) and stack > 1:
-        fresh = isinstance(algo.data(config.algo), Unrolls)
-        columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
+
+    # Each frame of a stack is written once. Unrolls are trained on alone and keep all their frames;
+    # a replay finds older frames in other slots.
+    stack = config.transport.frame_stack
+    if stack and stack > 1:
+        trains_on_unrolls = isinstance(algo.data(config.algo), Unrolls)
+        store_frames = slots.frames_of_unroll if trains_on_unrolls else slots.newest_frames
+        columns = store_frames(columns, stack)
+
+    # A network with memory starts an unroll from the state that the actor had.
     if isinstance(shape, GeneralShape) and shape.state_size:
         columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 
-def _unique(more: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """``more``; UserError where one has the name of another or of one of ``columns``."""
-    names = [column.name for column in (*columns, *more)]
-    for column in more:
+def _unique(recorded: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Returns ``recorded``; UserError if one has the name of another or of one of ``columns``."""
+    names = [column.name for column in (*columns, *recorded)]
+    for column in recorded:
         if names.count(column.name) > 1:
             raise UserError(
                 f"two columns of a slot would be called {column.name}; give the one that the "
                 "environment or a recorder adds another name"
             )
-    return more
+    return recorded
 
 
 def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:

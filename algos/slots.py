@@ -16,12 +16,15 @@ from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.models.fitting import parts_of
 
-MOST_RETURN = 1e12  # discounted
+MOST_RETURN = 1e12  # largest discounted return that is accepted
 FLAGS = ("terminated", "truncated", "alive")
-RETURN = "discounted_return"  # the discounted sum of raw rewards since each episode began
-OLDER = "older"  # the frames of the first stack but its newest
-BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
-REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the stack moves on
+RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
+OLDER = "older"  # column: the frames of an unroll's first stack except the newest
+BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
+# Values of the column `BEGINS`. At 0 no episode begins, and the stack moves on by one frame. An
+# episode that begins fills its first stack with its first frame, repeated, or with zeros.
+REPEATS = 1
+AFTER_ZEROS = 2
 
 
 class Rewards(Protocol):
@@ -44,8 +47,11 @@ class RecordedSum(NamedTuple):
         cls, columns: Mapping[str, npt.NDArray[Any]], key: str, rows: npt.NDArray[np.bool_]
     ) -> RecordedSum:
         """Sums the values of a column over those ``rows`` (bool ``[T, E]``) that have one."""
-        given = columns.get(GIVEN.format(key))
-        values = columns[key][rows if given is None else rows & given]
+        has_value = columns.get(GIVEN.format(key))
+        if has_value is not None:
+            rows = rows & has_value
+
+        values = columns[key][rows]
         return cls(float(values.sum(dtype=np.float64)), values.size)
 
 
@@ -60,13 +66,14 @@ class UnrollSummary(NamedTuple):
     versions: npt.NDArray[np.int64]
     """Policy versions ``[E]``; ``[T, E]`` where an unroll spans two of them."""
     steps: npt.NDArray[np.integer[Any]]
-    """Agent steps by each of ``versions``."""
+    """Agent steps by each of ``versions``, in the same shape."""
     returns: list[float]
     """Raw returns of the episodes that ended."""
     lengths: list[int]
     """Agent steps of the same episodes."""
     recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
-    """By key of `env.record`: of all agent steps, and of those that ended an episode."""
+    """For each key of `env.record`, the sum over all agent steps, and the sum over those that ended
+    an episode."""
 
     @classmethod
     def of(
@@ -78,17 +85,24 @@ class UnrollSummary(NamedTuple):
             columns: arrays ``[T, E]`` by name.
             record: keys of `env.record`.
         """
-        alive, versions = columns["alive"], columns["policy_version"]
+        alive = columns["alive"]
+        versions = columns["policy_version"]
         steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)
         if (versions == versions[0]).all():
-            versions, steps = versions[0], np.count_nonzero(alive, axis=0)
-        over = alive & (columns["terminated"] | columns["truncated"])
-        over &= columns["episode_length"] > 0  # it is 0 where a life ends and the episode goes on
-        ended = over.any()
-        returns = columns["episode_return"][over].tolist() if ended else []
-        lengths = columns["episode_length"][over].tolist() if ended else []
+            versions = versions[0]
+            steps = np.count_nonzero(alive, axis=0)
+
+        # The length is 0 where a life ends and the episode goes on.
+        ends_episode = alive & (columns["terminated"] | columns["truncated"])
+        ends_episode &= columns["episode_length"] > 0
+        returns: list[float] = []
+        lengths: list[int] = []
+        if ends_episode.any():
+            returns = columns["episode_return"][ends_episode].tolist()
+            lengths = columns["episode_length"][ends_episode].tolist()
+
         recorded = {
-            key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, over))
+            key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))
             for key in record
         }
         return cls(versions.astype(np.int64), steps, returns, lengths, recorded)
@@ -128,7 +142,7 @@ def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]
     By the further columns ``age`` and ``pad`` a replay finds the older frames, in whichever slots
     they are. Raises UserError where observations are no stacks of ``stack`` frames.
     """
-    return (*_framed(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
+    return (*_with_single_frames(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
 
 
 def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
@@ -137,19 +151,20 @@ def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, .
     Such a slot needs no other: `penstock.algos.ops.frame_stacks` makes stacks of its frames. Raises
     UserError where observations are no stacks of ``stack`` frames.
     """
-    frame, *rest = _framed(columns, stack)
+    frame, *other_columns = _with_single_frames(columns, stack)
     older = replace(frame, name=OLDER, shape=(stack - 1, *frame.shape), rows="slot")
-    return (frame, *rest, Column(BEGINS, "|u1"), older)
+    return (frame, *other_columns, Column(BEGINS, "|u1"), older)
 
 
-def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    obs, *rest = columns
+def _with_single_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
+    """Returns ``columns`` with one frame instead of a stack in the first, the observations."""
+    obs, *other_columns = columns
     if len(obs.shape) < 2 or obs.shape[0] != stack:
         raise UserError(
             f"transport.frame_stack is {stack} and observations have shape {list(obs.shape)}; it "
             "must be the extent of their first axis, or null"
         )
-    return (replace(obs, shape=obs.shape[1:]), *rest)
+    return (replace(obs, shape=obs.shape[1:]), *other_columns)
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -201,8 +216,8 @@ def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
         counts: number of choices for each entry of an action, in the order of its flat shape.
     """
     if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
-        known = ", ".join(map(str, counts))
-        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {known}")
+        counts_text = ", ".join(map(str, counts))
+        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {counts_text}")
 
 
 def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:

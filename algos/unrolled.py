@@ -23,7 +23,7 @@ class Unrolled(NamedTuple):
     values: Tensor
     """Float32 ``[B]``."""
     mask: Tensor | None
-    """Not 0 where a choice is allowed, ``[B, outputs]``; None where all are."""
+    """Action mask ``[B, outputs]``, not 0 where a choice is allowed; None where all are."""
 
 
 def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor) -> Unrolled:
@@ -42,7 +42,8 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
     if not net.state_size:
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
-    first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-    torch.logical_not(batch["alive"][:, envs], out=first[1:])
-    outputs, values = net(obs, batch["core_state"][envs], first)
+
+    begins_episode = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
+    torch.logical_not(batch["alive"][:, envs], out=begins_episode[1:])
+    outputs, values = net(obs, batch["core_state"][envs], begins_episode)
     return Unrolled(outputs, values, net.mask(obs))

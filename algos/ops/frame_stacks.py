@@ -33,15 +33,17 @@ def some_observations(batch: Mapping[str, Tensor], most: int | None) -> tuple[Te
     ``[T + 1, E, *shape]`` and ``[T, E]``. Of a larger one, ``most`` steps before the last row are
     drawn by torch's global random generator: ``[most, *shape]`` and ``[most]``.
     """
-    obs, alive = batch["obs"], batch["alive"]
+    obs = batch["obs"]
+    alive = batch["alive"]
     if most is None or alive.numel() <= most:
         return observations(batch, slice(None)), alive
+
     steps = torch.randint(alive.numel(), (most,)).to(obs.device, non_blocking=True)
     if OLDER in batch:
-        seen = FrameStacks(obs, batch[OLDER], batch[BEGINS]).of(steps)
+        drawn = FrameStacks(obs, batch[OLDER], batch[BEGINS]).of(steps)
     else:
-        seen = take_rows(obs.flatten(0, 1), steps)
-    return seen, alive.flatten()[steps]
+        drawn = take_rows(obs.flatten(0, 1), steps)
+    return drawn, alive.flatten()[steps]
 
 
 @torch.no_grad()
@@ -54,8 +56,8 @@ def stacks(newest: Tensor, older: Tensor, begins: Tensor) -> Tensor:
         begins: ``[T, E]``, at row t how an episode begins with row t + 1, if one does; its values
             are `penstock.algos.slots.REPEATS` and `AFTER_ZEROS`.
     """
-    made = FrameStacks(newest, older, begins)
-    return made.of(slice(None)).view(*newest.shape[:2], *made.shape)
+    frame_stacks = FrameStacks(newest, older, begins)
+    return frame_stacks.of(slice(None)).view(*newest.shape[:2], *frame_stacks.shape)
 
 
 class FrameStacks:
@@ -66,14 +68,19 @@ class FrameStacks:
 
     @torch.no_grad()
     def __init__(self, newest: Tensor, older: Tensor, begins: Tensor) -> None:
-        envs, depth = newest.shape[1], older.shape[1] + 1
-        # Row 0 is zeros, row r + depth the newest frame of row r.
-        frames = torch.cat([torch.zeros_like(newest[:1]), older.transpose(0, 1), newest])
-        where = _frames_of(begins.long(), depth) + depth
-        where.mul_(envs).add_(torch.arange(envs, device=where.device)[:, None])
-        self._frames, self._where = frames.flatten(0, 1), where.flatten(0, 1)
+        envs = newest.shape[1]
+        depth = older.shape[1] + 1
         self.shape = (depth, *newest.shape[2:])
-        """Of one stack."""
+        """Shape of one stack, ``[K, *frame]``."""
+
+        # Row 0 is zeros, rows 1 to K - 1 the older frames, row r + K the newest frame of row r.
+        frames = torch.cat([torch.zeros_like(newest[:1]), older.transpose(0, 1), newest])
+        self._frames = frames.flatten(0, 1)
+
+        # For each step the K indices of its frames in the flat `_frames`.
+        index = _frames_of(begins.long(), depth) + depth
+        index.mul_(envs).add_(torch.arange(envs, device=index.device)[:, None])
+        self._index = index.flatten(0, 1)
 
     @torch.no_grad()
     def of(self, steps: slice | Tensor) -> Tensor:
@@ -81,7 +88,7 @@ class FrameStacks:
 
         A step is given by the index ``row * environments + environment``.
         """
-        return take_rows(self._frames, self._where[steps].flatten()).view(-1, *self.shape)
+        return take_rows(self._frames, self._index[steps].flatten()).view(-1, *self.shape)
 
 
 def take_rows(rows: Tensor, index: Tensor) -> Tensor:
@@ -103,12 +110,19 @@ def _frames_of(begins: Tensor, depth: int) -> Tensor:
         int64 ``[T + 1, E, K]``. Rows -1 down to 1 - K are the older frames of the first stack, and
         -K stands for zeros.
     """
+    # For each row, the row of the episode's first frame; 0 where it lies before the unroll.
     rows = torch.arange(len(begins) + 1, device=begins.device)[:, None]
     first = torch.zeros(len(rows), begins.shape[1], dtype=torch.int64, device=begins.device)
     first[1:] = (begins > 0) * rows[1:]
-    first = first.cummax(0).values  # row of the episode's first frame; 0: before the unroll
-    how = begins.take_along_dim((first - 1).clamp(min=0), 0)
-    limit = torch.where(first > 0, first, 1 - depth)[..., None]
-    wanted = rows[..., None] + torch.arange(1 - depth, 1, device=rows.device)
-    blank = (how == AFTER_ZEROS) & (first > 0)
-    return torch.where(blank[..., None] & (wanted < limit), -depth, wanted.maximum(limit))
+    first = first.cummax(0).values
+
+    # How that episode began; meaningless where `first` is 0.
+    beginning = begins.take_along_dim((first - 1).clamp(min=0), 0)
+    is_padded = (beginning == AFTER_ZEROS) & (first > 0)
+
+    # A stack ends with the frame of its own row. Frames from before the episode are replaced by the
+    # episode's first frame, or by zeros.
+    earliest = torch.where(first > 0, first, 1 - depth)[..., None]
+    frame_rows = rows[..., None] + torch.arange(1 - depth, 1, device=rows.device)
+    is_blank = is_padded[..., None] & (frame_rows < earliest)
+    return torch.where(is_blank, -depth, frame_rows.maximum(earliest))

@@ -51,10 +51,13 @@ def gae(
         Float32 ``[T, E]``; 0 on rows that are not alive.
     """
     check_shapes(values, rewards, terminated, truncated, alive)
-    v_tm1, v_t = values[:-1], values[1:]
+    v_tm1 = values[:-1]
+    v_t = values[1:]
     discount_t = ~terminated * discount
-    carries = discount_t * (alive & ~truncated) * gae_lambda  # into the next row of the episode
+    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(alive)
+
+    # A carry is the factor of the next row's advantage; 0 where the episode ends.
+    carries = discount_t * (alive & ~truncated) * gae_lambda
     if weights is not None:
         carries[:-1] *= weights[1:]
-    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(alive)
     return accumulate(deltas, carries)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.device.choice import runs_behind
 
-SMALL = 1e-8  # added to a deviation that may be 0
+SMALL = 1e-8  # is added to the deviation, which may be 0
 
 
 def normalized(
@@ -28,18 +28,22 @@ def normalized(
     Returns:
         Float32 ``[B]``, 0 on rows that are not alive.
     """
-    exact = values.double()  # so that one pass is enough
+    # Float64 is exact enough for one pass: the variance is the mean square minus the squared mean.
+    exact = values.double()
     sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
     if add_others is not None:
         add_others(sums)
-    if not runs_behind(sums):  # the same numbers, without a call of torch for each operation
-        number, total, square = map(float, sums.tolist())
-        number = max(number, 1.0)
-        average = total / number
-        spread = np.float32(sqrt(max(square / number - average * average, 0.0)))
-        divisor = float(spread + np.float32(SMALL))
-        return (values - average) * mask / divisor
-    count = sums[0].clamp(min=1)
-    mean = sums[1] / count
-    deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()
-    return (values - mean.float()) * mask / (deviation.float() + SMALL)
+
+    # On a CPU the same numbers are computed without a call of torch for each operation.
+    if not runs_behind(sums):
+        count, total, square = map(float, sums.tolist())
+        count = max(count, 1.0)
+        mean = total / count
+        variance = max(square / count - mean * mean, 0.0)
+        divisor = float(np.float32(sqrt(variance)) + np.float32(SMALL))
+        return (values - mean) * mask / divisor
+
+    counts = sums[0].clamp(min=1)
+    means = sums[1] / counts
+    deviations = (sums[2] / counts - means.square()).clamp_(min=0).sqrt_()
+    return (values - means.float()) * mask / (deviations.float() + SMALL)

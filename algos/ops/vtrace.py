@@ -24,7 +24,7 @@ class VTrace(NamedTuple):
     errors: Tensor
     """``vs - V``: how far each value lies below its target."""
     advantages: Tensor
-    """``rho (r + discount vs' - V)``, to weigh the gradient of the log-probability with."""
+    """``rho (r + discount vs' - V)``: the weight of the gradient of the log-probability."""
 
 
 @torch.no_grad()
@@ -59,16 +59,23 @@ def vtrace(
         c_clip: c-bar, the upper bound on the weights that carry later differences back.
     """
     check_shapes(values, rewards, log_rhos, terminated, truncated, alive)
-    v_tm1, v_t = values[:-1], values[1:]
+    v_tm1 = values[:-1]
+    v_t = values[1:]
     rhos = log_rhos.exp()
-    discount_t = ~terminated * discount
-    going_on_t = discount_t * (alive & ~truncated)  # discount into the next row of the episode
     clipped_rhos = rhos.clamp(max=rho_clip) * alive
+    discount_t = ~terminated * discount
+    continuing_discount_t = discount_t * (alive & ~truncated)  # 0 where the episode ends
+
+    # Errors: vs[t] - V[t] = delta[t] + discount * lambda * c[t] * (vs[t+1] - V[t+1]).
     deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(clipped_rhos)
-    carries = rhos.clamp_(max=c_clip).mul_(going_on_t).mul_(trace_lambda)
+    carries = rhos.clamp_(max=c_clip).mul_(continuing_discount_t).mul_(trace_lambda)
     errors = accumulate(deltas.clone(), carries)
-    deltas[:-1].addcmul_(going_on_t.mul_(clipped_rhos)[:-1], errors[1:])
-    return VTrace(errors, deltas)
+
+    # Advantages: rho[t] * (r[t] + discount * vs[t+1] - V[t]), the delta with vs[t+1] for V[t+1].
+    factors = continuing_discount_t.mul_(clipped_rhos)
+    advantages = deltas
+    advantages[:-1].addcmul_(factors[:-1], errors[1:])
+    return VTrace(errors, advantages)
 
 
 def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
@@ -93,10 +100,13 @@ def accumulate(deltas: Tensor, carries: Tensor) -> Tensor:
     return deltas
 
 
-def check_shapes(values: Tensor, *others: Tensor) -> None:
-    """Assert ``values`` [T+1, E], all others [T, E], and bool for the last three."""
-    steps, envs = values.shape[0] - 1, values.shape[1]
-    shapes = [tuple(tensor.shape) for tensor in others]
+def check_shapes(values: Tensor, *columns: Tensor) -> None:
+    """Assert that ``values`` is ``[T + 1, E]``, the others ``[T, E]``, and the last three bool."""
+    steps = values.shape[0] - 1
+    envs = values.shape[1]
+    shapes = [tuple(tensor.shape) for tensor in columns]
+    flags = columns[-3:]
+
     assert steps >= 1, tuple(values.shape)
     assert all(shape == (steps, envs) for shape in shapes), (tuple(values.shape), shapes)
-    assert all(flags.dtype == torch.bool for flags in others[-3:]), [f.dtype for f in others[-3:]]
+    assert all(flag.dtype == torch.bool for flag in flags), [flag.dtype for flag in flags]
