@@ -1,6 +1,8 @@
-"""A user's algorithm: the functions of a module, or of what a class or function in one returns.
+"""A user's algorithm: its functions, and those of Penstock's algorithms where it has none.
 
-One that trains on fresh unrolls, as `penstock.algos.impala` and `penstock.algos.ppo` do, has
+The functions are those of a module, or of the object that a class or function of a module returns.
+An algorithm that trains on fresh unrolls, as `penstock.algos.impala` and `penstock.algos.ppo` do,
+has
 
     STATISTICS    names of the sums that `loss` returns
     loss          (net, batch, cfg, envs, add_others) -> loss, sums
@@ -13,7 +15,8 @@ and, if it wants,
                   only then may it call ``add_others``
     columns, check, process    what actors record; those of IMPALA by default
 
-One that draws transitions from replay, as `penstock.algos.dqn` and `penstock.algos.sac` do, has
+`penstock.algos.base.UnrollAlgorithm` explains them. An algorithm that draws transitions from
+replay, as `penstock.algos.dqn` and `penstock.algos.sac` do, has
 
     network           (config, spaces) -> the network that actors get
     action_sampler    (config, spaces, seed, actor) -> how they choose actions by its outputs
@@ -66,7 +69,7 @@ Custom = UnrollAlgorithm[CustomConfig] | ReplayAlgorithm[CustomConfig]
 
 
 class Kind(NamedTuple):
-    """What a module has, by the data that its algorithm trains on."""
+    """What an algorithm must have for one kind of training data."""
 
     needed: tuple[str, ...]
     examples: str
@@ -87,7 +90,7 @@ OF_ACTIONS = {"q_taken", "q_max"}  # columns that only a sampler of actions can 
 
 
 class CustomFactory:
-    """Finds the algorithm of ``algo.entry``."""
+    """Loads the algorithm of ``algo.entry``."""
 
     def for_config(self, cfg: CustomConfig) -> Custom:
         return custom(cfg.entry, cfg.data)
@@ -98,8 +101,14 @@ CUSTOM = CustomFactory()
 
 @cache
 def custom(entry: str, data: Data) -> Custom:
-    """The algorithm of ``algo.entry``, loaded once: its functions, filled up by those of Penstock's
-    own algorithms. UserError where it has too few, or those of the other kind of data."""
+    """Returns the algorithm of ``algo.entry``, which is loaded once.
+
+    Functions that it lacks are those of Penstock's own algorithms.
+
+    Raises:
+        UserError: if it cannot be loaded, has too few functions, or has those of the other kind of
+            data.
+    """
     purpose = f"algo.entry {entry}"
     module, _, name = entry.partition(":")
     own: Any = load(entry, purpose) if name else import_module(module, purpose)
@@ -112,8 +121,11 @@ def custom(entry: str, data: Data) -> Custom:
 
 
 def _check_maker(maker: Any, module: str, purpose: str) -> None:
-    """Refuse what is called neither to make an algorithm nor by its author: a module that the user
-    allows may have imported any class or function."""
+    """Refuse a class or function that does not make an algorithm of the user.
+
+    A module that the user allows may have imported any other class or function. A class must have
+    what an algorithm needs, and a function must come from the user's package.
+    """
     if inspect.isclass(maker):
         is_allowed = any(hasattr(maker, name) for kind in KINDS.values() for name in kind.needed)
     else:
@@ -222,12 +234,14 @@ def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
 
 
 def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """Returns the columns of an algorithm on transitions that has none of its own."""
     if isinstance(action_space, Discrete):
         return dqn.columns(observation_space, action_space)
     return slots.columns(observation_space, action_column(action_space))
 
 
 def _check_columns(columns: Columns, spaces: Spaces) -> None:
+    """Raise ValueError for values that no sound actor records in `_columns`."""
     check = dqn.check if columns["action"].dtype.kind == "i" else sac.check
     check(columns, spaces)
 

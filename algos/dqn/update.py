@@ -1,5 +1,4 @@
-"""The learner's half of DQN: the loss, the network that learns, and the one that lags behind as
-target."""
+"""The learner's half of DQN: its loss, and the update of the Q-network and the target network."""
 
 from __future__ import annotations
 
@@ -26,15 +25,25 @@ def loss(
     cfg: DqnConfig,
     next_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted Huber loss, temporal differences and `STATISTICS` of transitions from replay.
+    """Returns weighted Huber loss, temporal differences and `STATISTICS` of transitions.
 
-    The nets give Q-values ``[B, actions]``. ``next_mask`` ``[B, actions]`` is 0 where ``next_obs``
-    forbids an action: the target is of the best one that is allowed.
+    With `double`, ``net`` chooses the next action and ``target_net`` evaluates it (van Hasselt et
+    al. 2016, equation 4).
 
-    ``batch``: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, ``reward`` (of n
-    rows), ``discount`` (gamma^n, 0 where terminated) and ``weights`` float32 ``[B]``. Loss (``[]``)
-    and statistics (``[len(STATISTICS)]``) are sums over B, so that those of micro-batches add up.
-    The differences (``[B]``, target minus value) and the statistics carry no gradient.
+    Args:
+        net: gives the Q-values ``[B, actions]`` of observations ``[B, *shape]``.
+        target_net: the same for the network that lags behind.
+        batch: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, and float32
+            ``[B]``: ``reward`` (of n rows), ``discount`` (gamma^n, 0 where terminated) and
+            ``weights``.
+        cfg: the options.
+        next_mask: ``[B, actions]``, 0 where ``next_obs`` forbids an action. The target is of the
+            best action that is allowed.
+
+    Returns:
+        The loss ``[]``, the differences ``[B]`` (target minus value), and ``[len(STATISTICS)]``.
+        Loss and statistics are sums over B, so that those of micro-batches add up. Differences and
+        statistics carry no gradient.
     """
     action = batch["action"].long()[:, None]
     taken = net(batch["obs"]).gather(1, action)[:, 0]
@@ -57,7 +66,7 @@ def loss(
 
 
 class DqnUpdate:
-    """Q-network and target network."""
+    """The Q-network with its optimizer, and the target network."""
 
     statistics = STATISTICS
 
@@ -65,11 +74,14 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch
+
+        # The target network begins as a copy; both normalise observations by the same statistics.
         self.net = ctx.network()
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self.target_net.normalizer = self.net.normalizer
         self._target = flatten(self.target_net.parameters())
         self.loaded()
+
         self.optimizer = ctx.optimizer("q", self.net.named_parameters())
         self.published = [self.optimizer.values, *self.net.buffers()]
 
@@ -87,7 +99,7 @@ class DqnUpdate:
         return UpdateResult(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
 
     def _backward(self, batch: Batch, total: float) -> list[tuple[Tensor, Tensor]]:
-        """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
+        """Add the gradients of a batch, one micro-batch after the other; returns their results."""
         count, parts = len(batch["reward"]), []
         for first in range(0, count, self._micro_batch):
             self._ledger.switch(Part.FORWARD)
@@ -108,7 +120,7 @@ class DqnUpdate:
 
     @torch.no_grad()
     def loaded(self) -> None:
-        """Prepare the target network's weights once, not for every batch."""
+        """Prepare the weights of the target network once, not for every batch."""
         self._target_q = _with(self.target_net, self.target_net.acting_weights())
 
 

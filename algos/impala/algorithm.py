@@ -1,7 +1,7 @@
 """IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561).
 
-What the actor records is `columns`, what happens to a filled slot `process`, what the learner
-minimises `loss`. Only `loss` imports torch, and only when called.
+`columns` are what the actor records, `process` prepares a filled slot, and `loss` is what the
+learner minimises. Only `loss` imports torch, and only when it is called.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STATISTICS = ("policy_loss", "value_loss", "entropy", *MOMENTS, *LAG)
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """What one slot holds."""
+    """Returns the columns of a slot; ``behaviour_logp`` is the actor's log-probability."""
     logp = Column("behaviour_logp", "<f4")
     return slots.columns(observation_space, action_column(action_space), logp)
 
@@ -54,7 +54,7 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
 
 
 def whole(cfg: ImpalaConfig) -> bool:
-    """Whether `loss` must see all environments of an update at once."""
+    """Returns whether `loss` must see all environments of an update at once."""
     return cfg.normalize_advantages
 
 
@@ -65,16 +65,22 @@ def loss(
     envs: slice = WHOLE,
     add_others: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
 
-    ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
-    add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
-    ``[len(STATISTICS)]``, carry no gradient; those after the entropy are
-    `penstock.algos.diagnostics.batch_sums`.
+    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
+    alive rows of the whole update.
 
-    With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
-    not depend on how it is cut to fit a cache. ``add_others`` adds to three sums, in place, those
-    of the learners that share the update.
+    Args:
+        net: the network that is trained.
+        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+        cfg: the options.
+        envs: which environments. With ``normalize_advantages`` these must be the whole update,
+            since what an update learns must not depend on how it is cut to fit a cache.
+        add_others: adds to a tensor, in place, those of the learners that share the update.
+
+    Returns:
+        The loss ``[]``, and ``[len(STATISTICS)]`` without a gradient. The statistics after the
+        entropy are `penstock.algos.diagnostics.batch_sums`.
     """
     import torch
 

@@ -2,13 +2,14 @@
 2017, arXiv 1707.06347), corrected for the lag of the policy that acted (Hilton et al. 2021, arXiv
 2110.00641).
 
-Three policies: the *behaviour* policy acted, the *proximal* policy is the network at a batch's
-start, and the current one is trained. Ratios are those of the current policy to the proximal one,
-so that the clip bounds what an update changes, and lag takes nothing of it. An importance weight
-of each row, proximal to behaviour, truncated, corrects for lag.
+There are three policies: the *behaviour* policy acted, the *proximal* policy is the network at the
+start of a batch, and the *current* one is trained. Ratios are those of the current policy to the
+proximal one, so that the clip bounds how far an update changes the policy, whatever the lag. The
+importance weight of a row, proximal to behaviour, truncated, corrects for lag.
 
-What the actor records is `columns`; before the epochs of a batch comes `prepare`, between them
-`going_on`, and `loss` is what the learner minimises. Only these import torch, and only when called.
+`columns` are what the actor records. `prepare` comes before the epochs of a batch, `going_on`
+between them, and `loss` is what the learner minimises. Only these import torch, and only when they
+are called.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MOST_LOG_RATIO = 20.0  # clipped far below; beyond it sums would overflow
 
 
 def whole(cfg: PpoConfig) -> bool:
-    """Whether `loss` must see all environments of an update at once."""
+    """Returns whether `loss` must see all environments of an update at once."""
     return cfg.normalize_advantages == "minibatch"
 
 
@@ -51,13 +52,21 @@ def prepare(
     parts: Sequence[slice],
     add_others: AddOthers | None = None,
 ) -> dict[str, Tensor]:
-    """What `loss` and `going_on` need besides `columns`, by the network before its first update.
+    """Returns what `loss` and `going_on` need besides `columns`, by the network before its first
+    update.
 
-    ``parts`` are the environments, as many at a time as are to be computed at once. Returns
-    ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at most ``rho_clip``),
-    ``advantage`` (not weighted), ``value`` and ``target`` (of the value), float32 ``[T, E]``,
-    ``outputs`` ``[T, E, outputs]`` where `going_on` needs them, and ``moments``, the sums `MOMENTS`
-    over alive rows.
+    Args:
+        net: the network, whose policy is the proximal one.
+        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+        cfg: the options.
+        parts: the environments, divided into as many as are to be computed at once.
+        add_others: adds to a tensor, in place, those of the learners that share the batch.
+
+    Returns:
+        Float32 ``[T, E]``: ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at
+        most ``rho_clip``), ``advantage`` (not weighted), ``value``, and ``target`` of the value.
+        ``outputs`` ``[T, E, outputs]`` where `going_on` needs them. ``moments``, the sums `MOMENTS`
+        over alive rows.
     """
     import torch
 
@@ -111,8 +120,11 @@ def going_on(
     parts: Sequence[slice],
     add_others: AddOthers | None = None,
 ) -> bool:
-    """Whether to train on a batch once more: the policy that `prepare` saw and the current one are
-    no farther apart, by the mean over alive rows of all learners, than ``target_kl``."""
+    """Returns whether to train on a batch once more.
+
+    That is so while KL(proximal | current), the mean over the alive rows of all learners, is at
+    most ``target_kl``. The arguments are those of `prepare`; ``batch`` also has what that returned.
+    """
     if cfg.target_kl is None:
         return True
     import torch
@@ -140,12 +152,22 @@ def loss(
     envs: slice | Tensor = WHOLE,
     add_others: AddOthers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
 
-    ``batch`` holds `columns` as tensors ``[T(+1), E, ...]`` and what `prepare` made of them. Sums,
-    so that those of micro-batches add up: divide gradient and statistics by the alive rows of the
-    whole update. The statistics, float32 ``[len(STATISTICS)]``, carry no gradient: "kl" is an
-    estimate of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
+    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
+    alive rows of the whole update.
+
+    Args:
+        net: the network that is trained, whose policy is the current one.
+        batch: `columns` as tensors ``[T, E, ...]``, observations ``[T + 1, E, ...]``, and what
+            `prepare` made of them.
+        cfg: the options.
+        envs: which environments. Where `whole` says so, these must be the whole update.
+        add_others: adds to a tensor, in place, those of the learners that share the update.
+
+    Returns:
+        The loss ``[]``, and float32 ``[len(STATISTICS)]`` without a gradient. "kl" is an estimate
+        of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
     """
     import torch
 
@@ -181,7 +203,7 @@ def loss(
 
 
 def _policy(net: ActorCritic, part: Unrolled, steps: int) -> Distribution:
-    """The policy in the first ``steps`` rows of an unrolled network."""
+    """Returns the policy in the first ``steps`` rows of an unrolled network."""
     from penstock.models.distributions import distribution
 
     mask = None if part.mask is None else part.mask[:steps]

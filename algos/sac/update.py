@@ -1,6 +1,7 @@
 """The learner's half of SAC: the networks, and the losses, each a sum over the batch.
 
-`critic_loss` is minimised first, then `actor_loss`, then `temperature_loss`.
+An update minimises `critic_loss` first, then `actor_loss`, then `temperature_loss`. Equations are
+those of Haarnoja et al. 2018, arXiv 1812.05905.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alp
 
 
 class Critics(Protocol):
-    """Two Q-functions of observations ``[B, *shape]`` and actions ``[B, *shape]``, ``[2, B]``."""
+    """Two Q-functions, which give ``[2, B]`` of observations and actions, both ``[B, *shape]``."""
 
     def __call__(self, obs: Tensor, action: Tensor, /) -> Tensor: ...
 
     def of_action(self, obs: Tensor, action: Tensor, /) -> Tensor:
-        """The values, whose gradient reaches the action alone."""
+        """Returns the same values; their gradient reaches the action alone."""
 
 
 def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
+    """Returns actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
 
-    ``outputs`` ``[B, 2 D]``: means, then logarithms of standard deviations, to be kept within
-    ``log_std``; ``noise`` ``[B, D]`` is standard normal. Appendix C of the paper.
+    The paper's appendix C.
+
+    Args:
+        outputs: of the actor, ``[B, 2 D]``: means, then logarithms of standard deviations.
+        noise: standard normal, ``[B, D]``.
+        log_std: smallest and largest logarithm of a standard deviation.
     """
     mean, wide = outputs.chunk(2, 1)
     wide = wide.clamp(*log_std)
@@ -55,12 +60,15 @@ def critic_loss(
     next_logp: Tensor,
     alpha: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Half the squared error of both critics, weighted: equations 5 and 6.
+    """Returns half the weighted squared error of both critics: equations 5 and 6.
 
-    ``batch`` as for `penstock.algos.dqn.update.loss` with ``action`` ``[B, *shape]``;
-    ``next_action`` ``[B, D]`` and ``next_logp`` ``[B]`` are the actor's for ``next_obs``. Returns
-    the loss ``[]``, the absolute temporal differences ``[B]``, a mean of both critics', and the sum
-    of the values ``[]``; the latter two carry no gradient.
+    Args:
+        critics: the critics that are trained.
+        target_critics: those that lag behind, whose smaller value is the target.
+        batch: as for `penstock.algos.dqn.update.loss`, with ``action`` ``[B, *shape]``.
+        next_action: the actor's action for ``next_obs``, ``[B, D]``.
+        next_logp: its log-density, ``[B]``.
+        alpha: the temperature, ``[1]``.
     """
     with torch.no_grad():
         next_q = target_critics(batch["next_obs"], next_action).amin(0)
@@ -75,28 +83,33 @@ def critic_loss(
 def actor_loss(
     critics: Critics, obs: Tensor, action: Tensor, logp: Tensor, alpha: Tensor
 ) -> Tensor:
-    """``alpha * logp - Q``, equation 9: its gradient reaches the actor only, through ``action``
-    ``[B, D]`` and ``logp`` ``[B]``."""
+    """Returns the sum of ``alpha * logp - Q``, equation 9, ``[]``.
+
+    Its gradient reaches the actor only, through ``action`` ``[B, D]`` and ``logp`` ``[B]``.
+    """
     return (alpha * logp - critics.of_action(obs, action).amin(0)).sum()
 
 
 def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> Tensor:
-    """Equation 18, by the logarithm of alpha: too little entropy makes it grow.
+    """Returns the loss of the temperature, equation 18, ``[]``: too little entropy makes it grow.
 
-    As in the authors' code the factor is ``log_alpha``, not alpha: same sign of the gradient, and a
-    small alpha is not slow to grow again.
+    As in the authors' code the factor is ``log_alpha``, not alpha: the sign of the gradient is the
+    same, and a small alpha is not slow to grow again.
     """
     return -(log_alpha * (logp.detach() + target_entropy)).sum()
 
 
 def target_entropy(cfg: SacConfig, action_size: int) -> float:
-    """In nats; by default minus the number of values in an action."""
+    """Returns the target entropy in nats; by default minus the number of values in an action."""
     return -float(action_size) if cfg.target_entropy is None else cfg.target_entropy
 
 
 class SacUpdate:
-    """Actor, twin critics with their targets, and temperature. Where the critics' step is skipped,
-    as its gradient is not finite, those of actor and temperature are, too."""
+    """Actor, twin critics with their targets, and temperature.
+
+    Where the critics' step is skipped, because its gradient is not finite, those of actor and
+    temperature are skipped too.
+    """
 
     statistics = STATISTICS
 
@@ -107,11 +120,14 @@ class SacUpdate:
         self._ledger = ctx.ledger
         self._action_size = shape.outputs // 2
         self._target_entropy = target_entropy(algo, self._action_size)
+
+        # All networks normalise observations by the actor's statistics.
         self.actor = ctx.network()
         self.critics = build_critics(shape, self.actor.normalizer, ctx.dtype).to(ctx.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_critics.normalizer = self.actor.normalizer
         self.log_alpha = nn.Parameter(torch.full((1,), math.log(algo.alpha), device=ctx.device))
+
         self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
         self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
         self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])
@@ -179,11 +195,12 @@ class SacUpdate:
         return loss.detach(), logp.detach()
 
     def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
+        """Add the gradient of the temperature, which is NaN unless ``actor_norm`` is finite."""
         self._alpha_optimizer.prepare_backward(total)
         backward(temperature_loss(self.log_alpha, logp, self._target_entropy), actor_norm)
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
+        """Draws actions ``[B, D]`` of the actor; returns them and their log-densities ``[B]``."""
         noise = torch.randn(len(obs), self._action_size, device=obs.device)
-        bounds = self._algo.log_std_min, self._algo.log_std_max
+        bounds = (self._algo.log_std_min, self._algo.log_std_max)
         return squashed(self.actor(obs), noise, bounds)
