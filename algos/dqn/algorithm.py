@@ -62,9 +62,15 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
     Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
     """
     slots.adjust_rewards(cfg, columns["reward"])
-    names = ("reward", "q_taken", "q_max", "terminated", "truncated", "alive")
     columns["priority"][...] = initial_priorities(
-        *(columns[name] for name in names), n_step=n_step, discount=cfg.discount
+        reward=columns["reward"],
+        q_taken=columns["q_taken"],
+        q_max=columns["q_max"],
+        terminated=columns["terminated"],
+        truncated=columns["truncated"],
+        alive=columns["alive"],
+        n_step=n_step,
+        discount=cfg.discount,
     )
 
 
@@ -99,25 +105,32 @@ def initial_priorities(
         ``[T, E]``. The last row has no difference unless it terminated, and gets the largest of the
         slot. Rows that are not alive get 0.
     """
-    value = np.float32(discount) * q_max[1:]
+    # Where a return is cut, the value it is bootstrapped from is added to the reward.
+    next_value = np.float32(discount) * q_max[1:]
     reward = reward.copy()
-    reward[:-1] += value * (truncated & ~terminated)[:-1]
+    reward[:-1] += next_value * (truncated & ~terminated)[:-1]
     reward[-1] = np.where(terminated[-1], reward[-1], q_max[-1])
-    going = ~(terminated | truncated)
-    going[-1] = False
-    ended = ~going
-    total = reward.copy()
+
+    # Add up rewards. After round k, a return continues if none of its k + 1 rows was the last.
+    continues = ~(terminated | truncated)
+    continues[-1] = False
+    is_last = ~continues
+    returns = reward.copy()
     steps = len(reward)
-    for j in range(1, min(n_step, steps)):
-        total[:-j] += np.float32(discount**j) * reward[j:] * going[:-j]
-        going[:-j] &= ~ended[j:]
+    for k in range(1, min(n_step, steps)):
+        returns[:-k] += np.float32(discount**k) * reward[k:] * continues[:-k]
+        continues[:-k] &= ~is_last[k:]
+
+    # Returns that continue after n steps are bootstrapped from the value of the row they reach.
     if n_step < steps:
-        total[:-n_step] += np.float32(discount**n_step) * q_max[n_step:] * going[:-n_step]
-    found = np.abs(total - q_taken) * alive
-    known = alive.copy()
-    known[-1] &= terminated[-1]
-    most = found[known].max() if known.any() else np.float32(1)
-    return np.where(alive & ~known, most, found).astype(np.float32)
+        bootstrap = np.float32(discount**n_step) * q_max[n_step:]
+        returns[:-n_step] += bootstrap * continues[:-n_step]
+
+    differences = np.abs(returns - q_taken) * alive
+    has_difference = alive.copy()
+    has_difference[-1] &= terminated[-1]
+    largest = differences[has_difference].max() if has_difference.any() else np.float32(1)
+    return np.where(alive & ~has_difference, largest, differences).astype(np.float32)
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
@@ -131,10 +144,16 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
 
     Each environment of all actors explores at a rate of its own, as in Ape-X.
     """
-    cfg, envs = config.algo, config.actor_envs
+    cfg = config.algo
     assert isinstance(cfg, DqnConfig), cfg
-    total = config.first_actors * envs
-    epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)
+    envs = config.actor_envs
+    epsilon = ladder(
+        cfg.epsilon,
+        cfg.epsilon_alpha,
+        first=actor * envs,
+        count=envs,
+        total=config.first_actors * envs,
+    )
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 
 
@@ -146,11 +165,11 @@ def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
 
 
 DQN = ReplayAlgorithm[DqnConfig](
-    columns,
-    check,
-    process,
-    network,
-    action_sampler,
-    make_update,
+    columns=columns,
+    check=check,
+    process=process,
+    network=network,
+    action_sampler=action_sampler,
+    make_update=make_update,
     data=lambda cfg: Transitions(cfg.n_step),
 )

@@ -27,7 +27,7 @@ from penstock.models.fitting import HeadShape, gaussian_shape
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 
-MOST_ACTION = 1 + 1e-6
+MOST_ACTION = 1 + 1e-6  # largest value in an action, 1 apart from rounding
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
@@ -39,9 +39,9 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
     slots.check_numbers(columns["obs"], spaces)
-    most = np.abs(columns["action"]).max()
-    if most > MOST_ACTION:
-        raise ValueError(f"an action of {most}, which goes from -1 to 1")
+    largest = np.abs(columns["action"]).max()
+    if largest > MOST_ACTION:
+        raise ValueError(f"an action of {largest}, which goes from -1 to 1")
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
@@ -58,7 +58,8 @@ def action_sampler(
     """
     cfg = config.algo
     assert isinstance(cfg, SacConfig), cfg
-    bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)
+    bounds = (cfg.log_std_min, cfg.log_std_max)
+    rng = np.random.default_rng(seed)
     return SquashedGaussianSampler(spaces.action_space.shape, config.actor_envs, bounds, rng)
 
 
@@ -69,4 +70,11 @@ def make_update(cfg: SacConfig, ctx: UpdateContext) -> ReplayUpdate:
     return SacUpdate(cfg, ctx)
 
 
-SAC = ReplayAlgorithm[SacConfig](columns, check, process, network, action_sampler, make_update)
+SAC = ReplayAlgorithm[SacConfig](
+    columns=columns,
+    check=check,
+    process=process,
+    network=network,
+    action_sampler=action_sampler,
+    make_update=make_update,
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,26 @@ class Critics(Protocol):
         """Returns the same values; their gradient reaches the action alone."""
 
 
+class CriticLoss(NamedTuple):
+    """The loss of both critics on a batch."""
+
+    loss: Tensor
+    """Sum over the batch, ``[]``."""
+    errors: Tensor
+    """Absolute temporal differences ``[B]``, a mean of both critics', without a gradient."""
+    value_sum: Tensor
+    """Sum of the values, each a mean of both critics', ``[]``, without a gradient."""
+
+
+class ActorLoss(NamedTuple):
+    """The loss of the actor on a batch, without a gradient."""
+
+    loss: Tensor
+    """Sum over the batch, ``[]``."""
+    logp: Tensor
+    """Log-densities ``[B]`` of the actor's actions."""
+
+
 def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """Returns actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
 
@@ -45,11 +65,11 @@ def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tu
         noise: standard normal, ``[B, D]``.
         log_std: smallest and largest logarithm of a standard deviation.
     """
-    mean, wide = outputs.chunk(2, 1)
-    wide = wide.clamp(*log_std)
-    before = torch.addcmul(mean, wide.exp(), noise)
-    log_density = -0.5 * noise.square() - HALF_LOG_2PI - wide - log_slope(before)
-    return before.tanh(), log_density.sum(1)
+    mean, log_stds = outputs.chunk(2, 1)
+    log_stds = log_stds.clamp(*log_std)
+    unsquashed = torch.addcmul(mean, log_stds.exp(), noise)
+    log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_stds - log_slope(unsquashed)
+    return unsquashed.tanh(), log_density.sum(1)
 
 
 def critic_loss(
@@ -59,7 +79,7 @@ def critic_loss(
     next_action: Tensor,
     next_logp: Tensor,
     alpha: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> CriticLoss:
     """Returns half the weighted squared error of both critics: equations 5 and 6.
 
     Args:
@@ -72,12 +92,17 @@ def critic_loss(
     """
     with torch.no_grad():
         next_q = target_critics(batch["next_obs"], next_action).amin(0)
-        soft = next_q - alpha * next_logp
-        target = torch.addcmul(batch["reward"], batch["discount"], soft)
+        soft_value = next_q - alpha * next_logp
+        target = torch.addcmul(batch["reward"], batch["discount"], soft_value)
+
     values = critics(batch["obs"], batch["action"])
     errors = target - values
     loss = 0.5 * torch.mv(errors.square(), batch["weights"]).sum()
-    return loss, errors.detach().abs().mean(0), values.detach().mean(0).sum()
+    return CriticLoss(
+        loss=loss,
+        errors=errors.detach().abs().mean(0),
+        value_sum=values.detach().mean(0).sum(),
+    )
 
 
 def actor_loss(
@@ -136,26 +161,42 @@ class SacUpdate:
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
+        """Take one step of each optimizer, and move the target critics towards the critics."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         alpha = self.log_alpha.detach().exp()
-        found = None if batch is None else self._critic_gradients(batch, alpha, total)
+
+        critic_result = None
+        if batch is not None:
+            critic_result = self._critic_gradients(batch, alpha, total)
         self._ledger.switch(Part.OPTIMIZE)
         critic_norm = self._critic_optimizer.step(total, env_steps)
-        acted = None if batch is None else self._actor_gradients(batch, alpha, total, critic_norm)
+
+        actor_result = None
+        if batch is not None:
+            actor_result = self._actor_gradients(batch, alpha, total, critic_norm=critic_norm)
         self._ledger.switch(Part.OPTIMIZE)
         actor_norm = self._actor_optimizer.step(total, env_steps)
+
         if self._algo.tune_alpha:
-            if acted is not None:
-                self._temperature_gradient(acted[1], total, actor_norm)
+            if actor_result is not None:
+                self._temperature_gradient(actor_result.logp, total, actor_norm)
             self._alpha_optimizer.step(total, env_steps)
         self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
+
         norm = torch.hypot(critic_norm, actor_norm)
-        if found is None or acted is None:
+        if critic_result is None or actor_result is None:
             return UpdateResult.of_nothing(self.statistics, norm)
-        (critic_loss, errors, values), (actor_loss, logp) = found, acted
-        entropy, alphas = -logp.sum(), alpha[0] * len(errors)
-        sums = (critic_loss, actor_loss, errors.sum(), values, entropy, alphas)
+
+        errors = critic_result.errors
+        sums = (
+            critic_result.loss,
+            actor_result.loss,
+            errors.sum(),
+            critic_result.value_sum,
+            -actor_result.logp.sum(),
+            alpha[0] * len(errors),
+        )
         return UpdateResult(errors, torch.stack([value.detach() for value in sums]), norm)
 
     def state(self) -> dict[str, Tensor]:
@@ -171,28 +212,37 @@ class SacUpdate:
         if not self._algo.tune_alpha:
             self._alpha_optimizer.values.fill_(math.log(self._algo.alpha))
 
-    def _critic_gradients(
-        self, batch: Batch, alpha: Tensor, total: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _critic_gradients(self, batch: Batch, alpha: Tensor, total: float) -> CriticLoss:
+        """Add the gradients of the critics; the result carries none."""
         self._ledger.switch(Part.FORWARD)
         with torch.no_grad():
-            ahead = self._act(batch["next_obs"])
-        loss, errors, values = critic_loss(self.critics, self.target_critics, batch, *ahead, alpha)
+            next_action, next_logp = self._act(batch["next_obs"])
+        result = critic_loss(
+            self.critics,
+            self.target_critics,
+            batch,
+            next_action=next_action,
+            next_logp=next_logp,
+            alpha=alpha,
+        )
+
         self._critic_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
-        backward(loss)
-        return loss.detach(), errors, values
+        backward(result.loss)
+        return result._replace(loss=result.loss.detach())
 
     def _actor_gradients(
-        self, batch: Batch, alpha: Tensor, total: float, critic_norm: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, batch: Batch, alpha: Tensor, total: float, *, critic_norm: Tensor
+    ) -> ActorLoss:
+        """Add the gradients of the actor, which are NaN unless ``critic_norm`` is finite."""
         self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
-        loss = actor_loss(self.critics, batch["obs"], action, logp, alpha)
+        loss = actor_loss(self.critics, batch["obs"], action=action, logp=logp, alpha=alpha)
+
         self._actor_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss, critic_norm)
-        return loss.detach(), logp.detach()
+        return ActorLoss(loss.detach(), logp.detach())
 
     def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
         """Add the gradient of the temperature, which is NaN unless ``actor_norm`` is finite."""
