@@ -1,7 +1,11 @@
-"""The forms in which a network may be computed, and which of them is tried on a CPU. No torch here.
+"""The forms in which a network may be computed, and which of them are tried. No torch here.
 
-A form changes rounding and speed only: parameters, gradients and optimizer state are float32 in
-each. So two learners of a group, or a run before and after a resume, may have different forms.
+A form is a precision, an order of images in memory, and a number of observations in one pass. It
+changes rounding and speed only: parameters, gradients and optimizer state are float32 in each. So
+two learners of a group, or a run before and after a resume, may have different forms.
+
+The form *by rule* is the one that is used where nothing is timed. A run on a CPU times it together
+with others, and changes to the fastest (`penstock.autotune.forms`).
 """
 
 from __future__ import annotations
@@ -49,18 +53,20 @@ class ComputeForm(NamedTuple):
 
     @classmethod
     def read(cls, value: Any) -> ComputeForm | None:
-        """The form that a JSON list describes; None where it describes none."""
+        """Returns the form that a JSON list describes; None where it describes none."""
         if type(value) is not list or len(value) != len(cls._fields):
             return None
+
         precision, memory_format, rows = value
         if precision not in get_args(Precision) or memory_format not in get_args(MemoryFormat):
             return None
+
         is_count = type(rows) is int and 0 < rows <= MOST_ROWS
         return cls(precision, memory_format, rows) if is_count else None
 
 
 class Options(NamedTuple):
-    """What the user leaves open: `auto` and None."""
+    """The options of a form as the user has set them; `auto` and None leave the choice open."""
 
     precision: Literal["auto", "fp32", "bf16"]
     memory_format: MemoryFormat
@@ -68,9 +74,10 @@ class Options(NamedTuple):
 
 
 def gains_by_bf16(shape: AnyShape) -> bool:
-    """Whether a network is large enough for bf16 to pay, and was seen to learn as well with it.
+    """Returns whether bf16 is tried for a network.
 
-    Continuous control from many numbers was not tried.
+    The network must be large enough for it to pay, and of a kind that was seen to learn as well
+    with it. Continuous control from many numbers was not tried.
     """
     if isinstance(shape, MlpShape):
         return shape.inputs >= MANY_INPUTS and isinstance(shape.actions, Choices)
@@ -80,7 +87,7 @@ def gains_by_bf16(shape: AnyShape) -> bool:
 
 
 class UpdateSize(NamedTuple):
-    """Observations of one update, which passes divide."""
+    """Number of observations in one update, which is divided into passes."""
 
     rows: int
     unit: int = 1
@@ -88,8 +95,11 @@ class UpdateSize(NamedTuple):
     together."""
 
     def divided(self, about: int) -> int:
-        """Observations of a pass where as few passes as possible, all equally large, have at most
-        about so many. A small last pass would cost more than larger ones save."""
+        """Returns the observations of a pass, if passes are equally large and as few as possible.
+
+        A pass has at most ``about`` observations, rounded up to a whole number of units. A small
+        last pass would cost more than larger ones save, so all are equal.
+        """
         units = self.rows // self.unit
         passes = max(1, -(-self.rows // about))
         return -(-units // passes) * self.unit
@@ -98,7 +108,11 @@ class UpdateSize(NamedTuple):
 def training_forms(
     shape: AnyShape, options: Options, update: UpdateSize, *, has_bf16: bool
 ) -> list[ComputeForm]:
-    """The forms of a learner that are timed, that by rule first; one where nothing is open."""
+    """Returns the forms of a learner that are timed, the one by rule first.
+
+    Where the options leave nothing open there is one. ``has_bf16`` says whether the processor
+    computes bf16 fast.
+    """
     rows = [options.rows or ROWS]
     if options.rows is None and shape.convolutional:
         largest = min(ROWS, update.rows)
@@ -112,9 +126,10 @@ def training_forms(
 def acting_forms(
     shape: AnyShape, options: Options, envs: int, *, has_bf16: bool
 ) -> list[ComputeForm]:
-    """The forms of an actor's inference over ``envs`` environments, that by rule first.
+    """Returns the forms of an actor's inference over ``envs`` environments, the one by rule first.
 
-    One for a network without convolutions, which is fp32 by rule.
+    A network without convolutions has one, which is fp32 by rule. ``has_bf16`` says whether the
+    processor computes bf16 fast.
     """
     if not shape.convolutional and options.precision == "auto":
         options = options._replace(precision="fp32")
@@ -122,9 +137,10 @@ def acting_forms(
 
 
 def order_by_rule(shape: AnyShape, precision: Precision, *, learns: bool) -> MemoryFormat:
-    """The order of images on a CPU where nothing was timed; `auto` where there are none.
+    """Returns the order of images on a CPU where nothing was timed; `auto` where there are none.
 
-    As `models.frame_order` and `models.torch_encoders` compute them.
+    `models.frame_order` and `models.torch_encoders` compute images in this order. ``learns`` says
+    whether the network is trained, rather than only acting.
     """
     if not _has_images(shape):
         return "auto"
@@ -133,18 +149,22 @@ def order_by_rule(shape: AnyShape, precision: Precision, *, learns: bool) -> Mem
 
 
 def in_memory_format(shape: S, memory_format: MemoryFormat) -> S:
-    """The shape of the same network with its images in the given order, if it has any."""
+    """Returns the shape of the same network with its images, if any, in the given order."""
     if isinstance(shape, CnnShape | QCnnShape | GeneralShape):
         return replace(shape, memory_format=memory_format)
     return shape
 
 
 def fastest(seconds: Mapping[ComputeForm, float], by_rule: ComputeForm) -> ComputeForm:
-    """The form of the least seconds per observation.
+    """Returns the form that takes the least time.
 
     Of forms that are slower by less than `LEAST_GAIN`, the one that differs least from ``by_rule``
     is taken, so that noise decides as little as possible. Times of passes that are smaller than by
     rule count `SMALLER_PASS` times.
+
+    Args:
+        seconds: time of each form, in seconds per observation.
+        by_rule: the form by rule.
     """
     costs = {f: s * (SMALLER_PASS if f.rows < by_rule.rows else 1.0) for f, s in seconds.items()}
     close = [form for form in costs if costs[form] <= LEAST_GAIN * min(costs.values())]
@@ -173,7 +193,10 @@ def _forms(
 
 
 def _has_images(shape: AnyShape) -> bool:
-    """Whether images lie in memory as a form says; a network of `model.entry` orders its own."""
+    """Returns whether a form decides the order of images in memory.
+
+    A custom network (`model.entry`) decides that itself.
+    """
     return shape.convolutional and not (
         isinstance(shape, GeneralShape) and shape.model.entry is not None
     )

@@ -1,4 +1,4 @@
-"""What actions are drawn from, given a network's outputs: log-probability, entropy, divergence.
+"""The distributions of actions, by a network's outputs: log-probability, entropy, divergence.
 
     Categoricals   choices, independent of each other, perhaps some of them forbidden by a mask
     Gaussian       numbers with a mean and a standard deviation each, clipped by the environment
@@ -24,21 +24,30 @@ NODES, REACH = 128, 6.5  # of the quadrature, in standard deviations
 
 
 class Distribution(Protocol):
-    """Of one action for each of B rows, all ``[B]`` in float32 and differentiable."""
+    """The distributions of one action for each of B rows.
+
+    All results are ``[B]``, float32 and differentiable.
+    """
 
     def logp(self, action: Tensor) -> Tensor:
-        """Log-probability, or log-density, of actions ``[B, *shape]`` as they are recorded."""
+        """Returns the log-probability, or log-density, of actions ``[B, *shape]`` as recorded."""
 
     def entropy(self) -> Tensor:
-        """In nats."""
+        """Returns the entropy in nats."""
 
     def kl(self, other: Distribution) -> Tensor:
-        """KL(self | other), of another of the same kind and masks."""
+        """Returns KL(self | other) in nats; the other has the same kind and the same masks."""
 
 
 def distribution(actions: ActionSpec, outputs: Tensor, mask: Tensor | None = None) -> Distribution:
-    """Of a network's outputs ``[B, outputs]``; ``mask`` ``[B, outputs]`` is not 0 where a choice is
-    allowed. Where none is, all are alike."""
+    """Returns the distribution of actions by a network's outputs.
+
+    Args:
+        actions: what the outputs decide.
+        outputs: float32 ``[B, outputs]``.
+        mask: ``[B, outputs]``, not 0 where a choice is allowed. In a row that allows none, all
+            choices are equally likely.
+    """
     if isinstance(actions, Choices):
         return Categoricals(actions, outputs, mask)
     assert mask is None, "numbers have no masks"
@@ -46,7 +55,7 @@ def distribution(actions: ActionSpec, outputs: Tensor, mask: Tensor | None = Non
 
 
 class Categoricals:
-    """Choices, each by its own logits."""
+    """Independent choices, each by its own logits."""
 
     def __init__(self, actions: Choices, outputs: Tensor, mask: Tensor | None) -> None:
         # Outputs lie contiguous along B: sums over few choices are several times faster.
@@ -78,7 +87,7 @@ class Categoricals:
 
 
 class Gaussian:
-    """Normal numbers, independent of each other; outputs are means, then logs of deviations."""
+    """Independent normal numbers; outputs are means, then logarithms of standard deviations."""
 
     def __init__(self, actions: Numbers, outputs: Tensor) -> None:
         self.mean, self.log_std = outputs.chunk(2, 1)
@@ -99,7 +108,9 @@ class Gaussian:
 
 
 class Squashed(Gaussian):
-    """tanh of normal numbers. Divergences are those before tanh, which can be undone.
+    """The tanh of normal numbers.
+
+    Divergences are those before tanh, which can be undone.
 
     The entropy has no closed form. Its integral is summed at `NODES` evenly spaced points: exact
     to 2e-6 up to a deviation of 5, where Gauss-Hermite quadrature of 64 has 2e-4 at 3 (the

@@ -1,4 +1,4 @@
-"""Which network fits a game and an algorithm. Imports no torch."""
+"""Which network fits an environment and an algorithm. Imports no torch."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _head_shape(
 
 
 def scales_of(shape: AnyShape) -> list[list[float]]:
-    """For each array of an observation, what is subtracted, and the factor of what is left."""
+    """Returns for each array of an observation what is subtracted, and the factor that follows."""
     if isinstance(shape, GeneralShape):
         return [[each.low, 1 / each.span] for each in shape.inputs]
     return [[0.0, shape.obs_scale]]
@@ -185,8 +185,11 @@ def _input(
 def _scale(
     model: ModelConfig, dtype: str, bounds: tuple[float, float] | None
 ) -> tuple[float, float]:
-    """`Input.low` and `Input.span` that bring bytes and frames into -1 ... 1 by the bounds of their
-    space. Other numbers stay as they are: their bounds are often far from what occurs."""
+    """Returns `Input.low` and `Input.span`, which bring bytes and frames into -1 ... 1.
+
+    They are given by the bounds of the space. Numbers without bounds stay as they are: the bounds
+    of other arrays than frames are often far from what occurs.
+    """
     is_bytes = dtype == "|u1"
     if bounds is None or model.scale == "bytes":
         return 0.0, 255.0 if is_bytes else 1.0
@@ -198,19 +201,22 @@ def _scale(
 
 
 def _with_channel(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-    """Bytes of two axes are a gray frame, and so are other numbers in a small square, as those of
-    a board. It is read as one channel."""
+    """Returns the shape with one channel in front, if it is that of a gray frame.
+
+    Bytes of two axes are a gray frame, and so are other numbers in a small square, as those of a
+    board.
+    """
     is_square = len(shape) == 2 and shape[0] == shape[1] < LEAST_LARGE
     return (1, *shape) if is_square or (len(shape) == 2 and dtype == "|u1") else shape
 
 
 def _is_large(shape: tuple[int, ...]) -> bool:
-    """Whether two of the axes are long enough to be those of a picture."""
+    """Returns whether two of the axes are long enough to be those of a picture."""
     return len(shape) > 1 and sorted(shape)[-2] >= LEAST_LARGE
 
 
 def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
-    """UserError for pictures with more axes than convolutions read."""
+    """Raise UserError for pictures with more axes than convolutions read."""
     if len(shape) > 3 and _is_large(shape) and model.kind != "mlp" and model.entry is None:
         raise UserError(
             f"observations of shape {list(shape)} look like frames, and convolutions read "
@@ -266,6 +272,7 @@ def _check_inputs(
 
 
 def _layout(shape: GeneralShape[Any]) -> ParamLayout:
+    """Returns the layout of a network's parameters; imports torch."""
     from penstock.models.torch_general import layout
 
     return layout(shape)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Move parameters into one vector, of which each becomes a view."""
+    """Move parameters into one vector and return it; each parameter becomes a view of it."""
     listed = list(parameters)
     values = torch.cat([parameter.flatten() for parameter in listed])
     for parameter, value in zip(listed, split(values, listed), strict=True):
@@ -19,5 +19,5 @@ def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def split(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
-    """The part of each parameter in a vector that is laid out like them."""
+    """Returns the part of each parameter in a vector that is laid out like them."""
     return tuple(vector.split([parameter.numel() for parameter in parameters]))

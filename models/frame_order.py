@@ -9,7 +9,7 @@ bfloat16, take torch's default order.
 The first convolution of the Nature CNN may go over blocks of pixels instead of pixels
 (`space_to_depth`). A kernel of 8 x 8 with stride 4 over frames is, number by number, a kernel of 2
 x 2 with stride 1 over blocks of 4 x 4 pixels, each of which is one place with all of its pixels as
-channels. A CPU's units for products of bfloat16 want many channels, and frames have few: with
+channels. A CPU's units for products of bfloat16 need many channels, and frames have few: with
 blocks, forward and backward pass of this convolution take half of the time. In float32 nothing is
 gained.
 """
@@ -37,10 +37,10 @@ def in_order(frames: Tensor, dtype: torch.dtype, wanted: MemoryFormat = "auto") 
 
 
 def _in_channels_last(frames: Tensor, dtype: torch.dtype) -> Tensor:
-    """Frames in ``dtype`` and channels_last.
+    """Returns frames in a dtype and channels_last.
 
     On a CPU torch's one call for both goes through the numbers one by one, without vectors: for
-    four channels of bytes it takes two to three times as long as this.
+    four channels of bytes it takes two to three times as long as the copies here.
     """
     if runs_behind(frames):
         return frames.to(dtype, memory_format=torch.channels_last)
@@ -55,12 +55,15 @@ def _in_channels_last(frames: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def divides(height: int, width: int) -> bool:
-    """Whether frames consist of whole blocks."""
+    """Returns whether frames consist of whole blocks."""
     return height % BLOCK == 0 and width % BLOCK == 0
 
 
 def space_to_depth(frames: Tensor, dtype: torch.dtype) -> Tensor:
-    """Frames ``[B, C, H, W]`` as ``[B, C * 16, H / 4, W / 4]`` in ``dtype``, channels_last."""
+    """Returns frames with the pixels of each block as channels of one place.
+
+    Frames ``[B, C, H, W]`` become ``[B, C * 16, H / 4, W / 4]`` in ``dtype``, channels_last.
+    """
     count, channels, height, width = frames.shape
     rows, columns = height // BLOCK, width // BLOCK
     if frames.dtype == torch.uint8:  # four pixels of a row are copied as one number
@@ -75,8 +78,10 @@ def space_to_depth(frames: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def kernel_over_depth(kernel: Tensor) -> Tensor:
-    """The kernel ``[F, C, K, K]`` of a stride of 4 as ``[F, C * 16, K / 4, K / 4]``, for
-    `space_to_depth`."""
+    """Returns the kernel of a convolution with stride 4 for frames of `space_to_depth`.
+
+    ``[F, C, K, K]`` becomes ``[F, C * 16, K / 4, K / 4]``.
+    """
     filters, channels, size, _ = kernel.shape
     places = size // BLOCK
     split = kernel.reshape(filters, channels, places, BLOCK, places, BLOCK)

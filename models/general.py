@@ -1,10 +1,10 @@
-"""The network family: an encoder of the observation, a core with memory if wanted, and heads.
+"""The network family: an encoder of the observation, a core with memory if configured, and heads.
 
 It reads observations of several parts, and a custom network may replace the encoder. The
 heads are the algorithm's: `ActorCriticHeads`, or a `SingleHead`. No torch here.
 
 The parameters' layout is that of the torch module, which `torch_general.layout` builds without
-memory for it; so torch is imported where the layout is asked for, and not before.
+memory for it. So torch is imported where the layout is asked for, and not before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ActorCriticHeads:
 
 @dataclass(frozen=True)
 class SingleHead:
-    """Q-values of actions, of DQN, or means and logarithms of standard deviations, of SAC."""
+    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
 
     outputs: int
     """Numbers that decide an action."""
@@ -67,7 +67,7 @@ H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)
 
 @dataclass(frozen=True)
 class GeneralShape(Generic[H]):
-    """`penstock.models.torch_general.GeneralNet`."""
+    """The shape of a `penstock.models.torch_general.GeneralNet`."""
 
     inputs: tuple[Input, ...]
     mask: ObservationPart | None
@@ -109,7 +109,7 @@ class GeneralShape(Generic[H]):
 
     @property
     def state_size(self) -> int:
-        """Numbers that the memory of one environment has."""
+        """Number of float32 values in the memory of one environment."""
         each = {"none": 0, "gru": 1, "lstm": 2}[self.model.core] * self.model.core_size
         return each * (1 + self.is_separate)
 
@@ -119,8 +119,11 @@ class GeneralShape(Generic[H]):
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its last axis rather than its first: the shorter one, or in a
-    square small image the one that is not a side."""
+    """Returns whether an image's channels are its last axis rather than its first.
+
+    Channels are the shorter axis of the two. In a small image that is square without them, they are
+    the axis that is not a side.
+    """
     first, middle, last = shape
     if middle < LEAST_LARGE and first != last and middle in (first, last):
         return middle == first
@@ -128,12 +131,12 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of an image, in pixels."""
+    """Returns height and width of an image, in pixels."""
     return shape[:2] if channels_last(shape) else shape[1:]
 
 
 def is_small(model: ModelConfig, shape: tuple[int, ...]) -> bool:
-    """Whether an image is read by `small_cnn`."""
+    """Returns whether an image is read by `small_cnn`."""
     if model.kind == "auto" and model.entry is None:
         return max(sides(shape)) < LEAST_LARGE
     return model.kind == "small_cnn" and model.entry is None

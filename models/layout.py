@@ -1,13 +1,14 @@
-"""What networks there are, and how the parameters of each lie in one flat vector. Imports no torch.
+"""The fused networks, and how the parameters of each lie in one flat vector. Imports no torch.
 
-A net's shape is all that is needed to build it in torch or to compute it in numpy. The order of
-``layout`` is the order of the torch module's named parameters, then its buffers. What acts is
-``outputs`` values for each observation: logits, Q-values, or means and logarithms of deviations.
+A shape is all that is needed to build a network in torch or to compute it in numpy. The order of
+``layout`` is the order of the torch module's named parameters, then its buffers. Actions are
+decided by ``outputs`` values for each observation: logits, Q-values, or means and logarithms of
+deviations.
 
     MlpShape, CnnShape       policy and value, for actor-critics
     DenseShape, QCnnShape    one head: Q-values (duelling or not), or a Gaussian policy
 
-These are fused: fast implementations for observations of one array, which most games have. Every
+These are fast implementations for observations of one array, which most environments have. Every
 other network is a `penstock.models.general.GeneralShape`, with the same heads.
 """
 
@@ -40,8 +41,8 @@ Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
 class MlpShape:
     """Two towers of ``hidden`` layers over ``inputs`` values, for the policy and for the value.
 
-    The weight of a hidden layer is ``[TOWERS, in, out]``: one batched product does both towers, and
-    its gradient is several times faster in this order than as torch's ``[out, in]``.
+    The weight of a hidden layer is ``[TOWERS, in, out]``: one batched product computes both towers,
+    and its gradient is several times faster in this order than as torch's ``[out, in]``.
     """
 
     inputs: int
@@ -59,7 +60,7 @@ class MlpShape:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the inputs and of each layer of a tower."""
+        """Widths of the inputs and of each layer of a tower."""
         return (self.inputs, *self.hidden)
 
     @cached_property
@@ -69,7 +70,7 @@ class MlpShape:
         return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """The policy's layers, of the parameters by name."""
+        """Returns the policy's layers, given the parameters by name."""
         weight, bias = named["policy.weight"], named["policy.bias"]
         if isinstance(self.actions, Numbers):  # deviations do not depend on the observation
             weight = np.concatenate([weight, np.zeros_like(weight)])
@@ -77,7 +78,7 @@ class MlpShape:
         return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), (weight, bias)]
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """The value's layers, of the parameters by name."""
+        """Returns the value's layers, given the parameters by name."""
         head = named["value.weight"], named["value.bias"]
         return [*_tower(named, len(self.hidden), VALUE, self.obs_scale), head]
 
@@ -111,11 +112,7 @@ class CnnShape:
 
 @dataclass(frozen=True)
 class DenseShape:
-    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values.
-
-    ``duelling``: the last hidden layer is two of them side by side, the first for the value of the
-    state, the second for the advantages of the actions.
-    """
+    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values."""
 
     inputs: int
     outputs: int
@@ -128,7 +125,7 @@ class DenseShape:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the inputs and of each layer."""
+        """Widths of the inputs and of each layer."""
         return (self.inputs, *self.hidden[:-1], self.hidden[-1] * (1 + self.duelling))
 
     @cached_property
@@ -138,7 +135,7 @@ class DenseShape:
         return ParamLayout((*tower_entries(1, self.widths), *head, *statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """Its layers, of the parameters by name; a duelling head becomes one product."""
+        """Returns the layers, given the parameters by name; a duelling head becomes one product."""
         weight, bias = named["head.weight"], named["head.bias"]
         if self.duelling:
             value = np.broadcast_to(named["value.weight"], weight.shape)
@@ -149,10 +146,7 @@ class DenseShape:
 
 @dataclass(frozen=True)
 class QCnnShape:
-    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action.
-
-    ``duelling`` as in `DenseShape`, of the layer after the convolutions (Wang et al. 2016).
-    """
+    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action."""
 
     channels: int
     height: int
@@ -182,14 +176,14 @@ NetShape = ActorCriticShape | DenseShape | QCnnShape
 
 
 def flat_features(height: int, width: int) -> int:
-    """Values that leave the last convolution."""
+    """Returns how many values leave the last convolution for frames of a height and a width."""
     for _, kernel, stride in CONVS:
         height, width = ((n - kernel) // stride + 1 for n in (height, width))
     return CONVS[-1][0] * height * width
 
 
 def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
-    """Hidden layers of ``towers`` networks side by side."""
+    """Returns the entries of the hidden layers of ``towers`` networks side by side."""
     entries: list[Entry] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         entries.append((f"hidden.{i}.weight", (towers, fan_in, fan_out)))
@@ -214,7 +208,14 @@ def actor_critic(
     actions: ActionSpec,
     statistics: Sequence[Entry] = (),
 ) -> tuple[Entry, ...]:
-    """A trunk with the heads, and with the buffers, of an actor-critic."""
+    """Returns the entries of an actor-critic, in the order of its torch module.
+
+    Args:
+        trunk: entries of the trunk.
+        features: width of its last layer.
+        actions: what the policy decides.
+        statistics: entries of the buffers.
+    """
     return (
         *((("log_std", (actions.size,)),) if isinstance(actions, Numbers) else ()),
         *trunk,
@@ -227,7 +228,7 @@ def actor_critic(
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
-    """Buffers of `penstock.models.normalizer.Normalizer`."""
+    """Returns the entries of the buffers of `penstock.models.normalizer.Normalizer`."""
     return (
         ("normalizer.mean", (inputs,)),
         ("normalizer.var", (inputs,)),

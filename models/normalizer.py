@@ -1,4 +1,4 @@
-"""Observations shifted and scaled by what has been seen so far, in torch."""
+"""Observations shifted and scaled by the statistics of those seen so far, in torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
 
 
 class Normalizer(nn.Module):
-    """Mean, variance and count of each of ``inputs`` numbers, as buffers: they are published and
-    saved with the weights. It leaves observations as they are until it has seen any."""
+    """Normalises ``inputs`` numbers of an observation, each by its own mean and variance.
+
+    Mean, variance and count are buffers: they are published and saved with the weights. Until it
+    has seen any observations, it leaves them as they are.
+    """
 
     mean: Tensor
     var: Tensor
@@ -37,7 +40,7 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Float32 ``[B, inputs]`` of numbers of any dtype, within ± `CLIP`."""
+        """Returns rows ``[B, inputs]`` of any dtype as float32, normalised and within ± `CLIP`."""
         scale = (self.var + EPSILON).rsqrt()
         return (rows.float() - self.mean).mul_(scale).clamp_(-CLIP, CLIP)
 
@@ -45,11 +48,15 @@ class Normalizer(nn.Module):
     def observe(
         self, rows: Tensor, alive: Tensor, add_others: Callable[[Tensor], None] | None = None
     ) -> None:
-        """Take in the alive of ``rows`` ``[B, inputs]``, alive bool ``[B]``: Chan et al. 1979,
-        equation 2.1, by sums in float64. ``add_others`` adds to a tensor those of others.
+        """Add a batch to the statistics: Chan et al. 1979, equation 2.1, by sums in float64.
 
-        Numbers count as no farther than `FAR` says, by what has been seen: a single broken one is
-        soon forgotten, and a scale that grows is followed within some batches.
+        Numbers count as no farther than `_limit`, which depends on those seen before: a single
+        broken one is soon forgotten, and a scale that grows is followed within some batches.
+
+        Args:
+            rows: ``[B, inputs]``, of any dtype.
+            alive: which of the rows count, bool ``[B]``.
+            add_others: adds to a tensor, in place, those of other learners.
         """
         limit = self._limit(rows)
         sums = torch.zeros(3, len(self.mean), dtype=torch.float64, device=rows.device)
@@ -73,7 +80,11 @@ class Normalizer(nn.Module):
         self.count.copy_(before + more)
 
     def _limit(self, rows: Tensor) -> Tensor:
-        """Float64 ``[inputs]``; by the median of these rows where none was seen before."""
+        """Returns the largest absolute numbers that count, float64 ``[inputs]``.
+
+        They are limited by mean and deviation, or by the median of these rows where none was seen
+        before.
+        """
         typical = self.mean.double().abs() + self.var.double().sqrt()
         if not self._begun:  # a median takes long
             self._begun = True
@@ -86,7 +97,7 @@ class FrameNormalizer(Normalizer):
     """A normaliser of frames, with a mean and a variance for each pixel.
 
     What moves stands out from a background that is constant, and is learned from fewer samples.
-    Until it has seen any, bytes are scaled to 0 ... 1.
+    Until it has seen any frames, bytes are scaled to 0 ... 1.
     """
 
     most_rows = MOST_FRAMES
@@ -98,8 +109,14 @@ class FrameNormalizer(Normalizer):
         first: int = 0,
         memory_format: MemoryFormat = "auto",
     ) -> Tensor:
-        """Frames ``[B, *shape]`` of any dtype, in ``dtype`` and within ± `CLIP`. ``first`` is the
-        index of their first pixel in the statistics."""
+        """Returns frames normalised, in ``dtype`` and within ± `CLIP`.
+
+        Args:
+            frames: ``[B, *shape]`` of any dtype.
+            dtype: of the result.
+            first: index of their first pixel in the statistics.
+            memory_format: order of the result in memory, where frames are bytes.
+        """
         shape = frames.shape[1:]
         pixels = slice(first, first + shape.numel())
         mean, var = (tensor[pixels].view(shape) for tensor in (self.mean, self.var))

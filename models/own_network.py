@@ -35,8 +35,11 @@ ROWS = 3  # of the batch that is tried
 
 
 def make_own(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
-    """The network, and the width of its features; None where it gives outputs and values. Raises
-    UserError for one that does not fit."""
+    """Make the custom network of a shape, and try it on a batch of zeros.
+
+    Raises:
+        UserError: if it cannot be made, fails, or does not fit.
+    """
     entry = shape.model.entry
     assert entry is not None
     purpose = f"model.entry {entry}"
@@ -94,8 +97,10 @@ def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
 
 
 def _load(entry: str, purpose: str) -> type[nn.Module]:
-    """The class that ``entry`` names. Nothing else is called: a module that the user allows may
-    have imported any function."""
+    """Returns the class that ``entry`` names; UserError if it is no class of torch modules.
+
+    Nothing else is called: a module that the user allows may have imported any function.
+    """
     network = load(entry, purpose, "model.entry")
     if not (isinstance(network, type) and issubclass(network, nn.Module)):
         raise UserError(f"{purpose} is no class of torch.nn.Module; derive it from that")

@@ -11,13 +11,15 @@ from penstock.models.layout import DenseShape, MlpShape
 
 
 def in_words(shape: AnyShape, model: ModelConfig, parameters: int) -> str:
-    """A line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`. ``parameters``
-    are those that are trained, critics included."""
+    """Returns a line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`.
+
+    ``parameters`` is the number of those that are trained, critics included.
+    """
     return f"network: {layers_in_words(shape, model)}, {parameters:,} parameters"
 
 
 def layers_in_words(shape: AnyShape, model: ModelConfig) -> str:
-    """The parts of a network: `nature_cnn, lstm 256, shared critic`."""
+    """Returns the parts of a network: `nature_cnn, lstm 256, shared critic`."""
     if isinstance(shape, GeneralShape):
         return ", ".join(_general(shape, model))
     return _mlp(model) if isinstance(shape, MlpShape | DenseShape) else "nature_cnn"
@@ -37,7 +39,7 @@ def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
 
 
 def _encoders(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
-    """What reads the parts of an observation, each kind once."""
+    """Returns what reads the parts of an observation, each kind once."""
     found: list[str] = []
     for part in shape.inputs:
         if not part.is_image:
