@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -73,17 +73,22 @@ def discrete(count: int) -> Choices:
     return Choices((count,))
 
 
-def action_spec(config: Config, game: Spaces) -> ActionSpec:
-    """What an actor-critic decides in a game; UserError for a space that it cannot play."""
-    match game.action_space:
-        case spaces.Discrete(n=n):
+def action_spec(config: Config, spaces: Spaces) -> ActionSpec:
+    """Returns what an actor-critic decides in an environment.
+
+    Raises:
+        UserError: for an action space that an actor-critic cannot play.
+    """
+    match spaces.action_space:
+        case Discrete(n=n):
             return discrete(int(n))
-        case spaces.MultiDiscrete(nvec=nvec):
+        case MultiDiscrete(nvec=nvec):
             return Choices(tuple(int(n) for n in nvec.flat), nvec.shape)
-        case spaces.Box(shape=shape):
-            return Numbers(shape, config.model.gaussian == "squashed")
+        case Box(shape=shape):
+            return Numbers(shape, squashed=config.model.gaussian == "squashed")
+
     raise UserError(
-        f"action space {game.action_space} is none of Discrete, MultiDiscrete and Box, which "
+        f"action space {spaces.action_space} is none of Discrete, MultiDiscrete and Box, which "
         f"algo.name {config.algo.name} plays; set env.wrappers to a wrapper of yours that offers "
         "one of them"
     )
@@ -91,4 +96,5 @@ def action_spec(config: Config, game: Spaces) -> ActionSpec:
 
 def action_column(space: Any) -> Column:
     """Returns the column in which a slot records the actions of a space."""
-    return Column("action", "<f4" if isinstance(space, spaces.Box) else "<i4", tuple(space.shape))
+    dtype = "<f4" if isinstance(space, Box) else "<i4"
+    return Column("action", dtype, tuple(space.shape))

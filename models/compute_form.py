@@ -24,12 +24,13 @@ from penstock.models.layout import CnnShape, MlpShape, QCnnShape
 S = TypeVar("S", bound=AnyShape)
 Precision = Literal["fp32", "bf16"]
 ROWS = 256  # observations of a pass by rule: about as many images fit a processor's cache
-FEWER_ROWS = (128, 64)  # about so many are tried for images,
-MORE_ROWS = (1024, 4096)  # and for an mlp
-MOST_ROWS = 1 << 20  # of a form that is read from a file
-MANY_INPUTS = 256  # of an mlp; with fewer, bf16 gains less than the casts take
-LEAST_GAIN = 1.1  # factor by which another form than that by rule must be faster
-# Of smaller passes, which are more: each also has a loss, and a batch to cut, that are not timed.
+FEWER_ROWS = (128, 64)  # further observations of a pass that are tried for images
+MORE_ROWS = (1024, 4096)  # further observations of a pass that are tried for an mlp
+MOST_ROWS = 1 << 20  # most observations of a pass in a form that is read from a file
+MANY_INPUTS = 256  # inputs of an mlp; with fewer, bf16 gains less than the casts take
+LEAST_GAIN = 1.1  # factor by which another form must be faster than that by rule
+# Factor on the time of passes smaller than by rule. There are more of them, and each also computes
+# a loss and cuts a batch, which is not timed.
 SMALLER_PASS = 1.25
 
 
@@ -101,8 +102,8 @@ class UpdateSize(NamedTuple):
         last pass would cost more than larger ones save, so all are equal.
         """
         units = self.rows // self.unit
-        passes = max(1, -(-self.rows // about))
-        return -(-units // passes) * self.unit
+        passes = max(1, _ceil_div(self.rows, about))
+        return _ceil_div(units, passes) * self.unit
 
 
 def training_forms(
@@ -113,14 +114,17 @@ def training_forms(
     Where the options leave nothing open there is one. ``has_bf16`` says whether the processor
     computes bf16 fast.
     """
-    rows = [options.rows or ROWS]
+    pass_rows = [options.rows or ROWS]
     if options.rows is None and shape.convolutional:
         largest = min(ROWS, update.rows)
-        rows += [n for n in map(update.divided, FEWER_ROWS) if n < largest]
+        fewer_rows = [update.divided(about) for about in FEWER_ROWS]
+        pass_rows += [rows for rows in fewer_rows if rows < largest]
     elif options.rows is None:
-        rows += [n for n in map(update.divided, MORE_ROWS) if n > ROWS]
-    rows = list(dict.fromkeys(rows))
-    return _forms(shape, options, rows, has_bf16, learns=True)
+        more_rows = [update.divided(about) for about in MORE_ROWS]
+        pass_rows += [rows for rows in more_rows if rows > ROWS]
+
+    distinct_rows = list(dict.fromkeys(pass_rows))
+    return _forms(shape, options, distinct_rows, has_bf16=has_bf16, learns=True)
 
 
 def acting_forms(
@@ -133,7 +137,7 @@ def acting_forms(
     """
     if not shape.convolutional and options.precision == "auto":
         options = options._replace(precision="fp32")
-    return _forms(shape, options, [envs], has_bf16, learns=False)
+    return _forms(shape, options, [envs], has_bf16=has_bf16, learns=False)
 
 
 def order_by_rule(shape: AnyShape, precision: Precision, *, learns: bool) -> MemoryFormat:
@@ -144,8 +148,10 @@ def order_by_rule(shape: AnyShape, precision: Precision, *, learns: bool) -> Mem
     """
     if not _has_images(shape):
         return "auto"
+
     is_impala = isinstance(shape, GeneralShape) and shape.model.kind == "impala_cnn"
-    return "channels_last" if is_impala or (learns and precision == "fp32") else "contiguous"
+    trains_in_fp32 = learns and precision == "fp32"
+    return "channels_last" if is_impala or trains_in_fp32 else "contiguous"
 
 
 def in_memory_format(shape: S, memory_format: MemoryFormat) -> S:
@@ -166,30 +172,43 @@ def fastest(seconds: Mapping[ComputeForm, float], by_rule: ComputeForm) -> Compu
         seconds: time of each form, in seconds per observation.
         by_rule: the form by rule.
     """
-    costs = {f: s * (SMALLER_PASS if f.rows < by_rule.rows else 1.0) for f, s in seconds.items()}
-    close = [form for form in costs if costs[form] <= LEAST_GAIN * min(costs.values())]
+    costs = {}
+    for form, form_seconds in seconds.items():
+        factor = SMALLER_PASS if form.rows < by_rule.rows else 1.0
+        costs[form] = form_seconds * factor
+
+    limit = LEAST_GAIN * min(costs.values())
+    candidates = [form for form in costs if costs[form] <= limit]
 
     def rank(form: ComputeForm) -> tuple[int, float]:
-        return sum(own == rule for own, rule in zip(form, by_rule, strict=True)), -costs[form]
+        equal_values = [a for a, b in zip(form, by_rule, strict=True) if a == b]
+        return len(equal_values), -costs[form]
 
-    return max(close, key=rank)
+    return max(candidates, key=rank)
 
 
 def _forms(
-    shape: AnyShape, options: Options, rows: Iterable[int], has_bf16: bool, *, learns: bool
+    shape: AnyShape, options: Options, pass_rows: Iterable[int], *, has_bf16: bool, learns: bool
 ) -> list[ComputeForm]:
+    """Returns all combinations of what the options leave open, the one by rule first."""
     precisions: list[Precision] = ["fp32"]
     if options.precision != "auto":
         precisions = [options.precision]
     elif has_bf16 and gains_by_bf16(shape):
         precisions.append("bf16")
-    first = order_by_rule(shape, precisions[0], learns=learns)
-    orders: list[MemoryFormat] = [first]
-    if first != "auto" and options.memory_format != "auto":
-        orders = [options.memory_format]
-    elif first != "auto":
-        orders.append("contiguous" if first == "channels_last" else "channels_last")
-    return [ComputeForm(p, o, n) for n, p, o in product(rows, precisions, orders)]
+
+    order = order_by_rule(shape, precisions[0], learns=learns)
+    orders: list[MemoryFormat] = [order]
+    if order != "auto":
+        if options.memory_format != "auto":
+            orders = [options.memory_format]
+        else:
+            orders.append("contiguous" if order == "channels_last" else "channels_last")
+
+    return [
+        ComputeForm(precision, order, rows)
+        for rows, precision, order in product(pass_rows, precisions, orders)
+    ]
 
 
 def _has_images(shape: AnyShape) -> bool:
@@ -197,6 +216,9 @@ def _has_images(shape: AnyShape) -> bool:
 
     A custom network (`model.entry`) decides that itself.
     """
-    return shape.convolutional and not (
-        isinstance(shape, GeneralShape) and shape.model.entry is not None
-    )
+    is_custom = isinstance(shape, GeneralShape) and shape.model.entry is not None
+    return shape.convolutional and not is_custom
+
+
+def _ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)

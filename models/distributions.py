@@ -20,7 +20,10 @@ from penstock.models.actions import ActionSpec, Choices, Numbers
 
 FORBIDDEN = -1e9  # the logit of a masked choice: finite, so that 0 times it is 0
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-NODES, REACH = 128, 6.5  # of the quadrature, in standard deviations
+# The entropy of `Squashed` is summed at so many points, from so many deviations below the mean to
+# as many above it.
+NODES = 128
+REACH = 6.5
 
 
 class Distribution(Protocol):
@@ -62,9 +65,11 @@ class Categoricals:
         logits = outputs.t()
         if mask is not None:
             logits = torch.where(mask.t() != 0, logits, FORBIDDEN)
+
         self._counts = actions.counts
         if len(self._counts) == 1:
             self.all_logp = torch.log_softmax(logits, 0)
+            """Log-probability of each choice, ``[outputs, B]``."""
         else:
             parts = logits.split(self._counts)
             self.all_logp = torch.cat([torch.log_softmax(part, 0) for part in parts])
@@ -73,10 +78,12 @@ class Categoricals:
         index = action.long()
         if len(self._counts) == 1:
             return self.all_logp.gather(0, index.view(1, -1))[0]
+
+        # One row of indices for each entry of an action, which is looked up among its own choices.
         rows = index.reshape(-1, len(self._counts)).t()
         parts = self.all_logp.split(self._counts)
-        chosen = [part.gather(0, row[None]) for part, row in zip(parts, rows, strict=True)]
-        return torch.cat(chosen).sum(0)
+        logps = [part.gather(0, row[None]) for part, row in zip(parts, rows, strict=True)]
+        return torch.cat(logps).sum(0)
 
     def entropy(self) -> Tensor:
         return -(self.all_logp.exp() * self.all_logp).sum(0)
@@ -102,9 +109,9 @@ class Gaussian:
 
     def kl(self, other: Distribution) -> Tensor:
         assert isinstance(other, Gaussian), other
-        wider = other.log_std - self.log_std
+        log_ratio = other.log_std - self.log_std
         shift = (self.mean - other.mean) * (-other.log_std).exp()
-        return (wider + 0.5 * ((-2 * wider).exp() + shift.square()) - 0.5).sum(1)
+        return (log_ratio + 0.5 * ((-2 * log_ratio).exp() + shift.square()) - 0.5).sum(1)
 
 
 class Squashed(Gaussian):
@@ -118,16 +125,16 @@ class Squashed(Gaussian):
     """
 
     def logp(self, action: Tensor) -> Tensor:
-        before = action.reshape(self.mean.shape)
-        return super().logp(before) - log_slope(before).sum(1)
+        unsquashed = action.reshape(self.mean.shape)
+        return super().logp(unsquashed) - log_slope(unsquashed).sum(1)
 
     def entropy(self) -> Tensor:
         nodes = torch.linspace(-REACH, REACH, NODES, device=self.mean.device)
         weights = (-0.5 * nodes.square()).softmax(0)
-        before = torch.addcmul(self.mean[..., None], self.log_std.exp()[..., None], nodes)
-        return super().entropy() + (log_slope(before) @ weights).sum(1)
+        unsquashed = torch.addcmul(self.mean[..., None], self.log_std.exp()[..., None], nodes)
+        return super().entropy() + (log_slope(unsquashed) @ weights).sum(1)
 
 
-def log_slope(before: Tensor) -> Tensor:
-    """``log(1 - tanh(x)^2)``, never the log of 0 (Haarnoja et al. 2018, appendix C)."""
-    return 2 * (math.log(2) - before - softplus(-2 * before))
+def log_slope(unsquashed: Tensor) -> Tensor:
+    """Returns ``log(1 - tanh(x)^2)``, never the log of 0 (Haarnoja et al. 2018, appendix C)."""
+    return 2 * (math.log(2) - unsquashed - softplus(-2 * unsquashed))

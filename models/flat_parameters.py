@@ -12,10 +12,10 @@ from torch import Tensor, nn
 def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Move parameters into one vector and return it; each parameter becomes a view of it."""
     listed = list(parameters)
-    values = torch.cat([parameter.flatten() for parameter in listed])
-    for parameter, value in zip(listed, split(values, listed), strict=True):
-        parameter.data = value.view(parameter.shape)
-    return values
+    vector = torch.cat([parameter.flatten() for parameter in listed])
+    for parameter, values in zip(listed, split(vector, listed), strict=True):
+        parameter.data = values.view(parameter.shape)
+    return vector
 
 
 def split(vector: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:

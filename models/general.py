@@ -20,8 +20,10 @@ from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
 
-LEAST_SMALL, LEAST_LARGE = 5, 36
-"""Pixels each way from which on `small_cnn` and `nature_cnn` read an image by `model.kind` auto."""
+LEAST_SMALL = 5
+"""Least height and width, in pixels, of an image that `model.kind` auto reads by `small_cnn`."""
+LEAST_LARGE = 36
+"""Least height and width, in pixels, of an image that `model.kind` auto reads by `nature_cnn`."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Input:
     shape: tuple[int, ...]
     dtype: str
     part: ObservationPart | None
-    """Where it lies in a row of bytes; None where it is the observation itself."""
+    """Place of the array in a row of bytes; None where the array is the observation itself."""
     is_image: bool
-    """Whether it goes through convolutions; if not it is flattened."""
+    """Whether the array goes through convolutions; if not it is flattened."""
     low: float = 0.0
     span: float = 1.0
 
@@ -75,7 +77,7 @@ class GeneralShape(Generic[H]):
     heads: H
     model: ModelConfig
     make_layout: Callable[[GeneralShape[Any]], ParamLayout] = field(compare=False, repr=False)
-    """Given by `models.fitting`, since it needs torch."""
+    """Computes `layout`; `models.fitting` sets it, so that this file needs no torch."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
 
@@ -104,14 +106,16 @@ class GeneralShape(Generic[H]):
             return False
         if self.model.critic != "auto":
             return self.model.critic == "separate"
-        plain = self.model.core == "none" and self.model.entry is None
-        return plain and not self.convolutional
+
+        is_plain = self.model.core == "none" and self.model.entry is None
+        return is_plain and not self.convolutional
 
     @property
     def state_size(self) -> int:
         """Number of float32 values in the memory of one environment."""
-        each = {"none": 0, "gru": 1, "lstm": 2}[self.model.core] * self.model.core_size
-        return each * (1 + self.is_separate)
+        vectors = {"none": 0, "gru": 1, "lstm": 2}[self.model.core]
+        core_size = vectors * self.model.core_size
+        return 2 * core_size if self.is_separate else core_size
 
     @cached_property
     def layout(self) -> ParamLayout:

@@ -12,11 +12,11 @@ from penstock.models.frame_order import in_order
 from penstock.models.layout import CLIP, EPSILON
 
 MOST = 1e9  # samples counted: beyond float32's precision the statistics become a moving average
-FAR = 100.0  # times 1 + mean + deviation: what lies beyond counts as no farther
-FARTHEST = 1e18  # whose square float32 holds
+FAR = 100.0  # numbers beyond `FAR * (1 + |mean| + deviation)` count as lying at that limit
+FARTHEST = 1e18  # upper bound on that limit, whose square float32 holds
 LEAST_LEVELS = 4.0  # byte levels; the square is added to a pixel's variance: noise stays small
 IN_CACHE = 2**16  # float64 numbers that stay in a CPU's cache
-MOST_FRAMES = 32  # of a batch that statistics of pixels are taken from
+MOST_FRAMES = 32  # frames of a batch that the statistics of pixels are taken from
 
 
 class Normalizer(nn.Module):
@@ -27,11 +27,15 @@ class Normalizer(nn.Module):
     """
 
     mean: Tensor
+    """``[inputs]``."""
     var: Tensor
+    """``[inputs]``."""
     count: Tensor
+    """Samples seen, ``[1]``."""
     most_rows: int | None = None
-    """Of a batch that `observe` needs; None: all."""
-    _begun = False  # whether `observe` was called
+    """Rows of a batch that `observe` needs; None: all."""
+    _begun = False
+    """Whether `observe` was called."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -59,25 +63,37 @@ class Normalizer(nn.Module):
             add_others: adds to a tensor, in place, those of other learners.
         """
         limit = self._limit(rows)
+
+        # Sums of the numbers, of their squares, and of the rows. A CPU takes as many rows at a time
+        # as stay in its cache.
         sums = torch.zeros(3, len(self.mean), dtype=torch.float64, device=rows.device)
         sums[2] = alive.sum()
-        at_once = max(1, IN_CACHE // len(self.mean)) if rows.device.type == "cpu" else len(rows)
-        for part, living in zip(rows.split(at_once), alive.split(at_once), strict=True):
-            exact = part.to(torch.float64, copy=True).clamp_(-limit, limit)
-            exact.mul_(living[:, None])
+        chunk_rows = len(rows)
+        if rows.device.type == "cpu":
+            chunk_rows = max(1, IN_CACHE // len(self.mean))
+        chunks = zip(rows.split(chunk_rows), alive.split(chunk_rows), strict=True)
+        for chunk, chunk_alive in chunks:
+            exact = chunk.to(torch.float64, copy=True).clamp_(-limit, limit)
+            exact.mul_(chunk_alive[:, None])
             sums[0] += exact.sum(0)
             sums[1] += exact.square_().sum(0)
         if add_others is not None:
             add_others(sums)
-        more = sums[2, :1]
-        mean = sums[0] / more.clamp(min=1)
-        var = (sums[1] / more.clamp(min=1) - mean.square()).clamp_(min=0)
-        before = self.count.double().clamp(max=MOST)
-        share = more / (before + more).clamp(min=1)
-        shift = mean - self.mean.double()
-        self.var.copy_(self.var.double().lerp(var, share) + shift.square() * share * (1 - share))
+
+        # Mean and variance of the batch.
+        batch_count = sums[2, :1]
+        divisor = batch_count.clamp(min=1)
+        batch_mean = sums[0] / divisor
+        batch_var = (sums[1] / divisor - batch_mean.square()).clamp_(min=0)
+
+        # Both become means of old and new, weighted by their counts.
+        old_count = self.count.double().clamp(max=MOST)
+        share = batch_count / (old_count + batch_count).clamp(min=1)
+        shift = batch_mean - self.mean.double()
+        mean_of_vars = self.var.double().lerp(batch_var, share)
+        self.var.copy_(mean_of_vars + shift.square() * share * (1 - share))
         self.mean.copy_(self.mean.double() + shift * share)
-        self.count.copy_(before + more)
+        self.count.copy_(old_count + batch_count)
 
     def _limit(self, rows: Tensor) -> Tensor:
         """Returns the largest absolute numbers that count, float64 ``[inputs]``.
@@ -119,14 +135,15 @@ class FrameNormalizer(Normalizer):
         """
         shape = frames.shape[1:]
         pixels = slice(first, first + shape.numel())
-        mean, var = (tensor[pixels].view(shape) for tensor in (self.mean, self.var))
+        mean = self.mean[pixels].view(shape)
+        var = self.var[pixels].view(shape)
         if frames.dtype != torch.uint8:
             scale = (var + EPSILON).rsqrt()
             return (frames.float() - mean).mul_(scale).clamp_(-CLIP, CLIP).to(dtype)
+
+        # Differences of whole numbers below 256 are exact in bfloat16, so the mean is rounded.
         var = torch.where(self.count > 0, var + LEAST_LEVELS**2, 255.0**2)
-        # Differences of whole numbers below 256 are exact in bfloat16.
-        mean, scale = (
-            in_order(pixels[None], dtype, memory_format) for pixels in (mean.round(), var.rsqrt_())
-        )
+        mean = in_order(mean.round()[None], dtype, memory_format)
+        scale = in_order(var.rsqrt_()[None], dtype, memory_format)
         frames = in_order(frames, dtype, memory_format)
         return frames.sub_(mean).mul_(scale).clamp_(-CLIP, CLIP)

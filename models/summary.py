@@ -30,22 +30,25 @@ def _mlp(model: ModelConfig) -> str:
 
 
 def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
-    kinds = [model.entry] if model.entry is not None else _encoders(shape, model)
-    core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
+    """Returns encoders, core and critic of a network, those that it has."""
+    encoders = [model.entry] if model.entry is not None else _encoders(shape, model)
+    encoders_text = " and ".join(encoders)
     if not isinstance(shape.heads, ActorCriticHeads):
-        return [" and ".join(kinds)]
+        return [encoders_text]
+
+    core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
     critic = "separate critic" if shape.is_separate else "shared critic"
-    return [" and ".join(kinds), *core, critic]
+    return [encoders_text, *core, critic]
 
 
 def _encoders(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
     """Returns what reads the parts of an observation, each kind once."""
-    found: list[str] = []
+    kinds: list[str] = []
     for part in shape.inputs:
         if not part.is_image:
-            found.append(_mlp(model))
+            kinds.append(_mlp(model))
         elif is_small(model, part.shape):
-            found += (f"small_cnn {'-'.join(map(str, model.filters))}", _mlp(model))
+            kinds += (f"small_cnn {'-'.join(map(str, model.filters))}", _mlp(model))
         else:
-            found.append("impala_cnn" if model.kind == "impala_cnn" else "nature_cnn")
-    return [*dict.fromkeys(found)]
+            kinds.append("impala_cnn" if model.kind == "impala_cnn" else "nature_cnn")
+    return [*dict.fromkeys(kinds)]
