@@ -1,11 +1,11 @@
 """Memory in torch: LSTM and GRU over unrolls in which episodes end and begin.
 
-The state of an environment is one vector, of an LSTM its output h and then its cell c; it may be
-forgotten before any row, which torch.nn.LSTM and torch.nn.GRU cannot. Their equations are these.
+The state of an environment is one vector, of an LSTM its output h and then its cell c. It may be
+forgotten before any row, which torch.nn.LSTM and torch.nn.GRU cannot do; the equations are theirs.
 
 Products with the inputs are computed for all rows at once, those with the state row by row. The
-gradient is written out: for few environments one recorded operation by operation takes 1.7 times as
-long.
+gradient is written out: for few environments a gradient that autograd records operation by
+operation takes 1.7 times as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from torch.autograd.function import once_differentiable
 
 
 class Core(nn.Module, ABC):
-    """``gates`` products of each input and of each output make up a new state."""
+    """A recurrent layer, whose gates are computed of the input and of the previous output.
+
+    Args:
+        inputs: width of the features.
+        size: width of the outputs.
+        gates: number of gates, each of ``size`` values.
+        vectors: number of vectors of ``size`` values in a state.
+    """
 
     def __init__(self, inputs: int, size: int, gates: int, vectors: int) -> None:
         super().__init__()
@@ -33,10 +40,12 @@ class Core(nn.Module, ABC):
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor, state: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs ``[T, E, size]`` of ``features [T, E, inputs]``, and the state after the last.
+        """Returns outputs ``[T, E, size]``, and the state after the last row.
 
-        ``state`` ``[E, state_size]`` is that before the first row; it is 0 before each row where
-        ``first`` ``[T, E]`` is true.
+        Args:
+            features: ``[T, E, inputs]``.
+            state: ``[E, state_size]``, before the first row.
+            first: bool ``[T, E]``; the state is 0 before each row where it is true.
         """
         kept = (~first).to(features.dtype)[..., None]
         return self.rows(self.input(features), state, kept)
@@ -75,7 +84,7 @@ class Gru(Core):
 
 
 def make_core(kind: str, inputs: int, size: int) -> Core | None:
-    """The memory of `model.core` over features of a width; None where there is none."""
+    """Makes the memory of `model.core` over features of width ``inputs``; None for kind `none`."""
     match kind:
         case "lstm":
             return Lstm(inputs, size)
@@ -85,7 +94,11 @@ def make_core(kind: str, inputs: int, size: int) -> Core | None:
 
 
 class _LstmRows(torch.autograd.Function):
-    """Gates lie in torch's order: what enters, what is kept, what is new, what is shown."""
+    """The rows of an LSTM, one after the other.
+
+    Gates lie in torch's order: input gate i, forget gate f, candidate g, output gate o. Then
+    ``c[t] = f * c[t-1] + i * g`` and ``h[t] = o * tanh(c[t])``.
+    """
 
     @staticmethod
     def forward(
@@ -136,7 +149,11 @@ class _LstmRows(torch.autograd.Function):
 
 
 class _GruRows(torch.autograd.Function):
-    """Gates lie in torch's order: what is reset, what is kept, what is new."""
+    """The rows of a GRU, one after the other.
+
+    Gates lie in torch's order: reset gate r, update gate z, candidate n. With the products p of the
+    state, ``n = tanh(x_n + r * p_n)`` and ``h[t] = (1 - z) * n + z * h[t-1]``.
+    """
 
     @staticmethod
     def forward(

@@ -1,9 +1,8 @@
 """From the arrays of an observation to one vector of features, in torch.
 
-Frames go through convolutions, each array through its own; everything else is flattened, put side
-by side and goes through layers. What they give is put side by side, too. What small images give
-goes through the layers, beside the numbers, so that what a number says may decide how an image is
-read.
+Each image goes through convolutions of its own. Everything else is flattened, put side by side and
+goes through layers. The results are put side by side, too. Features of small images go through the
+layers, beside the numbers, so that a number may decide how an image is read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,14 @@ IMPALA_FEATURES = 256
 
 
 class Encoder(nn.Module):
-    """Features ``[B, width]`` of arrays by name, each ``[B, *shape]``, near 1."""
+    """Computes features of the arrays of an observation.
+
+    Args:
+        images: shapes of the images, by name.
+        numbers: shapes of the other arrays, by name.
+        cfg: the options of the network.
+        memory_format: order of the images in memory; `auto` is by rule.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,10 @@ class Encoder(nn.Module):
 
 
 class DenseLayers(nn.Module):
-    """Linear layers of the widths given, each followed by `model.activation`."""
+    """Linear layers, each followed by `model.activation`.
+
+    ``widths`` are those of the inputs and of each layer.
+    """
 
     def __init__(self, widths: tuple[int, ...], cfg: ModelConfig) -> None:
         super().__init__()
@@ -176,7 +185,7 @@ class ResidualBlock(nn.Module):
 def _image_encoder(
     shape: tuple[int, ...], cfg: ModelConfig
 ) -> SmallConvs | NatureEncoder | ImpalaEncoder:
-    """The convolutions that read an image."""
+    """Makes the convolutions that read an image."""
     channels, height, pixels = _channels_first(shape)
     if is_small(cfg, shape):
         return SmallConvs(cfg.filters, channels, height, pixels)

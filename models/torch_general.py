@@ -3,9 +3,9 @@
     observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
-A body is an `Encoder`, or a custom network that gives features; one that gives outputs and
-values itself, for an actor-critic, has neither core nor heads after it. `GeneralCritics` value the
-actions of a policy, for SAC.
+A body is an `Encoder`, or a custom network that returns features. A custom network that returns
+outputs and values itself, for an actor-critic, has neither core nor heads after it.
+`GeneralCritics` value the actions of a policy, for SAC.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from penstock.models.torch_trunks import activate
 
 
 class GeneralNet(PolicyNetwork):
-    """As `GeneralShape` says, up to the heads; bodies compute in ``dtype``, the rest in float32."""
+    """The network of a `GeneralShape` up to the heads.
+
+    Bodies compute in ``dtype``, the rest in float32.
+    """
 
     state_size: int
 
@@ -56,13 +59,15 @@ class GeneralNet(PolicyNetwork):
 
     @abstractmethod
     def outputs_of(self, features: Tensor) -> Tensor:
-        """What actions are decided by, float32 ``[B, outputs]``, of the first body's features
-        ``[B, width]``, or of its core's."""
+        """Returns what actions are decided by, float32 ``[B, outputs]``.
+
+        ``features`` ``[B, width]`` are those of the first body, or of its core.
+        """
 
     def features(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Of each body, or its core, ``[B, width]``, and the state after the last row.
+        """Returns the features ``[B, width]`` of each body, or its core, and the state afterwards.
 
         ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
         """
@@ -73,7 +78,7 @@ class GeneralNet(PolicyNetwork):
         return self._remember(features, tuple(obs.shape), state, first)
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Outputs ``[B, outputs]`` alone, and what to remember, as `features`."""
+        """Returns outputs ``[B, outputs]`` alone, and the state afterwards, as `features`."""
         if self.cores:
             features, state = self.features(obs, state)
             return self.outputs_of(features[0]), state
@@ -115,7 +120,7 @@ class GeneralNet(PolicyNetwork):
 
 
 class GeneralActorCritic(GeneralNet, ActorCritic):
-    """With heads for policy and value."""
+    """A `GeneralNet` with heads for policy and value."""
 
     def __init__(
         self, shape: GeneralShape[ActorCriticHeads], dtype: torch.dtype = torch.float32
@@ -129,13 +134,13 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As of every `ActorCritic`."""
+        """Returns outputs and values, as every `ActorCritic`."""
         return self.step(obs, state, first)[:2]
 
     def step(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`forward`, and the state after the last row."""
+        """Returns what `forward` does, and the state after the last row."""
         if self.is_whole:
             outputs, values = through(self.bodies[0], self._arrays(obs), self._dtype)
             return outputs, values, None
@@ -148,7 +153,10 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
 
 
 class GeneralHeadNet(GeneralNet, HeadNet):
-    """With one head; before a duelling one a layer of two halves, as `DenseShape` has it."""
+    """A `GeneralNet` with one head.
+
+    A duelling head has a further layer of two halves before it, as that of `DenseShape`.
+    """
 
     def __init__(self, shape: GeneralShape[SingleHead], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(shape, dtype)
@@ -180,10 +188,14 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 class GeneralCritics(nn.Module):
     """Two separate Q-functions over an observation of any kind and an action; never published.
 
-    Each has a body of its own for images, or the whole observation where that is a network of one's
-    own. What it gives, the other numbers of the observation and the action are put side by side,
-    and go through layers. ``actor`` is the shape of the policy whose actions they value, and
-    ``normalizer`` is the policy's.
+    Each has a body of its own, which reads images, or with a custom network the whole observation.
+    The body's features, the other numbers of the observation and the action are put side by side,
+    and go through layers.
+
+    Args:
+        actor: the shape of the policy whose actions they value.
+        normalizer: that of the policy.
+        dtype: precision of the bodies.
     """
 
     def __init__(
@@ -198,13 +210,14 @@ class GeneralCritics(nn.Module):
         self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
+        1."""
         arrays = arrays_of(self._shape, obs, self.normalizer, self._dtype)
         actions = action.reshape(len(action), -1)
         return torch.stack([critic(arrays, actions) for critic in self.critics])
 
     def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """`forward`, whose gradient reaches the action alone."""
+        """Returns what `forward` does; the gradient reaches the action alone."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
@@ -246,21 +259,27 @@ class _Critic(nn.Module):
 def general_net(
     shape: GeneralShape[Any], dtype: torch.dtype = torch.float32
 ) -> GeneralActorCritic | GeneralHeadNet:
-    """The network of a shape, by its heads."""
+    """Makes the network of a shape, by its heads."""
     is_single = isinstance(shape.heads, SingleHead)
     return (GeneralHeadNet if is_single else GeneralActorCritic)(shape, dtype)
 
 
 def layout(shape: GeneralShape[Any]) -> ParamLayout:
-    """Of the network's parameters, then its buffers."""
-    with torch.random.fork_rng(devices=[]):  # what is trained begins with the same weights
+    """Returns the layout of the network's parameters, then its buffers.
+
+    The network is built without memory, on torch's device "meta". A custom network may need
+    numbers, which that device does not have; it is then built on the CPU.
+    """
+    # The random state is restored, so that the weights of the network that is trained are the same.
+    with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 net = general_net(shape)
         except Exception:
             if shape.model.entry is None:
                 raise
-            net = general_net(shape)  # a network of the user may need numbers, and meta has none
+            net = general_net(shape)
+
     tensors = (*net.named_parameters(), *net.named_buffers())
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 
@@ -268,7 +287,17 @@ def layout(shape: GeneralShape[Any]) -> ParamLayout:
 def arrays_of(
     shape: GeneralShape[Any], obs: Tensor, normalizer: Normalizer | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """By name ``[B, *shape]``, float32 but for images, which are in the body's ``dtype``."""
+    """Returns the arrays of observations as bodies read them, scaled or normalised.
+
+    Args:
+        shape: of the network.
+        obs: ``[..., *shape]``, as recorded.
+        normalizer: of the network, if it normalises.
+        dtype: precision of the bodies.
+
+    Returns:
+        Arrays ``[B, *shape]`` by name. Images are in ``dtype``, others in float32.
+    """
     arrays = {}
     if isinstance(normalizer, FrameNormalizer):
         first = 0
@@ -299,13 +328,16 @@ def arrays_of(
 
 
 def normalized_inputs(shape: GeneralShape[Any]) -> list[Input]:
-    """The inputs that `model.normalize_observations` concerns: numbers, which cells of small images
-    are as well, or frames where there are no numbers."""
+    """Returns the inputs that `model.normalize_observations` concerns.
+
+    These are numbers, which cells of small images are as well, or frames where there are no
+    numbers.
+    """
     return [given for given in shape.inputs if not _is_frame(shape, given)] or list(shape.inputs)
 
 
 def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
-    """The normaliser of a network, if its observations are to be normalised."""
+    """Makes the normaliser of a network; None if its observations are not normalised."""
     if not shape.model.normalize_observations:
         return None
     inputs = normalized_inputs(shape)
@@ -314,7 +346,7 @@ def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
 
 
 def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
-    """All that is normalised, as it is recorded, float32 ``[B, inputs]``."""
+    """Returns all numbers that are normalised, as they are recorded, float32 ``[B, inputs]``."""
     arrays = [_array(given, obs).flatten(1) for given in normalized_inputs(shape)]
     return torch.cat([array.float() for array in arrays], 1)
 

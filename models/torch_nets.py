@@ -74,7 +74,7 @@ class Net(Trunk, ActorCritic):
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As of every `ActorCritic`, without memory."""
+        """Returns outputs and values, as every `ActorCritic` without memory."""
         towers = self.features(obs, self.weights())
         value = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
         return self.logits(towers[POLICY]), value
@@ -87,7 +87,7 @@ class Net(Trunk, ActorCritic):
 
 
 class Mlp(MlpTrunk, Net):
-    """Two towers of the same widths."""
+    """Two towers of the same widths, one for the policy and one for the value."""
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
@@ -107,7 +107,7 @@ class Mlp(MlpTrunk, Net):
         return self.completed(outputs), values[0]
 
     def acting_weights(self) -> list[Tensor]:
-        return [tensor[:1] for tensor in self.weights()]
+        return [tensor[:1] for tensor in self.weights()]  # the policy's tower alone
 
 
 class NatureCnn(CnnTrunk, Net):
@@ -133,7 +133,7 @@ class FusedHead(Trunk, HeadNet):
 
 
 class Dense(MlpTrunk, FusedHead):
-    """One tower of layers."""
+    """One tower of layers with one head."""
 
     def __init__(self, shape: DenseShape, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(1, shape.widths, shape.activation, shape.obs_scale, dtype)
@@ -154,8 +154,10 @@ class QCnn(CnnTrunk, FusedHead):
 class TwinCritics(nn.Module):
     """Two separate Q-functions over observation and action, computed together.
 
-    ``actor`` is the shape of the policy whose actions they value: the same observations, layers
-    and activation. ``normalizer`` is the policy's.
+    Args:
+        actor: the shape of the policy whose actions they value. They have the same observations,
+            layers and activation.
+        normalizer: that of the policy.
     """
 
     def __init__(self, actor: DenseShape, normalizer: Normalizer | None = None) -> None:
@@ -167,11 +169,12 @@ class TwinCritics(nn.Module):
         self.normalizer = normalizer
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
+        1."""
         return self._values(obs, action, list(self.layers.parameters()))
 
     def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """`forward`, whose gradient reaches the action alone."""
+        """Returns what `forward` does; the gradient reaches the action alone."""
         fixed = [weight.detach() for weight in self.layers.parameters()]
         return self._values(obs, action, fixed)
 
@@ -192,8 +195,13 @@ def build_critics(
     normalizer: Normalizer | None,
     dtype: torch.dtype = torch.float32,
 ) -> TwinCritics | GeneralCritics:
-    """The critics of the actions of a policy of the shape ``actor``, whose normaliser they use;
-    initialised from torch's global random generator."""
+    """Makes the critics of a policy's actions, initialised from torch's global random generator.
+
+    Args:
+        actor: the shape of the policy.
+        normalizer: that of the policy, which the critics use.
+        dtype: precision of bodies that read images.
+    """
     if isinstance(actor, DenseShape):
         return TwinCritics(actor, normalizer)
     return GeneralCritics(actor, normalizer, dtype)

@@ -1,12 +1,12 @@
-"""The bodies of networks in torch: towers of layers, and the Nature CNN.
+"""The trunks of networks in torch: towers of layers, and the Nature CNN.
 
-A net computes in two stages, so that inference can prepare its weights once and reuse them:
+A network computes in two stages, so that inference can prepare its weights once and reuse them:
 
     weights()              parameters as the trunk uses them: cast, observation scale folded in
     features(obs, weights) float32 [B, width] of each tower; a CNN has one
 
-Parameters are float32 and contiguous, so they can be views of one flat vector. ``dtype`` is what
-the trunk's products are computed in; heads stay float32, since log-probabilities need it.
+Parameters are float32 and contiguous, so they can be views of one flat vector. ``dtype`` is the
+precision of the trunk's products; heads stay float32, since log-probabilities need it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 
 class Trunk(PolicyNetwork):
-    """A network up to its heads, and what of it acts."""
+    """A network up to its heads, and the part of it that acts.
+
+    Args:
+        obs_scale: factor on the observations, which is folded into the first weight.
+        dtype: precision of the trunk's products.
+    """
 
     def __init__(self, obs_scale: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -46,22 +51,23 @@ class Trunk(PolicyNetwork):
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
-        """The trunk's weights and biases as `features` uses them."""
+        """Returns the trunk's weights and biases as `features` uses them."""
 
     @abstractmethod
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Float32 ``[B, width]`` of each tower, of observations ``[..., *shape]`` of any dtype.
+        """Returns the features of each tower, float32 ``[B, width]``.
 
-        The leading axes make up B. They may be strided: casting is the only copy.
+        ``obs`` ``[..., *shape]`` are of any dtype. The leading axes make up B. They may be strided:
+        casting is the only copy.
         """
 
     @abstractmethod
     def acting_weights(self) -> list[Tensor]:
-        """What `acting_outputs` needs of the parameters, ready to use."""
+        """Returns what `acting_outputs` needs of the parameters, ready to use."""
 
     @abstractmethod
     def acting_outputs(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        """What actions are decided by, float32 ``[B, outputs]``."""
+        """Returns what actions are decided by, float32 ``[B, outputs]``."""
 
     def _prepared(self, first: Tensor, *others: Tensor) -> list[Tensor]:
         scaled = first if self.obs_scale == 1 else first * self.obs_scale
@@ -69,8 +75,17 @@ class Trunk(PolicyNetwork):
 
 
 class MlpTrunk(Trunk):
-    """``towers`` networks of the same widths side by side: on a CPU in float32 one after the other,
-    else by batched products."""
+    """Networks of the same widths side by side, the towers.
+
+    On a CPU in float32 they are computed one after the other, else by batched products.
+
+    Args:
+        towers: number of towers.
+        widths: of the inputs and of each layer.
+        activation: after each layer.
+        obs_scale: factor on the observations.
+        dtype: precision of the products.
+    """
 
     def __init__(
         self,
@@ -107,7 +122,7 @@ class MlpTrunk(Trunk):
         return obs.reshape(-1, self._inputs)
 
     def _rows(self, obs: Tensor) -> Tensor:
-        """Inputs of the first layer, ``[B, in]``."""
+        """Returns the inputs of the first layer, ``[B, in]``."""
         if self.normalizer is not None:
             obs = self.normalizer(self.numbers(obs))
         return obs.to(self.dtype).reshape(-1, self._inputs)
@@ -132,7 +147,15 @@ class Towers(nn.Module):
 
 
 class CnnTrunk(Trunk):
-    """Three convolutions and a linear layer of ``width`` (Mnih et al. 2015)."""
+    """Three convolutions and a linear layer (Mnih et al. 2015).
+
+    Args:
+        frames: channels, height and width of an observation.
+        width: of the linear layer.
+        obs_scale: factor on the observations.
+        dtype: precision of the products.
+        memory_format: order of the frames in memory.
+    """
 
     def __init__(
         self,
@@ -174,14 +197,18 @@ class CnnTrunk(Trunk):
         return obs.reshape(-1, math.prod(self._frames))
 
     def _is_over_depth(self, weight: Tensor) -> bool:
-        """Whether the first convolution is computed over blocks of pixels."""
+        """Returns whether the first convolution is computed over blocks of pixels."""
         if not self._gains_by_depth or isinstance(self.normalizer, FrameNormalizer):
             return False
         return divides(*self._frames[1:]) and not runs_behind(weight)
 
 
 def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Through the layers of towers: weights and biases in turn, inputs ``[towers, B, in]``."""
+    """Returns the features ``[towers, B, width]`` after the layers of all towers.
+
+    ``hidden`` ``[towers, B, in]`` are the inputs; ``weights`` are weight and bias of each layer in
+    turn, ``[towers, in, out]`` and ``[towers, out]``.
+    """
     for weight, bias in zip(weights[::2], weights[1::2], strict=True):
         product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
         hidden = activation(product)
@@ -189,10 +216,15 @@ def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], 
 
 
 def linear_of_all(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The first layer of all towers, ``[towers, B, out]``, of the rows ``[B, in]`` that they share.
+    """Returns the first layer of all towers, ``[towers, B, out]``, of the rows that they share.
 
-    One product with the towers' weights side by side, which in bfloat16 is faster than a batched
-    one. In float32 it is not, and slower where layers are small.
+    It is one product with the towers' weights side by side, which in bfloat16 is faster than a
+    batched one. In float32 it is not, and slower where layers are small.
+
+    Args:
+        rows: ``[B, in]``.
+        weight: ``[towers, in, out]``.
+        bias: ``[towers, out]``.
     """
     towers, inputs, outputs = weight.shape
     side_by_side = weight.transpose(0, 1).reshape(inputs, -1)
@@ -205,14 +237,14 @@ def towers_in_turn(
 ) -> tuple[Tensor, ...]:
     """Compute all towers of the same rows on a CPU; differentiable once, and not by the rows.
 
-    The same numbers as batched products and torch's derivatives of them give, in less time: the
+    The numbers are those of batched products and of torch's derivatives of them, in less time: the
     activations of one tower stay in the cache, biases are not copied for all rows, gradients of
     towers are not copied together, and a pass of a small network is a dozen calls instead of a
     hundred.
 
     Args:
         rows: float32 ``[B, in]``, on a CPU.
-        weights: of each layer ``[towers, in, out]``, then its biases ``[towers, out]``.
+        weights: of each layer the weight ``[towers, in, out]`` and the bias ``[towers, out]``.
         activation: after each of these layers.
         heads: of each tower the weight ``[outputs, width]`` and bias ``[outputs]`` of one more,
             linear layer.
@@ -288,14 +320,14 @@ class _TowersInTurn(torch.autograd.Function):
 
 
 def _head(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Outputs ``[outputs, B]`` of features ``[B, width]``."""
+    """Returns the outputs ``[outputs, B]`` of a head for features ``[B, width]``."""
     if len(weight) == 1:
         return torch.addmv(bias, features, weight[0])[None]
     return torch.addmm(bias[:, None], weight, features.t())
 
 
 class _Tanh(torch.autograd.Function):
-    """numpy's tanh takes a seventh of the time of torch's on a CPU."""
+    """numpy's tanh, which takes a seventh of the time of torch's on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
@@ -311,7 +343,7 @@ class _Tanh(torch.autograd.Function):
 
 
 def tanh(values: Tensor) -> Tensor:
-    """Hyperbolic tangent, differentiable once; float32 of values of any dtype."""
+    """Returns the hyperbolic tangent in float32, differentiable once, of values of any dtype."""
     values = values.float()
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.tanh(values)
@@ -319,5 +351,5 @@ def tanh(values: Tensor) -> Tensor:
 
 
 def activate(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function of `model.activation`."""
+    """Returns the function of `model.activation`."""
     return tanh if name == "tanh" else torch.relu
