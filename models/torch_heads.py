@@ -24,7 +24,8 @@ class PolicyNetwork(nn.Module, ABC):
     """A network whose outputs decide actions: of an actor-critic, or of one head alone."""
 
     normalizer: Normalizer | None
-    """Of the observations, if they are normalised; set by every network after its parameters."""
+    """Normalises observations, if they are normalised. Every network sets it after its
+    parameters."""
 
     def mask(self, obs: Tensor) -> Tensor | None:
         """Returns the action mask in observations ``[..., *shape]``.
@@ -59,7 +60,7 @@ class ActorCritic(PolicyNetwork):
 
     actions: ActionSpec
     state_size: int = 0
-    """Float32 numbers that it remembers of one environment; 0: it has no memory."""
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
 
     @abstractmethod
     def forward(
@@ -87,14 +88,18 @@ class ActorCritic(PolicyNetwork):
         In this order both the log-softmax over few actions and the weight's gradient are several
         times faster.
         """
-        rows = torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t())
-        return self.completed(rows)
+        head_outputs = torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t())
+        return self.completed(head_outputs)
 
-    def completed(self, rows: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` of what the policy head computes, ``[head, B]``."""
+    def completed(self, head_outputs: Tensor) -> Tensor:
+        """Returns outputs ``[B, outputs]``, given what the policy head computes, ``[head, B]``.
+
+        Deviations of numbers, which do not depend on the observation, are added.
+        """
         if isinstance(self.actions, Numbers):
-            rows = torch.cat([rows, self.log_std[:, None].expand_as(rows)])
-        return rows.t()
+            log_std = self.log_std[:, None].expand_as(head_outputs)
+            head_outputs = torch.cat([head_outputs, log_std])
+        return head_outputs.t()
 
 
 class HeadNet(PolicyNetwork):
@@ -111,6 +116,7 @@ class HeadNet(PolicyNetwork):
 
     head: nn.Linear
     value: nn.Linear | None
+    """The value head of a duelling network."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
@@ -130,12 +136,16 @@ class HeadNet(PolicyNetwork):
         return of_allowed(self(obs), self.mask(obs), least)
 
     def _head_weights(self) -> tuple[Tensor, Tensor]:
-        weight, bias = self.head.weight, self.head.bias
+        """Returns weight and bias of the head, which include the value head's if there is one."""
+        weight = self.head.weight
+        bias = self.head.bias
         if self.value is None:
             return weight, bias
-        value = self.value.weight.expand(weight.shape)
-        combined = torch.cat([value, weight - weight.mean(0)], 1)
-        return combined, self.value.bias + bias - bias.mean()
+
+        value_weight = self.value.weight.expand(weight.shape)
+        combined_weight = torch.cat([value_weight, weight - weight.mean(0)], 1)
+        combined_bias = self.value.bias + bias - bias.mean()
+        return combined_weight, combined_bias
 
     def _make_head(self, width: int, outputs: int, duelling: bool) -> None:
         """Make the head on features of a width; if duelling, on each half of them."""
