@@ -20,8 +20,8 @@ from penstock.models.actions import ActionSpec, Choices, Numbers
 
 FORBIDDEN = -1e9  # the logit of a masked choice: finite, so that 0 times it is 0
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# The entropy of `Squashed` is summed at so many points, from so many deviations below the mean to
-# as many above it.
+# The entropy of `Squashed` is summed at `NODES` points, from `REACH` standard deviations below the
+# mean to `REACH` above it.
 NODES = 128
 REACH = 6.5
 
@@ -53,6 +53,7 @@ def distribution(actions: ActionSpec, outputs: Tensor, mask: Tensor | None = Non
     """
     if isinstance(actions, Choices):
         return Categoricals(actions, outputs, mask)
+
     assert mask is None, "numbers have no masks"
     return Squashed(actions, outputs) if actions.squashed else Gaussian(actions, outputs)
 

@@ -154,6 +154,7 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
             f"action space {spaces.action_space} is not a Box, the only kind that algo.name "
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
+
     head = SingleHead(2 * action_size(spaces))
     return _head_shape(config.model, _read(config, spaces), head)
 

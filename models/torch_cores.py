@@ -144,8 +144,9 @@ class _LstmRows(torch.autograd.Function):
         weight, gates, previous_outputs, previous_cells, tanhs, state_mask = ctx.saved_tensors
         rows, envs, size = previous_outputs.shape
 
-        # Derivatives that need no row after the other: of the cell by the products of i, f and g,
-        # of the output by the product of o and by the cell, and of the cell by the one before.
+        # Derivatives for all rows at once. `cell_slopes` are those of the cell by the products of i,
+        # f and g, `output_slopes` that of the output by the product of o, and `carry` that of the
+        # cell by the cell before it.
         i, f, g, o = gates.split(size, 2)
         cell_slopes = torch.cat((i - i**2, f - f**2, 1 - g**2), 2)
         cell_slopes *= torch.cat((g, previous_cells, i), 2)
@@ -217,7 +218,8 @@ class _GruRows(torch.autograd.Function):
         weight, gates, previous_outputs, candidate_products, state_mask = ctx.saved_tensors
         rows, _, size = previous_outputs.shape
 
-        # Derivatives of the output by the products of the state, which need no row after the other.
+        # Derivatives for all rows at once, of the output by the products of the state. `carry` is that
+        # by the output before it.
         r, z, n = gates.split(size, 2)
         slope_by_n = (1 - z) * (1 - n**2)
         slope_by_z = (previous_outputs - n) * (z - z**2)
@@ -240,6 +242,7 @@ class _GruRows(torch.autograd.Function):
         flat_products = d_state_products.flatten(0, 1)
         d_weight = flat_products.t() @ previous_outputs.flatten(0, 1)
         d_bias = flat_products.sum(0)
+
         # The candidate's product of the inputs, unlike that of the state, is not multiplied by r.
         d_products = torch.cat((d_state_products[..., : 2 * size], d_all_outputs * slope_by_n), 2)
         return d_products, d_weight, d_bias, d_output, None

@@ -134,11 +134,13 @@ class GeneralNet(PolicyNetwork):
         rows, envs = first.shape
         core_outputs = []
         next_states = []
+
         states = state.chunk(len(self.cores), 1)
         for core, body_features, core_state in zip(self.cores, features, states, strict=True):
             outputs, next_state = core(body_features.view(rows, envs, -1), core_state, first)
             core_outputs.append(outputs.flatten(0, 1))
             next_states.append(next_state)
+
         return core_outputs, torch.cat(next_states, 1)
 
 
@@ -407,6 +409,8 @@ def apply_body(body: nn.Module, arrays: dict[str, Tensor], dtype: torch.dtype) -
     """
     device = next(iter(arrays.values())).device.type
     is_bf16 = dtype == torch.bfloat16 and device != "meta"
+
+    # Without bf16 the context changes nothing.
     with torch.autocast(device if is_bf16 else "cpu", torch.bfloat16, enabled=is_bf16):
         result = body(arrays)
 

@@ -47,6 +47,7 @@ class PolicyNetwork(nn.Module, ABC):
                 every learner must call this method.
         """
         if self.normalizer is not None:
+            # The observation after the last step of an unroll has no entry in `alive`.
             rows = self.numbers(obs[: len(alive)])
             self.normalizer.observe(rows, alive.flatten(), add_others)
 

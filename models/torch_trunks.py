@@ -102,6 +102,7 @@ class MlpTrunk(Trunk):
         self._inputs = widths[0]
         self._activation = activation
         self._activate = activate(activation)
+
         self.hidden = nn.ModuleList(
             Towers(towers, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
         )

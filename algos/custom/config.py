@@ -50,6 +50,7 @@ class CustomConfig(AlgoConfig):
         return self.normalize_rewards
 
     def contradictions(self) -> Iterator[Contradiction]:
+        """Yields the options that contradict each other, with the message for the user."""
         if self.data == "unrolls":
             other_data = "transitions"
             other_options: tuple[str, ...] = ("n_step",)

@@ -62,6 +62,8 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
     Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
     """
     slots.adjust_rewards(cfg, columns["reward"])
+
+    # Priorities depend on the rewards that are trained on.
     columns["priority"][...] = initial_priorities(
         reward=columns["reward"],
         q_taken=columns["q_taken"],
@@ -146,6 +148,7 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
     """
     cfg = config.algo
     assert isinstance(cfg, DqnConfig), cfg
+
     envs = config.actor_envs
     epsilon = ladder(
         cfg.epsilon,

@@ -68,6 +68,8 @@ def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tu
     mean, log_stds = outputs.chunk(2, 1)
     log_stds = log_stds.clamp(*log_std)
     unsquashed = torch.addcmul(mean, log_stds.exp(), noise)
+
+    # The density of the normal numbers, corrected by the slope of tanh.
     log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_stds - log_slope(unsquashed)
     return unsquashed.tanh(), log_density.sum(1)
 
