@@ -34,7 +34,7 @@ class Normalizer(nn.Module):
     """Samples seen, ``[1]``."""
     most_rows: int | None = None
     """Rows of a batch that `observe` needs; None: all."""
-    _begun = False
+    _has_observed = False
     """Whether `observe` was called."""
 
     def __init__(self, inputs: int) -> None:
@@ -102,8 +102,8 @@ class Normalizer(nn.Module):
         before.
         """
         typical = self.mean.double().abs() + self.var.double().sqrt()
-        if not self._begun:  # a median takes long
-            self._begun = True
+        if not self._has_observed:  # a median takes long
+            self._has_observed = True
             median = rows.double().abs().median(0).values
             typical = torch.where(self.count > 0, typical, median)
         return (FAR * (1 + typical)).clamp(max=FARTHEST)

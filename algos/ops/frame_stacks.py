@@ -78,7 +78,7 @@ class FrameStacks:
         self._frames = frames.flatten(0, 1)
 
         # For each step the K indices of its frames in the flat `_frames`.
-        index = _frames_of(begins.long(), depth) + depth
+        index = _frame_rows(begins.long(), depth) + depth
         index.mul_(envs).add_(torch.arange(envs, device=index.device)[:, None])
         self._index = index.flatten(0, 1)
 
@@ -99,7 +99,7 @@ def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     return flat.index_select(0, index).view(rows.dtype).view(-1, *rows.shape[1:])
 
 
-def _frames_of(begins: Tensor, depth: int) -> Tensor:
+def _frame_rows(begins: Tensor, depth: int) -> Tensor:
     """Returns for each stack the rows whose newest frames it consists of, oldest first.
 
     Args:
@@ -113,7 +113,7 @@ def _frames_of(begins: Tensor, depth: int) -> Tensor:
     # For each row, the row of the episode's first frame; 0 where it lies before the unroll.
     rows = torch.arange(len(begins) + 1, device=begins.device)[:, None]
     first = torch.zeros(len(rows), begins.shape[1], dtype=torch.int64, device=begins.device)
-    first[1:] = (begins > 0) * rows[1:]
+    first[1:] = torch.where(begins > 0, rows[1:], 0)
     first = first.cummax(0).values
 
     # How that episode began; meaningless where `first` is 0.
