@@ -64,8 +64,8 @@ class Normalizer(nn.Module):
         """
         limit = self._limit(rows)
 
-        # Sums of the numbers, of their squares, and of the rows. On a CPU they are computed by chunks
-        # of rows, each of which stays in its cache.
+        # Sums of the numbers, of their squares, and of the rows. A CPU computes them by chunks of
+        # rows, each of which stays in its cache.
         sums = torch.zeros(3, len(self.mean), dtype=torch.float64, device=rows.device)
         sums[2] = alive.sum()
         chunk_rows = len(rows)

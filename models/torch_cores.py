@@ -144,9 +144,9 @@ class _LstmRows(torch.autograd.Function):
         weight, gates, previous_outputs, previous_cells, tanhs, state_mask = ctx.saved_tensors
         rows, envs, size = previous_outputs.shape
 
-        # Derivatives for all rows at once. `cell_slopes` are those of the cell by the products of i,
-        # f and g, `output_slopes` that of the output by the product of o, and `carry` that of the
-        # cell by the cell before it.
+        # Derivatives for all rows at once: `cell_slopes` of the cell by the products of i, f and g,
+        # `output_slopes` of the output by the product of o, and `carry` of the cell by the cell
+        # before it.
         i, f, g, o = gates.split(size, 2)
         cell_slopes = torch.cat((i - i**2, f - f**2, 1 - g**2), 2)
         cell_slopes *= torch.cat((g, previous_cells, i), 2)
@@ -218,8 +218,8 @@ class _GruRows(torch.autograd.Function):
         weight, gates, previous_outputs, candidate_products, state_mask = ctx.saved_tensors
         rows, _, size = previous_outputs.shape
 
-        # Derivatives for all rows at once, of the output by the products of the state. `carry` is that
-        # by the output before it.
+        # Derivatives of the output for all rows at once: `slopes` by the products of the state, and
+        # `carry` by the output before it.
         r, z, n = gates.split(size, 2)
         slope_by_n = (1 - z) * (1 - n**2)
         slope_by_z = (previous_outputs - n) * (z - z**2)
