@@ -189,10 +189,11 @@ class CnnTrunk(Trunk):
         self.linear = orthogonal(nn.Linear(flat_features(height, pixels), width), math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        kernel, *other_tensors = (*self.convs.parameters(), *self.linear.parameters())
-        if self._is_over_depth(kernel):
-            kernel = kernel_over_depth(kernel)
-        return self._prepared(kernel, *other_tensors)
+        tensors: list[Tensor] = [*self.convs.parameters(), *self.linear.parameters()]
+        first_kernel = tensors[0]
+        if self._is_over_depth(first_kernel):
+            tensors[0] = kernel_over_depth(first_kernel)
+        return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         hidden = obs.reshape(-1, *self._frames)
