@@ -1,6 +1,7 @@
-"""Policies, and what computes an actor's actions, as the algorithm of a config wants them.
+"""Makes what computes an actor's actions, as the algorithm of a config needs it.
 
-`make_inference` is the registry of `core.interfaces.Inference`. Imports torch only if needed.
+`make_inference` is the registry of `core.interfaces.Inference`. Torch is imported only by the
+networks that need it.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ from penstock.models.fitting import AnyShape
 
 
 def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Policy:
-    """The policy of actor number ``actor`` over ``actors.envs`` environments."""
-    return _policy_of(network_shape(config, spaces), config, spaces, seed, actor)
+    """Returns the policy of one actor.
+
+    Args:
+        config: its policy plays `actors.envs` environments.
+        spaces: of these environments.
+        seed: of the random generator that draws actions.
+        actor: number of the actor, on which its exploration may depend.
+    """
+    shape = network_shape(config, spaces)
+    return _policy_of(shape, config, spaces, seed=seed, actor=actor)
 
 
 def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
-    """The inference of actor number ``actor``, for ``actors.envs`` environments."""
+    """Returns the inference of one actor; the arguments are those of `make_policy`."""
     shape = network_shape(config, spaces)
-    return LocalInference(_policy_of(shape, config, spaces, seed, actor), shape.layout.size)
+    actor_policy = _policy_of(shape, config, spaces, seed=seed, actor=actor)
+    return LocalInference(actor_policy, shape.layout.size)
 
 
-def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, seed: int, actor: int) -> Policy:
+def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, *, seed: int, actor: int) -> Policy:
+    """Returns the policy that computes the network ``shape`` and samples actions by its outputs."""
     sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
     return policy.make_policy(config, spaces, shape, sampler)

@@ -43,43 +43,58 @@ class RecordedColumns(NamedTuple):
     """Columns of rows "unroll" that one `Recorder` fills."""
 
     columns: Callable[[Config, Spaces], tuple[Column, ...]]
-    """Those of a run; none where it does not need them. Every process must find the same ones."""
+    """Returns the columns of a run, or none where the run does not need them. Each process computes
+    them by itself, so the result may depend on the arguments alone."""
     make: Callable[[Config, Environments], Recorder]
+    """Makes the recorder that fills these columns on one actor."""
 
 
 @dataclass(frozen=True)
 class UnrollAlgorithm(Generic[Cfg]):
-    """An actor-critic that trains once on each unroll: an `Algorithm`, and what its loss is.
+    """An actor-critic that trains on fresh unrolls: an `Algorithm` with its loss.
 
-    Functions that take a network or a batch import torch when they are called.
+    Functions that take a network or a batch import torch when they are called. The arguments that
+    several of them have:
+
+        net         the `models.torch_heads.ActorCritic` that is trained
+        batch       columns by name, tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``
+        cfg         the settings that `settled` returned
+        parts       slices of the environments, each as large as is to be computed at once
+        add_others  adds to a tensor, in place, those of the other learners of the update
     """
 
     statistics: tuple[str, ...]
     """Names of the sums that `loss` returns."""
     columns: Callable[[Any, Any], tuple[Column, ...]]
+    """(observation space, action space) -> the columns that actors record."""
     check: Callable[[Columns, Spaces], None]
+    """Raises ValueError for columns of a slot that no sound actor records."""
     process: Callable[[Cfg, Columns], None]
+    """Prepares a filled slot for training, in place."""
     loss: Callable[..., tuple[Tensor, Tensor]]
-    """(net, batch, cfg, envs, add_others) -> the loss and `statistics`, sums over alive rows of the
-    environments ``envs`` of a batch."""
+    """(net, batch, cfg, envs, add_others) -> the loss ``[]`` and `statistics`, both summed over the
+    alive rows of the environments ``envs`` of a batch."""
     prepare: Callable[..., dict[str, Tensor]] | None = None
-    """(net, batch, cfg, parts, add_others) -> more columns, once for each batch; with `moments`,
-    ``moments`` are sums over its alive rows, float64 ``[len(moments)]``."""
+    """(net, batch, cfg, parts, add_others) -> further columns, computed once for each batch. With
+    `moments`, the key ``moments`` has their sums over its alive rows, float64
+    ``[len(moments)]``."""
     going_on: Callable[..., bool] | None = None
-    """(net, batch, cfg, parts, add_others) -> whether another epoch is to come."""
+    """(net, batch, cfg, parts, add_others) -> whether the batch has another epoch."""
     whole: Callable[[Cfg], bool] = lambda cfg: False
     """Whether `loss` must see all environments of an update at once; only then may it call
-    ``add_others``, which sums a tensor over the learners that share the update."""
+    ``add_others``."""
     moments: tuple[str, ...] = ()
-    """Names of the sums that `prepare` returns beside columns, for metrics: `diagnostics.MOMENTS`
-    and any others."""
+    """Names of the sums that `prepare` returns for metrics: `diagnostics.MOMENTS` and any
+    others."""
     by_epoch: tuple[str, ...] = ()
-    """Which of `statistics` are also reported of a batch's first minibatch, and by epoch."""
+    """The names among `statistics` that are also reported of a batch's first minibatch, and by
+    epoch."""
     settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
-    """The settings that all these functions get, made of what the config says."""
+    """Returns the settings that all these functions get, given those of the config."""
 
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
-    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
+    """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
+    those of all algorithms."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self
@@ -93,7 +108,14 @@ class UnrollAlgorithm(Generic[Cfg]):
     def action_sampler(
         self, config: Config, spaces: Spaces, seed: int, actor: int
     ) -> ActionSampler:
-        envs, rng = config.actor_envs, np.random.default_rng(seed)
+        """Returns what draws the actions of an actor's environments by the network's outputs.
+
+        Raises UserError for an action space that an actor-critic cannot play. ``actor`` has no
+        effect: every actor explores alike.
+        """
+        envs = config.actor_envs
+        rng = np.random.default_rng(seed)
+
         match action_spec(config, spaces):
             case Choices(counts=(count,), shape=()):
                 return CategoricalSampler(count, envs, rng)
@@ -105,28 +127,34 @@ class UnrollAlgorithm(Generic[Cfg]):
 
 @dataclass(frozen=True)
 class ReplayAlgorithm(Generic[Cfg]):
-    """An off-policy algorithm: an `Algorithm`, and what makes its update."""
+    """An off-policy algorithm: an `Algorithm` with its update."""
 
     columns: Callable[[Any, Any], tuple[Column, ...]]
+    """(observation space, action space) -> the columns that actors record."""
     check: Callable[[Columns, Spaces], None]
+    """Raises ValueError for columns of a slot that no sound actor records."""
     process: Callable[[Cfg, Columns], None]
+    """Prepares a filled slot for training, in place."""
     network: Callable[[Config, Spaces], HeadShape]
+    """Returns the shape of the network that actors get."""
     action_sampler: Callable[[Config, Spaces, int, int], ActionSampler]
+    """(config, spaces, seed, actor) -> what draws the actions of the environments of an actor."""
     make_update: Callable[[Cfg, UpdateContext], ReplayUpdate]
-    """Its networks and optimizers, on a learner; imports torch when it is called."""
+    """Makes the networks and optimizers on a learner; imports torch when it is called."""
     data: Callable[[Cfg], SampleSpec | Dataset] = lambda cfg: Transitions()
-    """What the update gets batches of."""
+    """Returns the kind of data of which the update gets batches."""
     batch_columns: tuple[str, ...] = ()
     """Recorded columns that a batch of transitions has beside those of every batch."""
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
-    """Further columns with what fills them, as `algos.recorded.RECORDED` has them for all."""
+    """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
+    those of all algorithms."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self
 
 
 class AlgorithmFactory(Protocol[Cfg]):
-    """What `AlgorithmSpec.entry_point` names: an algorithm, or what finds the one that a config
-    names."""
+    """The object that `AlgorithmSpec.entry_point` names: an algorithm, which returns itself, or a
+    factory that loads the algorithm which a config names."""
 
     def for_config(self, cfg: Cfg) -> UnrollAlgorithm[Cfg] | ReplayAlgorithm[Cfg]: ...

@@ -1,7 +1,7 @@
-"""Columns that a recorder of the actors fills: which a run has, and who fills them.
+"""Columns that recorders fill on the actors: which a run has, and which recorder fills them.
 
 `RECORDED` is their registry; an algorithm may have more of its own. Learners, connectors and actors
-compute the spec of a slot by both on their own, and actors fill the columns. Imports no torch.
+each compute the spec of a slot from both, and actors fill the columns. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from penstock.core.specs import Column
 
 
 class ActiveRecorder(NamedTuple):
-    """A recorder of an actor, and the columns that it fills."""
+    """A recorder of one actor with the columns that it fills."""
 
     name: str
+    """Name of its entry in the registry."""
     columns: tuple[str, ...]
+    """Names of its columns, in the order of the arrays that `Recorder.record` returns."""
     recorder: Recorder
 
 
 class DiscountedReturns:
-    """Discounted sums of raw rewards since each episode began, by which rewards are normalised."""
+    """Records the discounted sum of raw rewards since each episode began.
+
+    Learners normalise rewards by the deviation of these sums.
+    """
 
     def __init__(self, config: Config, env: Environments) -> None:
         self._discount = config.algo.discount
@@ -39,6 +44,8 @@ class DiscountedReturns:
     def record(self, step: Step) -> tuple[Array, ...]:
         self._sums *= self._discount
         self._sums += step.rewards
+
+        # The row that ends an episode still has its return; the next row begins at 0.
         np.copyto(self._returns, self._sums)
         self._sums[step.ended] = 0.0
         return (self._returns,)
@@ -51,9 +58,10 @@ class DiscountedReturns:
 
 
 class EnvironmentColumns:
-    """What the environments say of each row: `EnvInfo.recorded`."""
+    """Records the values that environments report for each row (`EnvInfo.recorded`)."""
 
     def __init__(self, config: Config, env: Environments) -> None:
+        # The environments write each step's values into these arrays.
         self._values = tuple(env.recorded[column.name] for column in env.info.recorded)
 
     def record(self, step: Step) -> tuple[Array, ...]:
@@ -63,17 +71,17 @@ class EnvironmentColumns:
         return None
 
     def load_state_dict(self, state: Any) -> None:
-        """They are of the last step alone."""
+        """Does nothing, since the values are those of the last step alone."""
 
 
 def columns_of(config: Config, spaces: Spaces) -> tuple[Column, ...]:
-    """All columns that a run has of the registry and of its algorithm."""
+    """Returns all recorded columns of a run: those of the registry and of its algorithm."""
     entries = _entries(config).values()
     return tuple(column for entry in entries for column in entry.columns(config, spaces))
 
 
 def make_recorders(config: Config, env: Environments) -> list[ActiveRecorder]:
-    """The recorders of one actor."""
+    """Makes the recorders of one actor; those that have no columns in this run are left out."""
     recorders = []
     for name, entry in _entries(config).items():
         columns = tuple(column.name for column in entry.columns(config, env.info))
@@ -83,20 +91,21 @@ def make_recorders(config: Config, env: Environments) -> list[ActiveRecorder]:
 
 
 def _entries(config: Config) -> dict[str, RecordedColumns]:
+    """Returns the entries of the registry and of the run's algorithm, by name."""
     return RECORDED | dict(algorithm(config.algo).recorded)
 
 
-def _returns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
+def _return_column(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     return (Column(RETURN, "<f4"),) if config.algo.normalizes_rewards else ()
 
 
-def _of_environment(config: Config, spaces: Spaces) -> tuple[Column, ...]:
+def _environment_columns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     columns: tuple[Column, ...] = getattr(spaces, "recorded", ())
     return columns
 
 
 RECORDED: dict[str, RecordedColumns] = {
-    "discounted": RecordedColumns(_returns, DiscountedReturns),
-    "environment": RecordedColumns(_of_environment, EnvironmentColumns),
+    "discounted": RecordedColumns(_return_column, DiscountedReturns),
+    "environment": RecordedColumns(_environment_columns, EnvironmentColumns),
 }
-"""By name, which is also that of its state in a saved run."""
+"""The recorders of all algorithms by name; a saved run stores a recorder's state under its name."""

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def algorithm(cfg: AlgoConfig) -> UnrollAlgorithm[AlgoConfig] | ReplayAlgorithm[AlgoConfig]:
-    """The algorithm that a config names; UserError where its own `algo.entry` has none."""
+    """Returns the algorithm that a config names; UserError if `algo.entry` names none."""
     factory: AlgorithmFactory[AlgoConfig] = resolve_name(ALGORITHMS.specs[cfg.name].entry_point)
     return factory.for_config(cfg)
 

@@ -1,8 +1,8 @@
-"""One optimizer step on a batch from replay: what the update of an off-policy algorithm is.
+"""The update of an off-policy algorithm: one optimizer step on a batch from replay.
 
-An update owns the networks, those that lag behind as targets, and asks its context for optimizers.
-Everything stays on the device: nothing here waits for a GPU. A learner that has no batch takes the
-step with the others.
+An update owns the networks, also those that lag behind as targets, and asks its context for
+optimizers. All results stay on the device: nothing here waits for a GPU. A learner that has no
+batch takes the step together with the others.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Batch = Mapping[str, Tensor]
 
 
 class UpdateResult(NamedTuple):
-    """What an optimizer step found out; no gradients, on the device."""
+    """Result of an optimizer step: tensors on the device, without gradients."""
 
     errors: Tensor
     """Absolute temporal differences, float32 ``[B]``: one of each transition, or sequence."""
     sums: Tensor
     """`ReplayUpdate.statistics`, summed over the samples of the batch."""
     norm: Tensor
-    """Of the gradient before clipping, ``[]``; not finite where the step was not taken."""
+    """Norm of the gradient before clipping, ``[]``; not finite where the step was not taken."""
 
     @classmethod
     def of_nothing(cls, statistics: tuple[str, ...], norm: Tensor) -> UpdateResult:
-        """Of a step without a batch."""
+        """Returns the result of a step without a batch: no errors, and sums of 0."""
         return cls(norm.new_empty(0), norm.new_zeros(len(statistics)), norm)
 
 
@@ -43,16 +43,17 @@ class UpdateContext:
     """What a learner gives an update."""
 
     shape: HeadShape
-    """The network that actors get, by `Algorithm.network`."""
+    """Shape of the network that actors get, from `Algorithm.network`."""
     device: torch.device
     dtype: torch.dtype
-    """Of forward and backward passes through convolutions."""
+    """Precision of forward and backward passes through convolutions."""
     micro_batch: int
+    """Largest number of samples in one forward and backward pass."""
     ledger: TimeLedger
-    """Of the thread that trains."""
+    """Time ledger of the thread that trains."""
     optimizer: Callable[[str, Iterable[tuple[str, nn.Parameter]]], SharedOptimizer]
-    """Makes the optimizer of named parameters, which it moves into one vector; its own name is that
-    of the state in a checkpoint."""
+    """(name, named parameters) -> their optimizer, which moves them into one vector. A checkpoint
+    stores the optimizer's state under its name."""
     network: Callable[[], HeadNet]
     """Makes the network of `shape` on the device. With `model.normalize_observations` the learner
     brings the statistics of that one up to date with every batch, before `ReplayUpdate.take`; a
@@ -64,23 +65,30 @@ class ReplayUpdate(Protocol):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of what `UpdateResult.sums` holds."""
+        """Names of the entries of `UpdateResult.sums`."""
 
     @property
     def published(self) -> list[Tensor]:
-        """What actors get, in the layout's order."""
+        """Tensors of the policy that actors get, in the layout's order."""
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
-        """Optimizer step ``number`` (from 1) on the ``total`` samples of all learners' batches; the
-        learning rate is that after ``env_steps``.
+        """Take one optimizer step together with the other learners.
 
-        Samples are transitions ``[B, ...]``, or the steps of sequences ``[length, B, ...]`` that
-        ``mask`` names, without the burn-in. ``state`` ``[B, ...]`` is the recurrent state before a
-        sequence, where actors record a column of that name.
+        Args:
+            batch: transitions ``[B, ...]``, or sequences ``[length, B, ...]`` whose samples are the
+                steps that ``mask`` names, without the burn-in. ``state`` ``[B, ...]`` is the
+                recurrent state before a sequence, where actors record a column of that name. None
+                if this learner has no batch.
+            total: samples in the batches of all learners.
+            number: of the optimizer step, from 1.
+            env_steps: agent steps so far, by which the learning rate is scheduled.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run needs besides `published` and the optimizers; written to on resume."""
+        """Returns what a resumed run needs besides `published` and the optimizers.
+
+        A resume writes into these tensors and then calls `loaded`.
+        """
 
     def loaded(self) -> None:
-        """What `state` gave was written to."""
+        """Bring everything that depends on the tensors of `state` up to date after a resume."""

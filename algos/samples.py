@@ -1,6 +1,6 @@
-"""Networks and slots, as the algorithm of a config wants them: what actors and connectors call.
+"""Networks and slots as the algorithm of a config needs them, for actors and connectors.
 
-None of it imports torch.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -23,51 +23,69 @@ from penstock.models.general import GeneralShape
 
 
 def network_shape(config: Config, spaces: Spaces) -> AnyShape:
-    """The network that actors get; UserError where none fits the environment."""
+    """Returns the shape of the network that actors get; UserError if none fits the environment."""
     return algorithm(config.algo).network(config, spaces)
 
 
 def scales(config: Config, spaces: Spaces) -> list[list[float]]:
-    """`scales_of` the network; empty where `model.scale` has no effect on it."""
-    model = config.model.model_copy(update={"scale": "bytes"})
-    of_bytes = scales_of(network_shape(config.model_copy(update={"model": model}), spaces))
-    chosen = scales_of(network_shape(config, spaces))
-    return [] if chosen == of_bytes else chosen
+    """Returns `scales_of` the network, or an empty list where `model.scale` has no effect on it."""
+    bytes_model = config.model.model_copy(update={"scale": "bytes"})
+    bytes_config = config.model_copy(update={"model": bytes_model})
+    byte_scales = scales_of(network_shape(bytes_config, spaces))
+
+    configured_scales = scales_of(network_shape(config, spaces))
+    return [] if configured_scales == byte_scales else configured_scales
 
 
 def has_small_images(config: Config, spaces: Spaces) -> bool:
-    """Whether `model.filters` has an effect on the network."""
+    """Returns whether `model.filters` has an effect on the network."""
     shape = network_shape(config, spaces)
     return isinstance(shape, GeneralShape) and shape.has_small_images
 
 
 def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
-    """The slots of a run; UserError where no network fits the game."""
-    shape, algo = network_shape(config, spaces), algorithm(config.algo)
+    """Returns the spec of a run's slots.
+
+    Raises:
+        UserError: if no network fits the environment, if `transport.frame_stack` does not fit its
+            observations, or if two columns would have the same name.
+    """
+    shape = network_shape(config, spaces)
+    algo = algorithm(config.algo)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
     columns = (*columns, *_unique(columns_of(config, spaces), columns))
-    if (stack := config.transport.frame_stack) and stack > 1:
-        fresh = isinstance(algo.data(config.algo), Unrolls)
-        columns = (slots.frames_of_unroll if fresh else slots.newest_frames)(columns, stack)
+
+    # Each frame of a stack is written once. Unrolls are trained on alone and keep all their frames;
+    # a replay finds older frames in other slots.
+    stack = config.transport.frame_stack
+    if stack and stack > 1:
+        trains_on_unrolls = isinstance(algo.data(config.algo), Unrolls)
+        store_frames = slots.frames_of_unroll if trains_on_unrolls else slots.newest_frames
+        columns = store_frames(columns, stack)
+
+    # A network with memory starts an unroll from the state that the actor had.
     if isinstance(shape, GeneralShape) and shape.state_size:
         columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 
-def _unique(more: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """``more``; UserError where one has the name of another or of one of ``columns``."""
-    names = [column.name for column in (*columns, *more)]
-    for column in more:
+def _unique(recorded: tuple[Column, ...], columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Returns ``recorded``; UserError if one has the name of another or of one of ``columns``."""
+    names = [column.name for column in (*columns, *recorded)]
+    for column in recorded:
         if names.count(column.name) > 1:
             raise UserError(
                 f"two columns of a slot would be called {column.name}; give the one that the "
                 "environment or a recorder adds another name"
             )
-    return more
+    return recorded
 
 
 def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
-    """`process` for slots that came over the wire; ValueError for what would harm a learner."""
+    """Returns the function that checks and processes slots which came over the network.
+
+    It raises ValueError for values that would harm a learner.
+    """
     algo = algorithm(cfg)
 
     def receive(columns: dict[str, npt.NDArray[Any]]) -> None:
@@ -78,5 +96,5 @@ def make_receive(cfg: AlgoConfig, spaces: Spaces) -> SlotProcessor:
 
 
 def process(cfg: AlgoConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Prepare a filled slot for training, in place: raw rewards become what is trained on."""
+    """Prepare a filled slot for training, in place; raw rewards become those of training."""
     algorithm(cfg).process(cfg, columns)

@@ -1,4 +1,4 @@
-"""What the slots of all algorithms have in common: columns, their check, rewards for training."""
+"""Slots of all algorithms: their common columns, the check of values, rewards for training."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.models.fitting import parts_of
 
-MOST_RETURN = 1e12  # discounted
+MOST_RETURN = 1e12  # largest discounted return that is accepted
 FLAGS = ("terminated", "truncated", "alive")
-RETURN = "discounted_return"  # the discounted sum of raw rewards since each episode began
-OLDER = "older"  # the frames of the first stack but its newest
-BEGINS = "begins"  # at row t: whether an episode begins with obs[t + 1], and what comes before it
-REPEATS, AFTER_ZEROS = 1, 2  # its first frame again, zeros; 0: none begins, the stack moves on
+RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
+OLDER = "older"  # column: the frames of an unroll's first stack except the newest
+BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
+# Values of the column `BEGINS`. At 0 no episode begins, and the stack moves on by one frame. An
+# episode that begins fills its first stack with its first frame, repeated, or with zeros.
+REPEATS = 1
+AFTER_ZEROS = 2
 
 
 class Rewards(Protocol):
-    """The settings of an algorithm that change rewards."""
+    """The options of an algorithm that change rewards."""
 
     @property
     def reward_clip(self) -> float | None: ...
@@ -34,7 +37,7 @@ class Rewards(Protocol):
 
 
 class RecordedSum(NamedTuple):
-    """Sum and number of the values of a key of `env.record`."""
+    """Sum and number of the values that environments reported for one key of `env.record`."""
 
     total: float
     number: int
@@ -43,15 +46,18 @@ class RecordedSum(NamedTuple):
     def of(
         cls, columns: Mapping[str, npt.NDArray[Any]], key: str, rows: npt.NDArray[np.bool_]
     ) -> RecordedSum:
-        """Of those ``rows`` [T, E] that have a value."""
-        given = columns.get(GIVEN.format(key))
-        values = columns[key][rows if given is None else rows & given]
+        """Sums the values of a column over those ``rows`` (bool ``[T, E]``) that have one."""
+        has_value = columns.get(GIVEN.format(key))
+        if has_value is not None:
+            rows = rows & has_value
+
+        values = columns[key][rows]
         return cls(float(values.sum(dtype=np.float64)), values.size)
 
 
 class UnrollSummary(NamedTuple):
-    """Steps by policy version, finished episodes, and recorded values, of unrolls of E
-    environments.
+    """What metrics need of the unrolls of E environments: steps by policy version, finished
+    episodes, and recorded values.
 
     The thread that gathers a batch makes it: the columns are in its core's cache, while the
     learner's thread would read them from memory.
@@ -60,41 +66,60 @@ class UnrollSummary(NamedTuple):
     versions: npt.NDArray[np.int64]
     """Policy versions ``[E]``; ``[T, E]`` where an unroll spans two of them."""
     steps: npt.NDArray[np.integer[Any]]
-    """Agent steps by each of ``versions``."""
+    """Agent steps by each of ``versions``, in the same shape."""
     returns: list[float]
     """Raw returns of the episodes that ended."""
     lengths: list[int]
     """Agent steps of the same episodes."""
     recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
-    """By key of `env.record`: of all agent steps, and of those that ended an episode."""
+    """For each key of `env.record`, the sum over all agent steps, and the sum over those that ended
+    an episode."""
 
     @classmethod
     def of(
         cls, columns: Mapping[str, npt.NDArray[Any]], record: Sequence[str] = ()
     ) -> UnrollSummary:
-        """Of the columns ``[T, E]`` of a slot or of a batch of unrolls, as copies; ``record`` are
-        the keys of `env.record`."""
-        alive, versions = columns["alive"], columns["policy_version"]
+        """Summarises a slot or a batch of unrolls; the result shares no memory with it.
+
+        Args:
+            columns: arrays ``[T, E]`` by name.
+            record: keys of `env.record`.
+        """
+        alive = columns["alive"]
+        versions = columns["policy_version"]
         steps: npt.NDArray[np.integer[Any]] = alive.astype(np.int64)
         if (versions == versions[0]).all():
-            versions, steps = versions[0], np.count_nonzero(alive, axis=0)
-        over = alive & (columns["terminated"] | columns["truncated"])
-        over &= columns["episode_length"] > 0  # it is 0 where a life ends and the episode goes on
-        ended = over.any()
-        returns = columns["episode_return"][over].tolist() if ended else []
-        lengths = columns["episode_length"][over].tolist() if ended else []
+            versions = versions[0]
+            steps = np.count_nonzero(alive, axis=0)
+
+        # The length is 0 where a life ends and the episode goes on.
+        ends_episode = alive & (columns["terminated"] | columns["truncated"])
+        ends_episode &= columns["episode_length"] > 0
+        returns: list[float] = []
+        lengths: list[int] = []
+        if ends_episode.any():
+            returns = columns["episode_return"][ends_episode].tolist()
+            lengths = columns["episode_length"][ends_episode].tolist()
+
         recorded = {
-            key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, over))
+            key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))
             for key in record
         }
         return cls(versions.astype(np.int64), steps, returns, lengths, recorded)
 
 
 def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[Column, ...]:
-    """A slot with what a policy records beside its actions; observations of any float type are kept
-    as float32."""
+    """Returns the columns of a slot.
+
+    Args:
+        observation_space: its observations are stored in their own dtype, or as float32 if they are
+            of any float type.
+        action: the column of the actions.
+        recorded: the columns that a policy records beside its actions.
+    """
     is_float = np.issubdtype(observation_space.dtype, np.floating)
     dtype = "<f4" if is_float else np.dtype(observation_space.dtype).str
+
     return (
         Column("obs", dtype, tuple(observation_space.shape), rows="unroll+1"),
         action,
@@ -112,36 +137,44 @@ def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[
 
 
 def newest_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with only the newest frame of each observation, and the columns ``age`` and
-    ``pad``, by which a replay finds the older frames, in whichever slots they are.
+    """Returns the columns of a slot that stores only the newest frame of each observation.
 
-    Raises UserError where observations are no stacks of ``stack`` frames.
+    By the further columns ``age`` and ``pad`` a replay finds the older frames, in whichever slots
+    they are. Raises UserError where observations are no stacks of ``stack`` frames.
     """
-    return (*_framed(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
+    return (*_with_single_frames(columns, stack), Column("age", "|u1"), Column("pad", "<i2"))
 
 
 def frames_of_unroll(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    """The same slot with the first stack and then one frame a step, which needs no other slot
-    (`penstock.algos.ops.frame_stacks` makes stacks of them). Raises UserError as `newest_frames`.
+    """Returns the columns of a slot that stores the first stack and then one frame a step.
+
+    Such a slot needs no other: `penstock.algos.ops.frame_stacks` makes stacks of its frames. Raises
+    UserError where observations are no stacks of ``stack`` frames.
     """
-    frame, *rest = _framed(columns, stack)
+    frame, *other_columns = _with_single_frames(columns, stack)
     older = replace(frame, name=OLDER, shape=(stack - 1, *frame.shape), rows="slot")
-    return (frame, *rest, Column(BEGINS, "|u1"), older)
+    return (frame, *other_columns, Column(BEGINS, "|u1"), older)
 
 
-def _framed(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
-    obs, *rest = columns
+def _with_single_frames(columns: tuple[Column, ...], stack: int) -> tuple[Column, ...]:
+    """Returns ``columns`` with one frame instead of a stack in the first, the observations."""
+    obs, *other_columns = columns
     if len(obs.shape) < 2 or obs.shape[0] != stack:
         raise UserError(
             f"transport.frame_stack is {stack} and observations have shape {list(obs.shape)}; it "
             "must be the extent of their first axis, or null"
         )
-    return (replace(obs, shape=obs.shape[1:]), *rest)
+    return (replace(obs, shape=obs.shape[1:]), *other_columns)
 
 
 def check(columns: dict[str, npt.NDArray[Any]]) -> None:
-    """Raise ValueError for values that no sound actor records: numbers that would end the learner,
-    or flags that are neither 0 nor 1."""
+    """Check the columns of a slot that came over the network.
+
+    Raises:
+        ValueError: for values that no sound actor records: numbers that would end the learner, or
+            flags that are neither 0 nor 1.
+    """
+    # Numbers are finite, and returns bounded.
     if bad := find_bad_reward(columns["reward"]):
         raise ValueError(bad)
     for name, array in columns.items():
@@ -151,11 +184,14 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
             raise ValueError(f"column {name} holds numbers that are not finite")
     if RETURN in columns and abs(columns[RETURN]).max() > MOST_RETURN:
         raise ValueError(f"a discounted return beyond {MOST_RETURN:g}")
-    # Copied they lie side by side, and are gone through at once.
+
+    # Flags are 0 or 1. Their copies lie side by side in memory, and one pass checks all of them.
     flags = {name: columns[name].view(np.uint8).copy() for name in FLAGS}
     if (flags["terminated"] | flags["truncated"] | flags["alive"]).max() > 1:
         name = next(name for name in FLAGS if flags[name].max() > 1)
         raise ValueError(f"column {name} holds bytes other than 0 and 1")
+
+    # The columns of frame stacks, which only some runs have, are in their ranges.
     pad = columns.get("pad")
     if pad is not None and (pad.min() < 0 or pad.max() > 1):
         raise ValueError(f"column pad holds {pad.min()} to {pad.max()}, and it is 0 or 1")
@@ -173,10 +209,15 @@ def check_numbers(obs: npt.NDArray[Any], spaces: Spaces) -> None:
 
 
 def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
-    """Raise ValueError for an action ``[T, E, *shape]`` that is none of those to choose from."""
+    """Raise ValueError for an action that is none of those to choose from.
+
+    Args:
+        action: integers ``[T, E, *shape]``.
+        counts: number of choices for each entry of an action, in the order of its flat shape.
+    """
     if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
-        known = ", ".join(map(str, counts))
-        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {known}")
+        counts_text = ", ".join(map(str, counts))
+        raise ValueError(f"actions from {action.min()} to {action.max()}, there are {counts_text}")
 
 
 def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:

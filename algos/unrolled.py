@@ -1,4 +1,4 @@
-"""A network over the unrolls of a batch, memory and masks included."""
+"""Applies an actor-critic to the unrolls of a batch, with memory and action masks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,37 @@ from penstock.models.torch_heads import ActorCritic
 
 
 class Unrolled(NamedTuple):
-    """Of all ``T + 1`` rows of ``E`` environments, B = (T + 1) * E of them, time-major."""
+    """Outputs of an actor-critic for all ``T + 1`` rows of ``E`` environments.
+
+    The rows are time-major: row t of environment e is at ``t * E + e`` of B = (T + 1) * E.
+    """
 
     outputs: Tensor
     """Float32 ``[B, outputs]``, contiguous along B."""
     values: Tensor
     """Float32 ``[B]``."""
     mask: Tensor | None
-    """Not 0 where a choice is allowed, ``[B, outputs]``; None where all are."""
+    """Action mask ``[B, outputs]``, not 0 where a choice is allowed; None where all are."""
 
 
 def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor) -> Unrolled:
-    """What a network says of some environments of a batch ``[T(+1), E, ...]``.
+    """Apply an actor-critic to some environments of a batch of unrolls.
 
-    One with memory goes through the rows in their order, from the state that the actor had before
-    the first, and forgets where an episode begins: at the row after one that was not alive. Stacks
-    of frames that were written once are made here.
+    A network with memory goes through the rows in their order. It starts from the state that the
+    actor had before the first row, and forgets it where an episode begins: at the row after one
+    that was not alive. Stacks of frames that were written once are made here.
+
+    Args:
+        net: the network.
+        batch: columns by name, ``[T, E, ...]`` or, for observations, ``[T + 1, E, ...]``.
+        envs: which environments of the batch, by slice or by index.
     """
     obs = observations(batch, envs)
     if not net.state_size:
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
-    first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-    torch.logical_not(batch["alive"][:, envs], out=first[1:])
-    outputs, values = net(obs, batch["core_state"][envs], first)
+
+    begins_episode = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
+    torch.logical_not(batch["alive"][:, envs], out=begins_episode[1:])
+    outputs, values = net(obs, batch["core_state"][envs], begins_episode)
     return Unrolled(outputs, values, net.mask(obs))

@@ -1,7 +1,7 @@
-"""What a policy's actions are, and how many outputs of a network decide one. Imports no torch.
+"""The actions of a policy, and how many outputs of a network decide one. Imports no torch.
 
-Policies choose from 0 on, and numbers from -1 to 1, whatever the game's own actions are
-(`penstock.envs.BatchedEnv` maps them).
+Policies decide choices that are counted from 0, and numbers from -1 to 1, whatever the
+environment's own actions are (`penstock.envs.BatchedEnv` maps them).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -20,7 +20,10 @@ from penstock.core.specs import Column
 
 @dataclass(frozen=True)
 class Choices:
-    """One of ``counts[i]`` for each i: a Discrete action has one count and the shape ``()``."""
+    """Entry i of an action is one of ``counts[i]`` choices.
+
+    A Discrete action has one count and the shape ``()``.
+    """
 
     counts: tuple[int, ...]
     shape: tuple[int, ...] = ()
@@ -38,9 +41,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Normal numbers ``shape``, clipped to -1 ... 1 by the environment or ``squashed`` by tanh.
+    """An action is an array ``shape`` of normally distributed numbers.
 
-    What is recorded is the number before either.
+    The environment clips them to -1 ... 1, or they are ``squashed`` by tanh. Slots record the
+    numbers before either.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +56,7 @@ class Numbers:
 
     @property
     def outputs(self) -> int:
-        """Means, then logarithms of standard deviations."""
+        """Outputs of a network: the means, then logarithms of standard deviations."""
         return 2 * self.size
 
     @property
@@ -65,26 +69,32 @@ ActionSpec = Choices | Numbers
 
 
 def discrete(count: int) -> Choices:
-    """One of ``count``."""
+    """Returns the spec of a Discrete action, one of ``count`` choices."""
     return Choices((count,))
 
 
-def action_spec(config: Config, game: Spaces) -> ActionSpec:
-    """What an actor-critic decides in a game; UserError for a space that it cannot play."""
-    match game.action_space:
-        case spaces.Discrete(n=n):
+def action_spec(config: Config, spaces: Spaces) -> ActionSpec:
+    """Returns what an actor-critic decides in an environment.
+
+    Raises:
+        UserError: for an action space that an actor-critic cannot play.
+    """
+    match spaces.action_space:
+        case Discrete(n=n):
             return discrete(int(n))
-        case spaces.MultiDiscrete(nvec=nvec):
+        case MultiDiscrete(nvec=nvec):
             return Choices(tuple(int(n) for n in nvec.flat), nvec.shape)
-        case spaces.Box(shape=shape):
-            return Numbers(shape, config.model.gaussian == "squashed")
+        case Box(shape=shape):
+            return Numbers(shape, squashed=config.model.gaussian == "squashed")
+
     raise UserError(
-        f"action space {game.action_space} is none of Discrete, MultiDiscrete and Box, which "
+        f"action space {spaces.action_space} is none of Discrete, MultiDiscrete and Box, which "
         f"algo.name {config.algo.name} plays; set env.wrappers to a wrapper of yours that offers "
         "one of them"
     )
 
 
 def action_column(space: Any) -> Column:
-    """What a slot records of each action of a space."""
-    return Column("action", "<f4" if isinstance(space, spaces.Box) else "<i4", tuple(space.shape))
+    """Returns the column in which a slot records the actions of a space."""
+    dtype = "<f4" if isinstance(space, Box) else "<i4"
+    return Column("action", dtype, tuple(space.shape))

@@ -1,11 +1,11 @@
-"""Which network fits a game and an algorithm. Imports no torch."""
+"""Which network fits an environment and an algorithm. Imports no torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from gymnasium import spaces
+from gymnasium.spaces import Box, Discrete
 
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
@@ -28,189 +28,295 @@ from penstock.models.general import (
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
 
 LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn": 8}
-"""What the convolutions of each need in each direction."""
+"""Least height and width, in pixels, of an image that the convolutions of each kind can read."""
 
 ActorCriticShape = MlpShape | CnnShape | GeneralShape[ActorCriticHeads]
 HeadShape = DenseShape | QCnnShape | GeneralShape[SingleHead]
 AnyShape = ActorCriticShape | HeadShape
 
 
-def parts_of(game: Spaces) -> tuple[ObservationPart, ...]:
-    """The parts of a game's observations; none where an observation is one array."""
-    return getattr(game, "parts", ())
+class NetworkInputs(NamedTuple):
+    """How networks read an observation."""
+
+    arrays: tuple[Input, ...]
+    """The arrays of an observation; exactly one if it has no parts."""
+    mask: ObservationPart | None
+    """The action mask among the parts."""
+    scale: float
+    """The factor that brings an observation of one array near 1."""
 
 
-def mask_of(game: Spaces) -> ObservationPart | None:
-    """The action mask among the parts of a game's observations."""
-    return next((part for part in parts_of(game) if part.name == MASK), None)
+def parts_of(spaces: Spaces) -> tuple[ObservationPart, ...]:
+    """Returns the parts of an environment's observations; none where they are one array."""
+    return getattr(spaces, "parts", ())
 
 
-def kind_of(config: Config, game: Spaces) -> EnvKind:
-    """The kind of environment (`env.kind`) by its spaces; small images are numbers like others."""
-    images = [part for part in _read(config, game)[0] if part.is_image]
-    if any(not is_small(config.model, part.shape) for part in images):
+def mask_of(spaces: Spaces) -> ObservationPart | None:
+    """Returns the action mask among the parts of an environment's observations."""
+    return next((part for part in parts_of(spaces) if part.name == MASK), None)
+
+
+def kind_of(config: Config, spaces: Spaces) -> EnvKind:
+    """Returns the kind of environment (`env.kind`) by its spaces.
+
+    Small images are numbers like others.
+    """
+    images = [array for array in _read(config, spaces).arrays if array.is_image]
+    if any(not is_small(config.model, image.shape) for image in images):
         return "pixels"
-    return "continuous" if isinstance(game.action_space, spaces.Box) else "vector"
+    return "continuous" if isinstance(spaces.action_space, Box) else "vector"
 
 
-def actor_critic_shape(config: Config, game: Spaces) -> ActorCriticShape:
-    """Policy and value."""
-    model, actions = config.model, action_spec(config, game)
-    inputs, mask, scale = _read(config, game)
-    only = inputs[0]
-    general = GeneralShape(inputs, mask, ActorCriticHeads(actions), model, _layout)
-    if only.part or only.low or model.core != "none" or model.entry is not None:
+def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
+    """Returns the network of a policy and a value.
+
+    It is a fused one where `models.layout` has one for the observations and the config.
+
+    Raises:
+        UserError: if no network fits the spaces.
+    """
+    model = config.model
+    actions = action_spec(config, spaces)
+    observation = _read(config, spaces)
+    array = observation.arrays[0]
+
+    general = GeneralShape(
+        inputs=observation.arrays,
+        mask=observation.mask,
+        heads=ActorCriticHeads(actions),
+        model=model,
+        make_layout=_layout,
+    )
+    if _needs_general(model, array) or model.core != "none":
         return general
-    if _is_fast_cnn(model, only):
-        channels, height, width = only.shape
-        normalize = model.normalize_observations
-        return CnnShape(channels, height, width, actions, scale, model.log_std_init, normalize)
-    if only.is_image or model.critic == "shared":
+
+    if _is_fast_cnn(model, array):
+        channels, height, width = array.shape
+        return CnnShape(
+            channels=channels,
+            height=height,
+            width=width,
+            actions=actions,
+            obs_scale=observation.scale,
+            log_std_init=model.log_std_init,
+            normalize=model.normalize_observations,
+        )
+
+    if array.is_image or model.critic == "shared":
         return general
-    size, hidden = math.prod(only.shape), tuple(model.hidden)
-    normalize, log_std = model.normalize_observations, model.log_std_init
-    return MlpShape(size, actions, hidden, model.activation, scale, normalize, log_std)
+    return MlpShape(
+        inputs=math.prod(array.shape),
+        actions=actions,
+        hidden=tuple(model.hidden),
+        activation=model.activation,
+        obs_scale=observation.scale,
+        normalize=model.normalize_observations,
+        log_std_init=model.log_std_init,
+    )
 
 
-def q_shape(config: Config, game: Spaces, *, duelling: bool = False) -> HeadShape:
-    """Q-values of actions to choose from.
+def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadShape:
+    """Returns the network of Q-values of actions to choose from.
 
     Where observations have an action mask, the values of what it forbids must not be part of a
     target: `models.torch_heads.HeadNet.allowed_outputs` leaves them out.
+
+    Raises:
+        UserError: if actions are not Discrete, or no network fits the observations.
     """
-    model, actions = config.model, _choices(game, config.algo.name)
-    inputs, mask, scale = _read(config, game)
-    only = inputs[0]
-    if not (only.part or only.low) and model.entry is None and _is_fast_cnn(model, only):
-        channels, height, width = only.shape
-        normalize = model.normalize_observations
-        return QCnnShape(channels, height, width, actions, scale, duelling, normalize)
-    return _head_shape(model, inputs, mask, scale, SingleHead(actions, duelling))
+    model = config.model
+    actions = _choices(spaces, config.algo.name)
+    observation = _read(config, spaces)
+    array = observation.arrays[0]
+
+    if not _needs_general(model, array) and _is_fast_cnn(model, array):
+        channels, height, width = array.shape
+        return QCnnShape(
+            channels=channels,
+            height=height,
+            width=width,
+            outputs=actions,
+            obs_scale=observation.scale,
+            duelling=duelling,
+            normalize=model.normalize_observations,
+        )
+    return _head_shape(model, observation, SingleHead(actions, duelling))
 
 
-def gaussian_shape(config: Config, game: Spaces) -> DenseShape | GeneralShape[SingleHead]:
-    """Means, then logarithms of standard deviations, of each value in an action."""
-    if not isinstance(game.action_space, spaces.Box):
+def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[SingleHead]:
+    """Returns the network of means, then logarithms of standard deviations, of an action's values.
+
+    Raises:
+        UserError: if actions are no Box, or no network fits the observations.
+    """
+    if not isinstance(spaces.action_space, Box):
         raise UserError(
-            f"action space {game.action_space} is not a Box, the only kind that algo.name "
+            f"action space {spaces.action_space} is not a Box, the only kind that algo.name "
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
-    return _head_shape(config.model, *_read(config, game), SingleHead(2 * action_size(game)))
+
+    head = SingleHead(2 * action_size(spaces))
+    return _head_shape(config.model, _read(config, spaces), head)
 
 
 def _head_shape(
-    model: ModelConfig,
-    inputs: tuple[Input, ...],
-    mask: ObservationPart | None,
-    scale: float,
-    head: SingleHead,
+    model: ModelConfig, observation: NetworkInputs, head: SingleHead
 ) -> DenseShape | GeneralShape[SingleHead]:
-    only = inputs[0]
-    if only.part or only.low or model.entry is not None or only.is_image:
-        return GeneralShape(inputs, mask, head, model, _layout)
+    """Returns the network with one head: a fused one for a vector of numbers."""
+    array = observation.arrays[0]
+    if _needs_general(model, array) or array.is_image:
+        return GeneralShape(
+            inputs=observation.arrays,
+            mask=observation.mask,
+            heads=head,
+            model=model,
+            make_layout=_layout,
+        )
+
     return DenseShape(
-        math.prod(only.shape),
-        head.outputs,
-        tuple(model.hidden),
-        model.activation,
-        scale,
-        head.duelling,
-        model.normalize_observations,
+        inputs=math.prod(array.shape),
+        outputs=head.outputs,
+        hidden=tuple(model.hidden),
+        activation=model.activation,
+        obs_scale=observation.scale,
+        duelling=head.duelling,
+        normalize=model.normalize_observations,
     )
 
 
 def scales_of(shape: AnyShape) -> list[list[float]]:
-    """For each array of an observation, what is subtracted, and the factor of what is left."""
+    """Returns for each array of an observation what is subtracted, and the factor that follows."""
     if isinstance(shape, GeneralShape):
-        return [[each.low, 1 / each.span] for each in shape.inputs]
+        return [[array.low, 1 / array.span] for array in shape.inputs]
     return [[0.0, shape.obs_scale]]
 
 
-def action_size(game: Spaces) -> int:
-    """Values in one action of a Box."""
-    return math.prod(game.action_space.shape)
+def action_size(spaces: Spaces) -> int:
+    """Returns the number of values in one action of a Box."""
+    return math.prod(spaces.action_space.shape)
 
 
-def _choices(game: Spaces, algo: str) -> int:
-    """Actions of a Discrete space."""
-    space = game.action_space
-    if isinstance(space, spaces.Discrete):
+def _choices(spaces: Spaces, algo: str) -> int:
+    """Returns the number of actions of a Discrete space; UserError for another space."""
+    space = spaces.action_space
+    if isinstance(space, Discrete):
         return int(space.n)
-    way_out = "sac" if isinstance(space, spaces.Box) else "ppo"
+
+    other_algo = "sac" if isinstance(space, Box) else "ppo"
     raise UserError(
         f"action space {space} is not Discrete, the only kind that algo.name {algo} plays; "
-        f"set algo.name={way_out}"
+        f"set algo.name={other_algo}"
     )
 
 
-def _read(config: Config, game: Spaces) -> tuple[tuple[Input, ...], ObservationPart | None, float]:
-    """The arrays of an observation, its action mask, and the factor that brings an observation of
-    one array near 1. UserError for what no network reads."""
-    model, mask = config.model, mask_of(game)
-    if parts := parts_of(game):
+def _read(config: Config, spaces: Spaces) -> NetworkInputs:
+    """Returns how networks read an environment's observations; UserError if none can."""
+    model = config.model
+    mask = mask_of(spaces)
+    if parts := parts_of(spaces):
         visible = [part for part in parts if part is not mask and part.nbytes]
-        inputs = tuple(_input(model, p.name, p.shape, p.dtype, p, p.bounds) for p in visible)
+        inputs = tuple(
+            _input(
+                model, part.name, shape=part.shape, dtype=part.dtype, part=part, bounds=part.bounds
+            )
+            for part in visible
+        )
         _check_inputs(model, inputs, mask)
-        return inputs, mask, 1.0
+        return NetworkInputs(inputs, mask, scale=1.0)
 
-    space = game.observation_space
-    if not isinstance(space, spaces.Box):
+    space = spaces.observation_space
+    if not isinstance(space, Box):
         raise UserError(
             f"observation space {space} is not a Box, the only kind that networks "
             "read; add gymnasium.wrappers:FlattenObservation to env.wrappers"
         )
 
-    bounds = None if model.normalize_observations else bounds_of(space)
-    only = _input(model, "obs", space.shape, space.dtype.str, None, bounds)
-    _check_inputs(model, (only,), None)
-    return (only,), None, 1.0 if model.normalize_observations else 1 / only.span
+    normalizes = model.normalize_observations
+    bounds = None if normalizes else bounds_of(space)
+    array = _input(model, "obs", shape=space.shape, dtype=space.dtype.str, part=None, bounds=bounds)
+    _check_inputs(model, (array,), None)
+    return NetworkInputs((array,), mask=None, scale=1.0 if normalizes else 1 / array.span)
 
 
 def _input(
     model: ModelConfig,
     name: str,
+    *,
     shape: tuple[int, ...],
     dtype: str,
     part: ObservationPart | None,
     bounds: tuple[float, float] | None,
 ) -> Input:
-    frames = _with_channel(shape, dtype)
-    is_image = _is_image(model, frames)
-    read = frames if is_image and model.entry is None else shape or (1,)
+    """Returns how networks read one array of an observation.
+
+    Args:
+        model: the options of the network.
+        name: of the array.
+        shape: of the array, perhaps of frames without an axis of channels.
+        dtype: of the array.
+        part: its place in an observation of several parts.
+        bounds: least and largest value in its space, if these are known and of use.
+    """
+    frame_shape = _with_channel(shape, dtype)
+    is_image = _is_image(model, frame_shape)
+
+    # A custom network gets arrays in the shapes that the environment gives them.
+    adds_channel = is_image and model.entry is None
+    input_shape = frame_shape if adds_channel else shape or (1,)
+
+    # Bounds are of use for images, and for arrays that look like frames but are read flat.
     is_like_frames = is_image or dtype == "|u1" or len(shape) > 2 or _is_large(shape)
-    scale = _scale(model, dtype, bounds if is_like_frames else None)
-    return Input(name, read, dtype, part, is_image, *scale)
+    low, span = _scale(model, dtype, bounds if is_like_frames else None)
+    return Input(
+        name=name,
+        shape=input_shape,
+        dtype=dtype,
+        part=part,
+        is_image=is_image,
+        low=low,
+        span=span,
+    )
 
 
 def _scale(
     model: ModelConfig, dtype: str, bounds: tuple[float, float] | None
 ) -> tuple[float, float]:
-    """`Input.low` and `Input.span` that bring bytes and frames into -1 ... 1 by the bounds of their
-    space. Other numbers stay as they are: their bounds are often far from what occurs."""
-    is_bytes = dtype == "|u1"
+    """Returns `Input.low` and `Input.span`, which bring bytes and frames into -1 ... 1.
+
+    They are given by the bounds of the space. Numbers without bounds stay as they are: the bounds
+    of other arrays than frames are often far from what occurs.
+    """
     if bounds is None or model.scale == "bytes":
+        is_bytes = dtype == "|u1"
         return 0.0, 255.0 if is_bytes else 1.0
 
     low, high = bounds
-    if low <= 0 <= high:  # nothing stays nothing
+    if low <= 0 <= high:  # 0 stays 0
         return 0.0, max(-low, high) or 1.0
     return low, high - low or 1.0
 
 
 def _with_channel(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-    """Bytes of two axes are a gray frame, and so are other numbers in a small square, as those of
-    a board. It is read as one channel."""
-    is_square = len(shape) == 2 and shape[0] == shape[1] < LEAST_LARGE
-    return (1, *shape) if is_square or (len(shape) == 2 and dtype == "|u1") else shape
+    """Returns the shape with one channel in front, if it is that of a gray frame.
+
+    Bytes of two axes are a gray frame, and so are other numbers in a small square, as those of a
+    board.
+    """
+    if len(shape) != 2:
+        return shape
+
+    is_small_square = shape[0] == shape[1] < LEAST_LARGE
+    is_gray = is_small_square or dtype == "|u1"
+    return (1, *shape) if is_gray else shape
 
 
 def _is_large(shape: tuple[int, ...]) -> bool:
-    """Whether two of the axes are long enough to be those of a picture."""
+    """Returns whether two of the axes are long enough to be those of a picture."""
     return len(shape) > 1 and sorted(shape)[-2] >= LEAST_LARGE
 
 
 def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
-    """UserError for pictures with more axes than convolutions read."""
+    """Raise UserError for pictures with more axes than convolutions read."""
     if len(shape) > 3 and _is_large(shape) and model.kind != "mlp" and model.entry is None:
         raise UserError(
             f"observations of shape {list(shape)} look like frames, and convolutions read "
@@ -221,44 +327,59 @@ def _check_axes(model: ModelConfig, shape: tuple[int, ...]) -> None:
 
 
 def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
+    """Returns whether an array is read by convolutions, or by a custom network as an image."""
     if len(shape) != 3 or (model.kind == "mlp" and model.entry is None):
         return False
-    least = min(sides(shape))
+
+    shorter_side = min(sides(shape))
     if model.entry is not None:
-        return least >= LEAST_LARGE
+        return shorter_side >= LEAST_LARGE
     if model.kind == "auto":
-        is_cells = bool(model.filters) and least >= LEAST_SMALL and is_small(model, shape)
-        return is_cells or least >= LEAST_LARGE
-    return least >= LEAST_PIXELS[model.kind]
+        fits_small_cnn = bool(model.filters) and shorter_side >= LEAST_SMALL
+        is_cells = fits_small_cnn and is_small(model, shape)
+        return is_cells or shorter_side >= LEAST_LARGE
+    return shorter_side >= LEAST_PIXELS[model.kind]
 
 
-def _is_fast_cnn(model: ModelConfig, only: Input) -> bool:
-    """Whether `CnnShape` computes it."""
-    if not only.is_image or model.kind == "impala_cnn" or model.critic == "separate":
+def _needs_general(model: ModelConfig, array: Input) -> bool:
+    """Returns whether only a `GeneralShape` can read observations whose first array is ``array``.
+
+    That is so if they have parts, if something is subtracted, or if the network is a custom one.
+    """
+    return array.part is not None or array.low != 0 or model.entry is not None
+
+
+def _is_fast_cnn(model: ModelConfig, array: Input) -> bool:
+    """Returns whether the fused networks `CnnShape` and `QCnnShape` can read an array."""
+    if not array.is_image or model.kind == "impala_cnn" or model.critic == "separate":
         return False
-    return not is_small(model, only.shape) and not channels_last(only.shape)
+    return not is_small(model, array.shape) and not channels_last(array.shape)
 
 
 def _check_inputs(
     model: ModelConfig, inputs: tuple[Input, ...], mask: ObservationPart | None
 ) -> None:
-    shapes = ", ".join(f"{part.name} {list(part.shape)}" for part in inputs)
+    """Raise UserError for arrays that the configured network cannot read."""
     if not inputs:
+        exception = f" but {mask.name}" if mask else ""
         raise UserError(
-            f"observations hold nothing{f' but {mask.name}' if mask else ''}; correct the "
-            "environment's observation space"
+            f"observations hold nothing{exception}; correct the environment's observation space"
         )
-    for part in inputs:
-        _check_axes(model, part.shape)
-    images = [part.is_image for part in inputs]
-    is_own = model.entry is not None
-    if not is_own and model.kind in LEAST_PIXELS and not any(images):
+    for array in inputs:
+        _check_axes(model, array.shape)
+
+    shapes = ", ".join(f"{array.name} {list(array.shape)}" for array in inputs)
+    images = [array for array in inputs if array.is_image]
+    is_custom = model.entry is not None
+    if not is_custom and model.kind in LEAST_PIXELS and not images:
         raise UserError(
             f"observations {shapes} do not fit {model.kind}, which reads [channels, height, width] "
             f"of at least {LEAST_PIXELS[model.kind]} pixels each way; bring them into that form "
             "with env.wrappers, or set model.kind=mlp"
         )
-    if model.normalize_observations and all(images) and is_own:
+
+    has_only_images = len(images) == len(inputs)
+    if model.normalize_observations and has_only_images and is_custom:
         raise UserError(
             f"model.normalize_observations does nothing for frames {shapes} that a network of "
             "model.entry reads; normalise them there, or set model.normalize_observations=false"
@@ -266,6 +387,7 @@ def _check_inputs(
 
 
 def _layout(shape: GeneralShape[Any]) -> ParamLayout:
+    """Returns the layout of a network's parameters; imports torch."""
     from penstock.models.torch_general import layout
 
     return layout(shape)

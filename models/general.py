@@ -1,10 +1,10 @@
-"""The network family: an encoder of the observation, a core with memory if wanted, and heads.
+"""The network family: an encoder of the observation, a core with memory if configured, and heads.
 
 It reads observations of several parts, and a custom network may replace the encoder. The
 heads are the algorithm's: `ActorCriticHeads`, or a `SingleHead`. No torch here.
 
 The parameters' layout is that of the torch module, which `torch_general.layout` builds without
-memory for it; so torch is imported where the layout is asked for, and not before.
+memory for it. So torch is imported where the layout is asked for, and not before.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from penstock.core.observations import ObservationPart
 from penstock.core.params import ParamLayout
 from penstock.models.actions import ActionSpec
 
-LEAST_SMALL, LEAST_LARGE = 5, 36
-"""Pixels each way from which on `small_cnn` and `nature_cnn` read an image by `model.kind` auto."""
+LEAST_SMALL = 5
+"""Least height and width, in pixels, of an image that `model.kind` auto reads by `small_cnn`."""
+LEAST_LARGE = 36
+"""Least height and width, in pixels, of an image that `model.kind` auto reads by `nature_cnn`."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Input:
     shape: tuple[int, ...]
     dtype: str
     part: ObservationPart | None
-    """Where it lies in a row of bytes; None where it is the observation itself."""
+    """Place of the array in a row of bytes; None where the array is the observation itself."""
     is_image: bool
-    """Whether it goes through convolutions; if not it is flattened."""
+    """Whether the array goes through convolutions; if not it is flattened."""
     low: float = 0.0
     span: float = 1.0
 
@@ -53,7 +55,7 @@ class ActorCriticHeads:
 
 @dataclass(frozen=True)
 class SingleHead:
-    """Q-values of actions, of DQN, or means and logarithms of standard deviations, of SAC."""
+    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
 
     outputs: int
     """Numbers that decide an action."""
@@ -67,7 +69,7 @@ H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)
 
 @dataclass(frozen=True)
 class GeneralShape(Generic[H]):
-    """`penstock.models.torch_general.GeneralNet`."""
+    """The shape of a `penstock.models.torch_general.GeneralNet`."""
 
     inputs: tuple[Input, ...]
     mask: ObservationPart | None
@@ -75,7 +77,7 @@ class GeneralShape(Generic[H]):
     heads: H
     model: ModelConfig
     make_layout: Callable[[GeneralShape[Any]], ParamLayout] = field(compare=False, repr=False)
-    """Given by `models.fitting`, since it needs torch."""
+    """Computes `layout`; `models.fitting` sets it, so that this file needs no torch."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
 
@@ -104,14 +106,16 @@ class GeneralShape(Generic[H]):
             return False
         if self.model.critic != "auto":
             return self.model.critic == "separate"
-        plain = self.model.core == "none" and self.model.entry is None
-        return plain and not self.convolutional
+
+        is_plain = self.model.core == "none" and self.model.entry is None
+        return is_plain and not self.convolutional
 
     @property
     def state_size(self) -> int:
-        """Numbers that the memory of one environment has."""
-        each = {"none": 0, "gru": 1, "lstm": 2}[self.model.core] * self.model.core_size
-        return each * (1 + self.is_separate)
+        """Number of float32 values in the memory of one environment."""
+        vectors = {"none": 0, "gru": 1, "lstm": 2}[self.model.core]
+        core_size = vectors * self.model.core_size
+        return 2 * core_size if self.is_separate else core_size
 
     @cached_property
     def layout(self) -> ParamLayout:
@@ -119,8 +123,11 @@ class GeneralShape(Generic[H]):
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    """Whether an image's channels are its last axis rather than its first: the shorter one, or in a
-    square small image the one that is not a side."""
+    """Returns whether an image's channels are its last axis rather than its first.
+
+    Channels are the shorter axis of the two. In a small image that is square without them, they are
+    the axis that is not a side.
+    """
     first, middle, last = shape
     if middle < LEAST_LARGE and first != last and middle in (first, last):
         return middle == first
@@ -128,12 +135,12 @@ def channels_last(shape: tuple[int, ...]) -> bool:
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of an image, in pixels."""
+    """Returns height and width of an image, in pixels."""
     return shape[:2] if channels_last(shape) else shape[1:]
 
 
 def is_small(model: ModelConfig, shape: tuple[int, ...]) -> bool:
-    """Whether an image is read by `small_cnn`."""
+    """Returns whether an image is read by `small_cnn`."""
     if model.kind == "auto" and model.entry is None:
         return max(sides(shape)) < LEAST_LARGE
     return model.kind == "small_cnn" and model.entry is None

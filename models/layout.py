@@ -1,13 +1,14 @@
-"""What networks there are, and how the parameters of each lie in one flat vector. Imports no torch.
+"""The fused networks, and how the parameters of each lie in one flat vector. Imports no torch.
 
-A net's shape is all that is needed to build it in torch or to compute it in numpy. The order of
-``layout`` is the order of the torch module's named parameters, then its buffers. What acts is
-``outputs`` values for each observation: logits, Q-values, or means and logarithms of deviations.
+A shape is all that is needed to build a network in torch or to compute it in numpy. The order of
+``layout`` is the order of the torch module's named parameters, then its buffers. Actions are
+decided by ``outputs`` values for each observation: logits, Q-values, or means and logarithms of
+deviations.
 
     MlpShape, CnnShape       policy and value, for actor-critics
     DenseShape, QCnnShape    one head: Q-values (duelling or not), or a Gaussian policy
 
-These are fused: fast implementations for observations of one array, which most games have. Every
+These are fast implementations for observations of one array, which most environments have. Every
 other network is a `penstock.models.general.GeneralShape`, with the same heads.
 """
 
@@ -26,9 +27,12 @@ from penstock.core.params import Float32, ParamLayout
 from penstock.models.actions import ActionSpec, Numbers
 
 TOWERS = 2  # an MLP's policy tower and value tower, stacked along the first axis
-POLICY, VALUE = 0, -1  # which tower feeds which head; a CNN has one tower for both
+# Index of the tower that feeds a head, among the towers of a network; a CNN has one for both heads.
+POLICY = 0
+VALUE = -1
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
-CLIP, EPSILON = 10.0, 1e-8  # normalised observations: their bound, what is added to variances
+CLIP = 10.0  # bound of normalised observations
+EPSILON = 1e-8  # is added to variances
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
 
 Activation = Literal["tanh", "relu"]
@@ -40,16 +44,19 @@ Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
 class MlpShape:
     """Two towers of ``hidden`` layers over ``inputs`` values, for the policy and for the value.
 
-    The weight of a hidden layer is ``[TOWERS, in, out]``: one batched product does both towers, and
-    its gradient is several times faster in this order than as torch's ``[out, in]``.
+    The weight of a hidden layer is ``[TOWERS, in, out]``: one batched product computes both towers,
+    and its gradient is several times faster in this order than as torch's ``[out, in]``.
     """
 
     inputs: int
     actions: ActionSpec
     hidden: tuple[int, ...]
+    """Width of each hidden layer."""
     activation: Activation
     obs_scale: float
+    """Factor on the observations."""
     normalize: bool = False
+    """Whether observations are normalised by their statistics."""
     log_std_init: float = 0.0
     convolutional: ClassVar[bool] = False
 
@@ -59,7 +66,7 @@ class MlpShape:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the inputs and of each layer of a tower."""
+        """Widths of the inputs and of each layer of a tower."""
         return (self.inputs, *self.hidden)
 
     @cached_property
@@ -69,17 +76,22 @@ class MlpShape:
         return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """The policy's layers, of the parameters by name."""
-        weight, bias = named["policy.weight"], named["policy.bias"]
-        if isinstance(self.actions, Numbers):  # deviations do not depend on the observation
+        """Returns the policy's layers, given the parameters by name."""
+        weight = named["policy.weight"]
+        bias = named["policy.bias"]
+        if isinstance(self.actions, Numbers):
+            # Deviations do not depend on the observation: their weights are 0.
             weight = np.concatenate([weight, np.zeros_like(weight)])
             bias = np.concatenate([bias, named["log_std"]])
-        return [*_tower(named, len(self.hidden), POLICY, self.obs_scale), (weight, bias)]
+        return [*self._tower(named, POLICY), (weight, bias)]
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """The value's layers, of the parameters by name."""
-        head = named["value.weight"], named["value.bias"]
-        return [*_tower(named, len(self.hidden), VALUE, self.obs_scale), head]
+        """Returns the value's layers, given the parameters by name."""
+        head = (named["value.weight"], named["value.bias"])
+        return [*self._tower(named, VALUE), head]
+
+    def _tower(self, named: Mapping[str, Float32], tower: int) -> list[Layer]:
+        return _tower(named, layers=len(self.hidden), tower=tower, obs_scale=self.obs_scale)
 
 
 @dataclass(frozen=True)
@@ -91,8 +103,10 @@ class CnnShape:
     width: int
     actions: ActionSpec
     obs_scale: float
+    """Factor on the observations."""
     log_std_init: float = 0.0
     normalize: bool = False
+    """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
     convolutional: ClassVar[bool] = True
@@ -103,7 +117,7 @@ class CnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, FEATURES)
+        trunk = _conv_entries(self.channels, self.height, self.width, features=FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
@@ -111,70 +125,80 @@ class CnnShape:
 
 @dataclass(frozen=True)
 class DenseShape:
-    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values.
-
-    ``duelling``: the last hidden layer is two of them side by side, the first for the value of the
-    state, the second for the advantages of the actions.
-    """
+    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values."""
 
     inputs: int
     outputs: int
     hidden: tuple[int, ...]
+    """Width of each hidden layer."""
     activation: Activation
     obs_scale: float
+    """Factor on the observations."""
     duelling: bool = False
+    """Whether the last hidden layer is two of them side by side, the first for the value of the
+    state, the second for the advantages of the actions."""
     normalize: bool = False
+    """Whether observations are normalised by their statistics."""
     convolutional: ClassVar[bool] = False
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the inputs and of each layer."""
-        return (self.inputs, *self.hidden[:-1], self.hidden[-1] * (1 + self.duelling))
+        """Widths of the inputs and of each layer."""
+        last = 2 * self.hidden[-1] if self.duelling else self.hidden[-1]
+        return (self.inputs, *self.hidden[:-1], last)
 
     @cached_property
     def layout(self) -> ParamLayout:
+        tower = tower_entries(1, self.widths)
         head = _heads(self.hidden[-1], self.outputs, self.duelling)
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
-        return ParamLayout((*tower_entries(1, self.widths), *head, *statistics))
+        return ParamLayout((*tower, *head, *statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """Its layers, of the parameters by name; a duelling head becomes one product."""
-        weight, bias = named["head.weight"], named["head.bias"]
+        """Returns the layers, given the parameters by name; a duelling head becomes one product."""
+        weight = named["head.weight"]
+        bias = named["head.bias"]
         if self.duelling:
+            # Q = V + A - mean(A), with V of the first half of the features and A of the second.
             value = np.broadcast_to(named["value.weight"], weight.shape)
             weight = np.concatenate([value, weight - weight.mean(0)], 1)
             bias = named["value.bias"] + bias - bias.mean()
-        return [*_tower(named, len(self.hidden), 0, self.obs_scale), (weight, bias)]
+
+        tower = _tower(named, layers=len(self.hidden), tower=0, obs_scale=self.obs_scale)
+        return [*tower, (weight, bias)]
 
 
 @dataclass(frozen=True)
 class QCnnShape:
-    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action.
-
-    ``duelling`` as in `DenseShape`, of the layer after the convolutions (Wang et al. 2016).
-    """
+    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action."""
 
     channels: int
     height: int
     width: int
     outputs: int
     obs_scale: float
+    """Factor on the observations."""
     duelling: bool = False
+    """Whether the layer after the convolutions is two of them side by side, the first for the value
+    of the state, the second for the advantages of the actions (Wang et al. 2016)."""
     normalize: bool = False
+    """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
-    """As in `CnnShape`."""
+    """Order of the frames in memory; it changes no parameter."""
     convolutional: ClassVar[bool] = True
 
     @property
     def features(self) -> int:
-        return FEATURES * (1 + self.duelling)
+        """Width of the layer after the convolutions."""
+        return 2 * FEATURES if self.duelling else FEATURES
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, self.features)
+        trunk = _conv_entries(self.channels, self.height, self.width, features=self.features)
         head = _heads(FEATURES, self.outputs, self.duelling)
         pixels = self.channels * self.height * self.width
-        return ParamLayout((*trunk, *head, *(normalizer_entries(pixels) if self.normalize else ())))
+        statistics = normalizer_entries(pixels) if self.normalize else ()
+        return ParamLayout((*trunk, *head, *statistics))
 
 
 ActorCriticShape = MlpShape | CnnShape
@@ -182,14 +206,16 @@ NetShape = ActorCriticShape | DenseShape | QCnnShape
 
 
 def flat_features(height: int, width: int) -> int:
-    """Values that leave the last convolution."""
+    """Returns how many values leave the last convolution for frames of a height and a width."""
     for _, kernel, stride in CONVS:
-        height, width = ((n - kernel) // stride + 1 for n in (height, width))
-    return CONVS[-1][0] * height * width
+        height = (height - kernel) // stride + 1
+        width = (width - kernel) // stride + 1
+    filters = CONVS[-1][0]
+    return filters * height * width
 
 
 def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
-    """Hidden layers of ``towers`` networks side by side."""
+    """Returns the entries of the hidden layers of ``towers`` networks side by side."""
     entries: list[Entry] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         entries.append((f"hidden.{i}.weight", (towers, fan_in, fan_out)))
@@ -197,12 +223,14 @@ def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
     return entries
 
 
-def _conv_entries(channels: int, height: int, width: int, features: int) -> list[Entry]:
+def _conv_entries(channels: int, height: int, width: int, *, features: int) -> list[Entry]:
+    """Returns the entries of the convolutions, and of the layer of ``features`` after them."""
     entries: list[Entry] = []
     for i, (filters, kernel, _) in enumerate(CONVS):
         entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
         entries.append((f"convs.{i}.bias", (filters,)))
         channels = filters
+
     entries.append(("linear.weight", (features, flat_features(height, width))))
     entries.append(("linear.bias", (features,)))
     return entries
@@ -214,9 +242,20 @@ def actor_critic(
     actions: ActionSpec,
     statistics: Sequence[Entry] = (),
 ) -> tuple[Entry, ...]:
-    """A trunk with the heads, and with the buffers, of an actor-critic."""
+    """Returns the entries of an actor-critic, in the order of its torch module.
+
+    Args:
+        trunk: entries of the trunk.
+        features: width of its last layer.
+        actions: what the policy decides.
+        statistics: entries of the buffers.
+    """
+    log_std: list[Entry] = []
+    if isinstance(actions, Numbers):
+        log_std = [("log_std", (actions.size,))]
+
     return (
-        *((("log_std", (actions.size,)),) if isinstance(actions, Numbers) else ()),
+        *log_std,
         *trunk,
         ("policy.weight", (actions.head, features)),
         ("policy.bias", (actions.head,)),
@@ -227,7 +266,7 @@ def actor_critic(
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
-    """Buffers of `penstock.models.normalizer.Normalizer`."""
+    """Returns the entries of the buffers of `penstock.models.normalizer.Normalizer`."""
     return (
         ("normalizer.mean", (inputs,)),
         ("normalizer.var", (inputs,)),
@@ -236,12 +275,17 @@ def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
 
 
 def _heads(features: int, outputs: int, duelling: bool) -> tuple[Entry, ...]:
+    """Returns the entries of the head, and of the value's if it is duelling."""
     head: tuple[Entry, ...] = (("head.weight", (outputs, features)), ("head.bias", (outputs,)))
-    return (*head, ("value.weight", (1, features)), ("value.bias", (1,))) if duelling else head
+    if not duelling:
+        return head
+    return (*head, ("value.weight", (1, features)), ("value.bias", (1,)))
 
 
-def _tower(named: Mapping[str, Float32], layers: int, tower: int, obs_scale: float) -> list[Layer]:
-    """The hidden layers of one tower, observations scaled by the first."""
+def _tower(
+    named: Mapping[str, Float32], *, layers: int, tower: int, obs_scale: float
+) -> list[Layer]:
+    """Returns the hidden layers of one tower; the first includes the factor on observations."""
     weights = [named[f"hidden.{i}.weight"][tower].T for i in range(layers)]
     weights[0] = weights[0] * np.float32(obs_scale)
     return [(weight, named[f"hidden.{i}.bias"][tower]) for i, weight in enumerate(weights)]

@@ -22,7 +22,7 @@ as actors do, so that dropout drops nothing: the probability of an action is to 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,58 +31,83 @@ from penstock.configs.errors import UserError
 from penstock.core.loading import load
 from penstock.models.general import GeneralShape, SingleHead
 
-ROWS = 3  # of the batch that is tried
+ROWS = 3  # observations of the batch by which a network is tried
 
 
-def make_own(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
-    """The network, and the width of its features; None where it gives outputs and values. Raises
-    UserError for one that does not fit."""
+class Body(NamedTuple):
+    """A network before its core and heads."""
+
+    module: nn.Module
+    width: int | None
+    """Number of its features; None where it returns outputs and values instead."""
+
+
+def make_own(shape: GeneralShape[Any]) -> Body:
+    """Make the custom network of a shape, and try it on a batch of zeros.
+
+    Raises:
+        UserError: if it cannot be made, fails, or does not fit.
+    """
     entry = shape.model.entry
     assert entry is not None
     purpose = f"model.entry {entry}"
-    kind = _load(entry, purpose)
-    shapes = {given.name: given.shape for given in shape.inputs}
-    rows = {name: torch.zeros(ROWS, *extents) for name, extents in shapes.items()}
+    network_class = _load(entry, purpose)
+
+    shapes = {array.name: array.shape for array in shape.inputs}
+    batch = {name: torch.zeros(ROWS, *extents) for name, extents in shapes.items()}
     try:
-        net = kind(shapes, shape.outputs, **shape.model.settings)
+        net = network_class(shapes, shape.outputs, **shape.model.settings)
         with torch.no_grad():
-            found = net.eval()(rows)
+            result = net.eval()(batch)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         raise UserError(
             f"{purpose} failed with {type(error).__name__}: {text}, for observations of "
             f"{_brief(shapes)} and {shape.outputs} outputs; correct it, or model.settings"
         ) from error
+
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         if tensor.dtype != torch.float32:
             raise UserError(
                 f"{purpose} has {name} in {tensor.dtype}, and weights travel as float32; make it "
                 "float32, or keep it out of the module's parameters and buffers"
             )
+
+    # cuDNN computes gradients of recurrent layers in training mode alone.
     for module in net.modules():
-        if isinstance(module, nn.RNNBase):  # cuDNN has its gradients in training alone
+        if isinstance(module, nn.RNNBase):
             module.dropout = 0.0
             module.train()
-    return net, _width(found, shape, purpose)
+    return Body(net, _checked_width(result, shape, purpose))
 
 
-def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
-    if isinstance(found, Tensor) and found.ndim == 2 and len(found) == ROWS and found.shape[1]:
-        return found.shape[1]
+def _checked_width(result: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
+    """Returns the number of features in a network's result; None for outputs and values.
+
+    Raises:
+        UserError: if the result is neither, or if the heads or the config need features.
+    """
+    is_matrix = isinstance(result, Tensor) and result.ndim == 2
+    if is_matrix and len(result) == ROWS and result.shape[1]:
+        width: int = result.shape[1]
+        return width
+
     if isinstance(shape.heads, SingleHead):
         raise UserError(
-            f"{purpose} returned {_described(found)} for {ROWS} observations, and with an "
+            f"{purpose} returned {_described(result)} for {ROWS} observations, and with an "
             f"algorithm that is no actor-critic it must return features of shape [{ROWS}, width], "
             "to which the head is added; correct its forward, or set algo.name=ppo"
         )
-    both = isinstance(found, tuple) and len(found) == 2
-    wanted = [(ROWS, shape.outputs), (ROWS,)]
-    if not both or [tuple(tensor.shape) for tensor in found] != wanted:
+
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    expected_shapes = [(ROWS, shape.outputs), (ROWS,)]
+    if not is_pair or [tuple(tensor.shape) for tensor in result] != expected_shapes:
         raise UserError(
-            f"{purpose} returned {_described(found)} for {ROWS} observations, and it must return "
+            f"{purpose} returned {_described(result)} for {ROWS} observations, and it must return "
             f"features of shape [{ROWS}, width], or outputs and values of shapes "
             f"[{ROWS}, {shape.outputs}] and [{ROWS}]; correct its forward"
         )
+
     model = shape.model
     for key, value in (("core", model.core), ("critic", model.critic)):
         if value in ("lstm", "gru", "separate"):
@@ -94,20 +119,22 @@ def _width(found: Any, shape: GeneralShape[Any], purpose: str) -> int | None:
 
 
 def _load(entry: str, purpose: str) -> type[nn.Module]:
-    """The class that ``entry`` names. Nothing else is called: a module that the user allows may
-    have imported any function."""
-    network = load(entry, purpose, "model.entry")
-    if not (isinstance(network, type) and issubclass(network, nn.Module)):
+    """Returns the class that ``entry`` names; UserError if it is no class of torch modules.
+
+    Nothing else is called: a module that the user allows may have imported any function.
+    """
+    network_class = load(entry, purpose, "model.entry")
+    if not (isinstance(network_class, type) and issubclass(network_class, nn.Module)):
         raise UserError(f"{purpose} is no class of torch.nn.Module; derive it from that")
-    return network
+    return network_class
 
 
-def _described(found: Any) -> str:
-    if isinstance(found, Tensor):
-        return f"a tensor of shape {list(found.shape)}"
-    if isinstance(found, tuple) and all(isinstance(each, Tensor) for each in found):
-        return " and ".join(f"{list(each.shape)}" for each in found)
-    return f"a {type(found).__name__}"
+def _described(result: Any) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {list(result.shape)}"
+    if isinstance(result, tuple) and all(isinstance(element, Tensor) for element in result):
+        return " and ".join(f"{list(tensor.shape)}" for tensor in result)
+    return f"a {type(result).__name__}"
 
 
 def _brief(shapes: dict[str, tuple[int, ...]]) -> str:

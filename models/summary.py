@@ -11,13 +11,15 @@ from penstock.models.layout import DenseShape, MlpShape
 
 
 def in_words(shape: AnyShape, model: ModelConfig, parameters: int) -> str:
-    """A line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`. ``parameters``
-    are those that are trained, critics included."""
+    """Returns a line: `network: nature_cnn, lstm 256, shared critic, 2,000,000 parameters`.
+
+    ``parameters`` is the number of those that are trained, critics included.
+    """
     return f"network: {layers_in_words(shape, model)}, {parameters:,} parameters"
 
 
 def layers_in_words(shape: AnyShape, model: ModelConfig) -> str:
-    """The parts of a network: `nature_cnn, lstm 256, shared critic`."""
+    """Returns the parts of a network: `nature_cnn, lstm 256, shared critic`."""
     if isinstance(shape, GeneralShape):
         return ", ".join(_general(shape, model))
     return _mlp(model) if isinstance(shape, MlpShape | DenseShape) else "nature_cnn"
@@ -28,22 +30,25 @@ def _mlp(model: ModelConfig) -> str:
 
 
 def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
-    kinds = [model.entry] if model.entry is not None else _encoders(shape, model)
-    core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
+    """Returns encoders, core and critic of a network, those that it has."""
+    encoders = [model.entry] if model.entry is not None else _encoders(shape, model)
+    encoders_text = " and ".join(encoders)
     if not isinstance(shape.heads, ActorCriticHeads):
-        return [" and ".join(kinds)]
+        return [encoders_text]
+
+    core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
     critic = "separate critic" if shape.is_separate else "shared critic"
-    return [" and ".join(kinds), *core, critic]
+    return [encoders_text, *core, critic]
 
 
 def _encoders(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
-    """What reads the parts of an observation, each kind once."""
-    found: list[str] = []
+    """Returns what reads the parts of an observation, each kind once."""
+    kinds: list[str] = []
     for part in shape.inputs:
         if not part.is_image:
-            found.append(_mlp(model))
+            kinds.append(_mlp(model))
         elif is_small(model, part.shape):
-            found += (f"small_cnn {'-'.join(map(str, model.filters))}", _mlp(model))
+            kinds += (f"small_cnn {'-'.join(map(str, model.filters))}", _mlp(model))
         else:
-            found.append("impala_cnn" if model.kind == "impala_cnn" else "nature_cnn")
-    return [*dict.fromkeys(found)]
+            kinds.append("impala_cnn" if model.kind == "impala_cnn" else "nature_cnn")
+    return [*dict.fromkeys(kinds)]

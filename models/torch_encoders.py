@@ -1,9 +1,8 @@
 """From the arrays of an observation to one vector of features, in torch.
 
-Frames go through convolutions, each array through its own; everything else is flattened, put side
-by side and goes through layers. What they give is put side by side, too. What small images give
-goes through the layers, beside the numbers, so that what a number says may decide how an image is
-read.
+Each image goes through convolutions of its own. Everything else is flattened, put side by side and
+goes through layers. The results are put side by side, too. Features of small images go through the
+layers, beside the numbers, so that a number may decide how an image is read.
 """
 
 from __future__ import annotations
@@ -29,7 +28,14 @@ IMPALA_FEATURES = 256
 
 
 class Encoder(nn.Module):
-    """Features ``[B, width]`` of arrays by name, each ``[B, *shape]``, near 1."""
+    """Computes features of the arrays of an observation.
+
+    Args:
+        images: shapes of the images, by name.
+        numbers: shapes of the other arrays, by name.
+        cfg: the options of the network.
+        memory_format: order of the images in memory; `auto` is by rule.
+    """
 
     def __init__(
         self,
@@ -39,37 +45,54 @@ class Encoder(nn.Module):
         memory_format: MemoryFormat = "auto",
     ) -> None:
         super().__init__()
-        self._images, self._numbers = images, list(numbers)
-        # By rule on a CPU, too: narrow convolutions and pooling take half of the time, or less.
-        by_rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
-        self._memory_format = by_rule if memory_format == "auto" else memory_format
+        self._images = images
+        self._numbers = list(numbers)
+
+        # This rule holds on a CPU, too: narrow convolutions and pooling take at most half the time.
+        rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
+        self._memory_format = rule if memory_format == "auto" else memory_format
+
         encoders = [_image_encoder(shape, cfg) for shape in images.values()]
         self.images = nn.ModuleList(encoders)
-        inputs = sum(math.prod(shape) for shape in numbers.values())
-        inputs += sum(each.width for each in encoders if isinstance(each, SmallConvs))
+        small_widths = [encoder.width for encoder in encoders if isinstance(encoder, SmallConvs)]
+        large_widths = [
+            encoder.width for encoder in encoders if not isinstance(encoder, SmallConvs)
+        ]
+
+        # The layers read the numbers and the features of small images.
+        inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
         self.layers = DenseLayers((inputs, *cfg.hidden), cfg) if inputs else None
-        large = sum(each.width for each in encoders if not isinstance(each, SmallConvs))
-        self.width = large + (cfg.hidden[-1] if inputs else 0)
+        layers_width = cfg.hidden[-1] if inputs else 0
+        self.width = sum(large_widths) + layers_width
 
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
-        found: list[Tensor] = []
-        numbers = [arrays[name].flatten(1) for name in self._numbers]
-        for (name, shape), image in zip(self._images.items(), self.images, strict=True):
+        """Returns float32 ``[B, width]``; arrays are ``[B, *shape]``, with values near 1."""
+        features: list[Tensor] = []
+        layer_inputs = [arrays[name].flatten(1) for name in self._numbers]
+        for (name, shape), encoder in zip(self._images.items(), self.images, strict=True):
             frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]
-            features = image(in_order(frames, frames.dtype, self._memory_format))
-            (numbers if isinstance(image, SmallConvs) else found).append(features)
+            image_features = encoder(in_order(frames, frames.dtype, self._memory_format))
+            if isinstance(encoder, SmallConvs):
+                layer_inputs.append(image_features)
+            else:
+                features.append(image_features)
+
         if self.layers is not None:
-            found.append(self.layers(numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+            features.append(self.layers(_side_by_side(layer_inputs)))
+        return _side_by_side(features)
 
 
 class DenseLayers(nn.Module):
-    """Linear layers of the widths given, each followed by `model.activation`."""
+    """Linear layers, each followed by `model.activation`.
+
+    ``widths`` are those of the inputs and of each layer.
+    """
 
     def __init__(self, widths: tuple[int, ...], cfg: ModelConfig) -> None:
         super().__init__()
         self.linears = nn.ModuleList(
-            orthogonal(nn.Linear(*fans), math.sqrt(2)) for fans in pairwise(widths)
+            orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2))
+            for fan_in, fan_out in pairwise(widths)
         )
         self._activate = activate(cfg.activation)
 
@@ -88,14 +111,17 @@ class SmallConvs(nn.Module):
 
     def __init__(self, filters: Sequence[int], channels: int, height: int, pixels: int) -> None:
         super().__init__()
+        all_channels = (channels, *filters)
         strides = [1 if i == 0 else 2 for i in range(len(filters))]
         self.convs = nn.ModuleList(
-            orthogonal(nn.Conv2d(*pair, 3, stride, padding=1), math.sqrt(2))
-            for pair, stride in zip(pairwise((channels, *filters)), strides, strict=True)
+            orthogonal(nn.Conv2d(entering, leaving, 3, stride, padding=1), math.sqrt(2))
+            for (entering, leaving), stride in zip(pairwise(all_channels), strides, strict=True)
         )
+
         for stride in strides:
-            height, pixels = -(-height // stride), -(-pixels // stride)
-        self.width: int = [channels, *filters][-1] * height * pixels
+            height = _strided(height, stride)
+            pixels = _strided(pixels, stride)
+        self.width: int = all_channels[-1] * height * pixels
 
     def forward(self, frames: Tensor) -> Tensor:
         for conv in self.convs:
@@ -110,11 +136,11 @@ class NatureEncoder(nn.Module):
 
     def __init__(self, channels: int, height: int, pixels: int) -> None:
         super().__init__()
-        before = (channels, *(filters for filters, _, _ in CONVS))
-        self.convs = nn.ModuleList(
-            orthogonal(nn.Conv2d(entering, *conv), math.sqrt(2))
-            for entering, conv in zip(before, CONVS, strict=False)
-        )
+        convs: list[nn.Module] = []
+        for filters, kernel, stride in CONVS:
+            convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
+            channels = filters
+        self.convs = nn.ModuleList(convs)
         self.linear = orthogonal(nn.Linear(flat_features(height, pixels), FEATURES), math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -131,10 +157,14 @@ class ImpalaEncoder(nn.Module):
 
     def __init__(self, channels: int, height: int, pixels: int) -> None:
         super().__init__()
-        before = (channels, *IMPALA_CHANNELS)
-        self.sections = nn.ModuleList(ConvSection(*pair) for pair in pairwise(before))
+        all_channels = (channels, *IMPALA_CHANNELS)
+        self.sections = nn.ModuleList(
+            ConvSection(entering, leaving) for entering, leaving in pairwise(all_channels)
+        )
+
         for _ in IMPALA_CHANNELS:
-            height, pixels = -(-height // 2), -(-pixels // 2)
+            height = _strided(height, 2)
+            pixels = _strided(pixels, 2)
         flat = IMPALA_CHANNELS[-1] * height * pixels
         self.linear = orthogonal(nn.Linear(flat, IMPALA_FEATURES), math.sqrt(2))
 
@@ -154,7 +184,7 @@ class ConvSection(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(channels) for _ in range(2))
 
     def forward(self, frames: Tensor) -> Tensor:
-        frames = F.max_pool2d(self.conv(frames), 3, 2, 1)
+        frames = F.max_pool2d(self.conv(frames), kernel_size=3, stride=2, padding=1)
         for block in self.blocks:
             frames = block(frames)
         return frames
@@ -169,19 +199,29 @@ class ResidualBlock(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        changed: Tensor = self.second(self.first(frames.relu()).relu_())
-        return frames + changed
+        residual: Tensor = self.second(self.first(frames.relu()).relu_())
+        return frames + residual
 
 
 def _image_encoder(
     shape: tuple[int, ...], cfg: ModelConfig
 ) -> SmallConvs | NatureEncoder | ImpalaEncoder:
-    """The convolutions that read an image."""
+    """Makes the convolutions that read an image."""
     channels, height, pixels = _channels_first(shape)
     if is_small(cfg, shape):
         return SmallConvs(cfg.filters, channels, height, pixels)
     kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
     return kind(channels, height, pixels)
+
+
+def _side_by_side(rows: list[Tensor]) -> Tensor:
+    """Returns rows ``[B, width]`` put side by side; a single tensor is not copied."""
+    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
+
+
+def _strided(extent: int, stride: int) -> int:
+    """Returns the extent after a convolution that keeps the size of images but for its stride."""
+    return -(-extent // stride)
 
 
 def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:

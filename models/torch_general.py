@@ -3,9 +3,9 @@
     observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
-A body is an `Encoder`, or a custom network that gives features; one that gives outputs and
-values itself, for an actor-critic, has neither core nor heads after it. `GeneralCritics` value the
-actions of a policy, for SAC.
+A body is an `Encoder`, or a custom network that returns features. A custom network that returns
+outputs and values itself, for an actor-critic, has neither core nor heads after it.
+`GeneralCritics` value the actions of a policy, for SAC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.models.general import (
     is_small,
 )
 from penstock.models.normalizer import FrameNormalizer, Normalizer
-from penstock.models.own_network import make_own
+from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
@@ -36,49 +36,78 @@ from penstock.models.torch_trunks import activate
 
 
 class GeneralNet(PolicyNetwork):
-    """As `GeneralShape` says, up to the heads; bodies compute in ``dtype``, the rest in float32."""
+    """The network of a `GeneralShape` up to the heads.
+
+    Bodies compute in ``dtype``, the rest in float32.
+    """
 
     state_size: int
+    bodies: nn.ModuleList
+    """One body, or two where the critic is separate: the policy's first."""
+    cores: nn.ModuleList
+    """The memory after each body; none without memory."""
+    is_whole: bool
+    """Whether the body is a custom network that returns outputs and values itself."""
 
     def __init__(self, shape: GeneralShape[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.state_size = shape.state_size
-        self._shape, self._dtype = shape, dtype
-        model = shape.model
-        count = 1 + shape.is_separate
-        made = [_body(shape) for _ in range(count)]
-        self.bodies = nn.ModuleList(body for body, _ in made)
-        width = made[0][1]
+        self._shape = shape
+        self._dtype = dtype
+
+        count = 2 if shape.is_separate else 1
+        bodies = [_make_body(shape) for _ in range(count)]
+        self.bodies = nn.ModuleList(body.module for body in bodies)
+        width = bodies[0].width
         self.is_whole = width is None
-        cores = [make_core(model.core, width, model.core_size) for _ in range(count) if width]
-        self.cores = nn.ModuleList(core for core in cores if core is not None)
-        self._width = model.core_size if self.cores else width
+
+        cores: list[nn.Module] = []
+        model = shape.model
+        for _ in range(count):
+            core = make_core(model.core, width, model.core_size) if width else None
+            if core is not None:
+                cores.append(core)
+        self.cores = nn.ModuleList(cores)
+
+        # Width of the features that heads read.
+        self._width = model.core_size if cores else width
 
     @abstractmethod
     def outputs_of(self, features: Tensor) -> Tensor:
-        """What actions are decided by, float32 ``[B, outputs]``, of the first body's features
-        ``[B, width]``, or of its core's."""
+        """Returns what actions are decided by, float32 ``[B, outputs]``.
+
+        ``features`` ``[B, width]`` are those of the first body, or of its core.
+        """
 
     def features(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Of each body, or its core, ``[B, width]``, and the state after the last row.
+        """Returns the features ``[B, width]`` of each body, or its core, and the state afterwards.
 
         ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
         """
         arrays = self._arrays(obs)
-        features = [through(body, arrays, self._dtype) for body in self.bodies]
+        features = [apply_body(body, arrays, self._dtype) for body in self.bodies]
         if not self.cores:
             return features, state
-        return self._remember(features, tuple(obs.shape), state, first)
+
+        rows, envs = obs.shape[:2]
+        device = features[0].device
+        if state is None:
+            state = torch.zeros(envs, self.state_size, device=device)
+        if first is None:
+            first = torch.zeros(rows, envs, dtype=torch.bool, device=device)
+        return self._apply_cores(features, state, first)
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Outputs ``[B, outputs]`` alone, and what to remember, as `features`."""
+        """Returns outputs ``[B, outputs]`` alone, and the state afterwards, as `features`."""
         if self.cores:
             features, state = self.features(obs, state)
             return self.outputs_of(features[0]), state
-        first = through(self.bodies[0], self._arrays(obs), self._dtype)
-        return first[0] if self.is_whole else self.outputs_of(first), state
+
+        result = apply_body(self.bodies[0], self._arrays(obs), self._dtype)
+        outputs = result[0] if self.is_whole else self.outputs_of(result)
+        return outputs, state
 
     def mask(self, obs: Tensor) -> Tensor | None:
         part = self._shape.mask
@@ -92,30 +121,31 @@ class GeneralNet(PolicyNetwork):
     def _arrays(self, obs: Tensor) -> dict[str, Tensor]:
         return arrays_of(self._shape, obs, self.normalizer, self._dtype)
 
-    def _remember(
-        self,
-        features: list[Tensor],
-        lead: tuple[int, ...],
-        state: Tensor | None,
-        first: Tensor | None,
+    def _apply_cores(
+        self, features: list[Tensor], state: Tensor, first: Tensor
     ) -> tuple[list[Tensor], Tensor]:
-        rows, envs = lead[:2]
-        device = features[0].device
-        if state is None:
-            state = torch.zeros(envs, self.state_size, device=device)
-        if first is None:
-            first = torch.zeros(rows, envs, dtype=torch.bool, device=device)
-        found, after = [], []
+        """Returns the outputs ``[T * E, size]`` of each core, and the state after the last row.
+
+        Args:
+            features: of each body, ``[T * E, width]``.
+            state: of all cores side by side, ``[E, state_size]``.
+            first: bool ``[T, E]``, where the state is forgotten before a row.
+        """
+        rows, envs = first.shape
+        core_outputs = []
+        next_states = []
+
         states = state.chunk(len(self.cores), 1)
-        for core, rows_of, before in zip(self.cores, features, states, strict=True):
-            outputs, last = core(rows_of.view(rows, envs, -1), before, first)
-            found.append(outputs.flatten(0, 1))
-            after.append(last)
-        return found, torch.cat(after, 1)
+        for core, body_features, core_state in zip(self.cores, features, states, strict=True):
+            outputs, next_state = core(body_features.view(rows, envs, -1), core_state, first)
+            core_outputs.append(outputs.flatten(0, 1))
+            next_states.append(next_state)
+
+        return core_outputs, torch.cat(next_states, 1)
 
 
 class GeneralActorCritic(GeneralNet, ActorCritic):
-    """With heads for policy and value."""
+    """A `GeneralNet` with heads for policy and value."""
 
     def __init__(
         self, shape: GeneralShape[ActorCriticHeads], dtype: torch.dtype = torch.float32
@@ -129,36 +159,43 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As of every `ActorCritic`."""
-        return self.step(obs, state, first)[:2]
+        """Returns outputs and values, as every `ActorCritic`."""
+        outputs, values, _ = self.step(obs, state, first)
+        return outputs, values
 
     def step(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`forward`, and the state after the last row."""
+        """Returns what `forward` does, and the state after the last row."""
         if self.is_whole:
-            outputs, values = through(self.bodies[0], self._arrays(obs), self._dtype)
+            outputs, values = apply_body(self.bodies[0], self._arrays(obs), self._dtype)
             return outputs, values, None
+
         features, state = self.features(obs, state, first)
-        value = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
-        return self.logits(features[0]), value, state
+        values = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
+        return self.logits(features[0]), values, state
 
     def outputs_of(self, features: Tensor) -> Tensor:
         return self.logits(features)
 
 
 class GeneralHeadNet(GeneralNet, HeadNet):
-    """With one head; before a duelling one a layer of two halves, as `DenseShape` has it."""
+    """A `GeneralNet` with one head.
+
+    A duelling head has a further layer of two halves before it, as that of `DenseShape`.
+    """
 
     def __init__(self, shape: GeneralShape[SingleHead], dtype: torch.dtype = torch.float32) -> None:
         super().__init__(shape, dtype)
-        head, width = shape.heads, self._width
+        head = shape.heads
+        width = self._width
         assert width is not None, shape
+
         self.halves = None
         if head.duelling:
             self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
-            plain = not shape.convolutional and shape.model.entry is None
-            self._activate = activate(shape.model.activation if plain else "relu")
+            is_mlp = not shape.convolutional and shape.model.entry is None
+            self._activate = activate(shape.model.activation if is_mlp else "relu")
         self._make_head(width, head.outputs, head.duelling)
         self.normalizer = normalizer_of(shape)
 
@@ -166,12 +203,13 @@ class GeneralHeadNet(GeneralNet, HeadNet):
         return [*self._head_weights()]
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        return self._through_head(self.features(obs)[0][0], *weights)
+        features, _ = self.features(obs)
+        return self._apply_head(features[0], *weights)
 
     def outputs_of(self, features: Tensor) -> Tensor:
-        return self._through_head(features, *self._head_weights())
+        return self._apply_head(features, *self._head_weights())
 
-    def _through_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _apply_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.halves is not None:
             features = self._activate(self.halves(features))
         return linear(features, weight, bias)
@@ -180,10 +218,14 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 class GeneralCritics(nn.Module):
     """Two separate Q-functions over an observation of any kind and an action; never published.
 
-    Each has a body of its own for images, or the whole observation where that is a network of one's
-    own. What it gives, the other numbers of the observation and the action are put side by side,
-    and go through layers. ``actor`` is the shape of the policy whose actions they value, and
-    ``normalizer`` is the policy's.
+    Each has a body of its own, which reads images, or with a custom network the whole observation.
+    The body's features, the other numbers of the observation and the action are put side by side,
+    and go through layers.
+
+    Args:
+        actor: the shape of the policy whose actions they value.
+        normalizer: that of the policy.
+        dtype: precision of the bodies.
     """
 
     def __init__(
@@ -193,18 +235,20 @@ class GeneralCritics(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._shape, self._dtype = actor, dtype
+        self._shape = actor
+        self._dtype = dtype
         self.normalizer = normalizer
         self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
+        1."""
         arrays = arrays_of(self._shape, obs, self.normalizer, self._dtype)
         actions = action.reshape(len(action), -1)
         return torch.stack([critic(arrays, actions) for critic in self.critics])
 
     def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """`forward`, whose gradient reaches the action alone."""
+        """Returns what `forward` does; the gradient reaches the action alone."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
@@ -217,50 +261,68 @@ class GeneralCritics(nn.Module):
 
 
 class _Critic(nn.Module):
+    """One Q-function of `GeneralCritics`."""
+
     def __init__(self, actor: GeneralShape[SingleHead], dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype, model = dtype, actor.model
-        images = {given.name: given.shape for given in actor.inputs if given.is_image}
-        beside = [given for given in actor.inputs if not given.is_image]
+        self._dtype = dtype
+        model = actor.model
+        images = {array.name: array.shape for array in actor.inputs if array.is_image}
+        numbers = [array for array in actor.inputs if not array.is_image]
+
+        # A custom network reads all arrays, an encoder here only the images.
         self.body: nn.Module | None = None
         width: int | None = 0
         if model.entry is not None:
-            self.body, width = make_own(actor)
-            beside = []
+            body = make_own(actor)
+            self.body = body.module
+            width = body.width
+            numbers = []
         elif images:
             self.body = encoder = Encoder(images, {}, model, actor.memory_format)
             width = encoder.width
         assert width is not None, actor
-        self._beside = [given.name for given in beside]
-        inputs = width + sum(math.prod(given.shape) for given in beside) + actor.outputs // 2
+
+        self._numbers = [array.name for array in numbers]
+        numbers_width = sum(math.prod(array.shape) for array in numbers)
+        action_size = actor.outputs // 2
+        inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)
 
     def forward(self, arrays: dict[str, Tensor], action: Tensor) -> Tensor:
-        found = [] if self.body is None else [through(self.body, arrays, self._dtype)]
-        found += [arrays[name].flatten(1) for name in self._beside]
-        values: Tensor = self.value(self.layers(torch.cat([*found, action], 1)))
+        """Returns Q-values ``[B]`` of arrays ``[B, *shape]`` and actions ``[B, size]``."""
+        features = [] if self.body is None else [apply_body(self.body, arrays, self._dtype)]
+        features += [arrays[name].flatten(1) for name in self._numbers]
+        values: Tensor = self.value(self.layers(torch.cat([*features, action], 1)))
         return values[:, 0]
 
 
 def general_net(
     shape: GeneralShape[Any], dtype: torch.dtype = torch.float32
 ) -> GeneralActorCritic | GeneralHeadNet:
-    """The network of a shape, by its heads."""
-    is_single = isinstance(shape.heads, SingleHead)
-    return (GeneralHeadNet if is_single else GeneralActorCritic)(shape, dtype)
+    """Makes the network of a shape, by its heads."""
+    if isinstance(shape.heads, SingleHead):
+        return GeneralHeadNet(shape, dtype)
+    return GeneralActorCritic(shape, dtype)
 
 
 def layout(shape: GeneralShape[Any]) -> ParamLayout:
-    """Of the network's parameters, then its buffers."""
-    with torch.random.fork_rng(devices=[]):  # what is trained begins with the same weights
+    """Returns the layout of the network's parameters, then its buffers.
+
+    The network is built without memory, on torch's device "meta". A custom network may need
+    numbers, which that device does not have; it is then built on the CPU.
+    """
+    # The random state is restored, so that the weights of the network that is trained are the same.
+    with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 net = general_net(shape)
         except Exception:
             if shape.model.entry is None:
                 raise
-            net = general_net(shape)  # a network of the user may need numbers, and meta has none
+            net = general_net(shape)
+
     tensors = (*net.named_parameters(), *net.named_buffers())
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 
@@ -268,83 +330,114 @@ def layout(shape: GeneralShape[Any]) -> ParamLayout:
 def arrays_of(
     shape: GeneralShape[Any], obs: Tensor, normalizer: Normalizer | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """By name ``[B, *shape]``, float32 but for images, which are in the body's ``dtype``."""
+    """Returns the arrays of observations as bodies read them, scaled or normalised.
+
+    Args:
+        shape: of the network.
+        obs: ``[..., *shape]``, as recorded.
+        normalizer: of the network, if it normalises.
+        dtype: precision of the bodies.
+
+    Returns:
+        Arrays ``[B, *shape]`` by name. Images are in ``dtype``, others in float32.
+    """
     arrays = {}
     if isinstance(normalizer, FrameNormalizer):
         first = 0
-        for given in shape.inputs:
-            frames = _array(given, obs)
-            arrays[given.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
-            first += math.prod(given.shape)
+        for array in shape.inputs:
+            frames = _recorded(array, obs)
+            arrays[array.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
+            first += math.prod(array.shape)
         return arrays
 
-    numbers = [] if normalizer is None else normalized_inputs(shape)
-    for given in shape.inputs:
-        if given not in numbers:
-            own = shape.model.entry is not None
-            kind = dtype if given.is_image and not own else torch.float32
-            array = _array(given, obs)
-            if given.low:  # subtracted before it is rounded, as the numbers may differ by little
-                array = array.float() - given.low
-            array = array.to(kind)
-            arrays[given.name] = array if given.span == 1 else array / given.span
+    # Arrays that are not normalised are scaled. A custom network gets all of them in float32.
+    normalized = [] if normalizer is None else normalized_inputs(shape)
+    is_custom = shape.model.entry is not None
+    for array in shape.inputs:
+        if array not in normalized:
+            array_dtype = dtype if array.is_image and not is_custom else torch.float32
+            arrays[array.name] = _scaled(array, obs, array_dtype)
 
     if normalizer is not None:
         rows = normalizer(numbers_of(shape, obs))
-        sizes = [math.prod(given.shape) for given in numbers]
-        for given, columns in zip(numbers, rows.split(sizes, 1), strict=True):
-            array = columns.reshape(-1, *given.shape)
-            arrays[given.name] = array.to(dtype) if given.is_image else array
+        sizes = [math.prod(array.shape) for array in normalized]
+        for array, columns in zip(normalized, rows.split(sizes, 1), strict=True):
+            values = columns.reshape(-1, *array.shape)
+            arrays[array.name] = values.to(dtype) if array.is_image else values
     return arrays
 
 
+def _scaled(array: Input, obs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns ``(x - low) / span`` of one array of observations, in ``dtype``."""
+    values = _recorded(array, obs)
+    # The lower bound is subtracted before values are rounded, since they may differ by little.
+    if array.low:
+        values = values.float() - array.low
+    values = values.to(dtype)
+    return values if array.span == 1 else values / array.span
+
+
 def normalized_inputs(shape: GeneralShape[Any]) -> list[Input]:
-    """The inputs that `model.normalize_observations` concerns: numbers, which cells of small images
-    are as well, or frames where there are no numbers."""
-    return [given for given in shape.inputs if not _is_frame(shape, given)] or list(shape.inputs)
+    """Returns the inputs that `model.normalize_observations` concerns.
+
+    These are numbers, which cells of small images are as well, or frames where there are no
+    numbers.
+    """
+    numbers = [array for array in shape.inputs if not _is_frame(shape, array)]
+    return numbers or list(shape.inputs)
 
 
 def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
-    """The normaliser of a network, if its observations are to be normalised."""
+    """Makes the normaliser of a network; None if its observations are not normalised."""
     if not shape.model.normalize_observations:
         return None
     inputs = normalized_inputs(shape)
-    size = sum(math.prod(given.shape) for given in inputs)
+    size = sum(math.prod(array.shape) for array in inputs)
     return FrameNormalizer(size) if _is_frame(shape, inputs[0]) else Normalizer(size)
 
 
 def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
-    """All that is normalised, as it is recorded, float32 ``[B, inputs]``."""
-    arrays = [_array(given, obs).flatten(1) for given in normalized_inputs(shape)]
+    """Returns all numbers that are normalised, as they are recorded, float32 ``[B, inputs]``."""
+    arrays = [_recorded(array, obs).flatten(1) for array in normalized_inputs(shape)]
     return torch.cat([array.float() for array in arrays], 1)
 
 
-def through(body: nn.Module, arrays: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    """What a body gives, in float32."""
+def apply_body(body: nn.Module, arrays: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """Returns the result of a body that computes in ``dtype``, converted to float32.
+
+    It is a tensor of features, or a tuple of outputs and values.
+    """
     device = next(iter(arrays.values())).device.type
-    low = dtype == torch.bfloat16 and device != "meta"
-    with torch.autocast(device if low else "cpu", torch.bfloat16, low):
-        found = body(arrays)
-    return tuple(t.float() for t in found) if isinstance(found, tuple) else found.float()
+    is_bf16 = dtype == torch.bfloat16 and device != "meta"
+
+    # Without bf16 the context changes nothing.
+    with torch.autocast(device if is_bf16 else "cpu", torch.bfloat16, enabled=is_bf16):
+        result = body(arrays)
+
+    if isinstance(result, tuple):
+        return tuple(tensor.float() for tensor in result)
+    return result.float()
 
 
-def _body(shape: GeneralShape[Any]) -> tuple[nn.Module, int | None]:
-    """A body, and the width of its features."""
+def _make_body(shape: GeneralShape[Any]) -> Body:
+    """Makes a body: a custom network, or an encoder of all arrays."""
     if shape.model.entry is not None:
         return make_own(shape)
-    images = {given.name: given.shape for given in shape.inputs if given.is_image}
-    numbers = {given.name: given.shape for given in shape.inputs if not given.is_image}
+    images = {array.name: array.shape for array in shape.inputs if array.is_image}
+    numbers = {array.name: array.shape for array in shape.inputs if not array.is_image}
     encoder = Encoder(images, numbers, shape.model, shape.memory_format)
-    return encoder, encoder.width
+    return Body(encoder, encoder.width)
 
 
-def _is_frame(shape: GeneralShape[Any], given: Input) -> bool:
-    return given.is_image and not is_small(shape.model, given.shape)
+def _is_frame(shape: GeneralShape[Any], array: Input) -> bool:
+    return array.is_image and not is_small(shape.model, array.shape)
 
 
-def _array(given: Input, obs: Tensor) -> Tensor:
-    """One array ``[B, *shape]`` of observations, as it is recorded."""
-    if given.part is not None:
-        obs = obs[..., given.part.offset : given.part.offset + given.part.nbytes]
-        obs = obs.view(torch.float32) if given.dtype == "<f4" else obs
-    return obs.reshape(-1, *given.shape)
+def _recorded(array: Input, obs: Tensor) -> Tensor:
+    """Returns one array ``[B, *shape]`` of observations, as it is recorded."""
+    part = array.part
+    if part is not None:
+        obs = obs[..., part.offset : part.offset + part.nbytes]
+        if array.dtype == "<f4":
+            obs = obs.view(torch.float32)
+    return obs.reshape(-1, *array.shape)

@@ -1,6 +1,6 @@
 """Networks in torch by their heads: a policy and a value, or a single head.
 
-PolicyNetwork   what actors get: how it reads observations, masks and normalisation
+PolicyNetwork   the network that actors get: how it reads observations, masks and normalisation
 ActorCritic     heads for policy and value, buffers, memory
 HeadNet         one head: Q-values (duelling or not), or a Gaussian policy
 """
@@ -24,49 +24,59 @@ class PolicyNetwork(nn.Module, ABC):
     """A network whose outputs decide actions: of an actor-critic, or of one head alone."""
 
     normalizer: Normalizer | None
-    """Of the observations, if they are normalised; set by every network after its parameters."""
+    """Normalises observations, if they are normalised. Every network sets it after its
+    parameters."""
 
     def mask(self, obs: Tensor) -> Tensor | None:
-        """Not 0 where a choice is allowed, ``[B, outputs]``, by the action mask in observations
-        ``[..., *shape]``; None where there is none, and all choices are allowed."""
+        """Returns the action mask in observations ``[..., *shape]``.
+
+        The mask ``[B, outputs]`` is not 0 where a choice is allowed. It is None where observations
+        have none, and all choices are allowed.
+        """
         return None
 
     def observe(
         self, obs: Tensor, alive: Tensor, add_others: Callable[[Tensor], None] | None = None
     ) -> None:
-        """Take the rows ``alive`` of ``obs`` ``[T(+1), E, *shape]`` or ``[B, *shape]`` into the
-        statistics that observations are normalised by, if they are.
+        """Add observations to the statistics by which they are normalised, if they are.
 
-        ``alive`` is bool ``[T, E]`` or ``[B]``. ``add_others`` adds to a tensor, in place, those of
-        the other learners of the step: every learner must come here.
+        Args:
+            obs: ``[T, E, *shape]`` or ``[T + 1, E, *shape]``, or ``[B, *shape]``.
+            alive: which of them count, bool ``[T, E]`` or ``[B]``.
+            add_others: adds to a tensor, in place, those of the other learners of the step. So
+                every learner must call this method.
         """
         if self.normalizer is not None:
+            # The observation after the last step of an unroll has no entry in `alive`.
             rows = self.numbers(obs[: len(alive)])
             self.normalizer.observe(rows, alive.flatten(), add_others)
 
     def numbers(self, obs: Tensor) -> Tensor:
-        """What of observations ``[..., *shape]`` is normalised, ``[B, inputs]``."""
+        """Returns what of observations ``[..., *shape]`` is normalised, ``[B, inputs]``."""
         raise NotImplementedError
 
 
 class ActorCritic(PolicyNetwork):
-    """What learners train of an actor-critic, whatever it is made of."""
+    """The network that learners train of an actor-critic, with any trunk or bodies."""
 
     actions: ActionSpec
     state_size: int = 0
-    """Float32 numbers that it remembers of one environment; 0: it has no memory."""
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
 
     @abstractmethod
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Outputs ``[B, outputs]`` and values ``[B]`` of observations ``[..., *shape]``.
+        """Returns outputs ``[B, outputs]`` and values ``[B]``.
 
-        With memory observations are ``[T, E, *shape]``; ``state`` float32 ``[E, state_size]`` is
-        that before the first row, and forgotten before each row where ``first`` (bool ``[T, E]``).
+        Args:
+            obs: observations ``[..., *shape]``; with memory ``[T, E, *shape]``.
+            state: of the memory before the first row, float32 ``[E, state_size]``.
+            first: bool ``[T, E]``; the state is forgotten before each row where it is true.
         """
 
     def _make_heads(self, width: int, log_std_init: float) -> None:
+        """Make the heads on features of a width."""
         actions = self.actions
         if isinstance(actions, Numbers):
             self.log_std = nn.Parameter(torch.full((actions.size,), float(log_std_init)))
@@ -74,66 +84,82 @@ class ActorCritic(PolicyNetwork):
         self.value = orthogonal(nn.Linear(width, 1), 1.0)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` of features ``[B, width]``; contiguous along B.
+        """Returns outputs ``[B, outputs]`` of features ``[B, width]``; contiguous along B.
 
         In this order both the log-softmax over few actions and the weight's gradient are several
         times faster.
         """
-        rows = torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t())
-        return self.completed(rows)
+        head_outputs = torch.addmm(self.policy.bias[:, None], self.policy.weight, features.t())
+        return self.completed(head_outputs)
 
-    def completed(self, rows: Tensor) -> Tensor:
-        """Outputs ``[B, outputs]`` of what the policy head computes, ``[head, B]``."""
+    def completed(self, head_outputs: Tensor) -> Tensor:
+        """Returns outputs ``[B, outputs]``, given what the policy head computes, ``[head, B]``.
+
+        Deviations of numbers, which do not depend on the observation, are added.
+        """
         if isinstance(self.actions, Numbers):
-            rows = torch.cat([rows, self.log_std[:, None].expand_as(rows)])
-        return rows.t()
+            log_std = self.log_std[:, None].expand_as(head_outputs)
+            head_outputs = torch.cat([head_outputs, log_std])
+        return head_outputs.t()
 
 
 class HeadNet(PolicyNetwork):
     """A network with one head: Q-values of actions to choose from, or means and logarithms of
     standard deviations.
 
-    Duelling, a value head on the first half of the features is added to the head on the second.
-    Both are linear, so that ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv 1511.06581,
-    equation 9) is one product: weights are combined, not outputs. It computes in two stages, so
-    that weights that do not change are prepared once.
+    In a duelling network the value head reads the first half of the features, and the head of the
+    advantages the second. Both are linear, so that ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv
+    1511.06581, equation 9) is one product: weights are combined, not outputs.
+
+    It computes in two stages, `acting_weights` and `acting_outputs`, so that weights that do not
+    change are prepared once.
     """
 
     head: nn.Linear
     value: nn.Linear | None
+    """The value head of a duelling network."""
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
+        """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
         return self.acting_outputs(obs, self.acting_weights())
 
     @abstractmethod
     def acting_weights(self) -> list[Tensor]:
-        """What `acting_outputs` needs of the parameters, ready to use."""
+        """Returns what `acting_outputs` needs of the parameters, ready to use."""
 
     @abstractmethod
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """`forward` by prepared weights."""
+        """Returns what `forward` does, by prepared weights."""
 
     def allowed_outputs(self, obs: Tensor, least: float = -torch.inf) -> Tensor:
-        """`forward`, and `of_allowed` by the action mask in the observations, if they have one."""
+        """Returns what `forward` does, with ``least`` for what the observations' action mask
+        forbids."""
         return of_allowed(self(obs), self.mask(obs), least)
 
     def _head_weights(self) -> tuple[Tensor, Tensor]:
-        weight, bias = self.head.weight, self.head.bias
+        """Returns weight and bias of the head, which include the value head's if there is one."""
+        weight = self.head.weight
+        bias = self.head.bias
         if self.value is None:
             return weight, bias
-        value = self.value.weight.expand(weight.shape)
-        combined = torch.cat([value, weight - weight.mean(0)], 1)
-        return combined, self.value.bias + bias - bias.mean()
+
+        value_weight = self.value.weight.expand(weight.shape)
+        combined_weight = torch.cat([value_weight, weight - weight.mean(0)], 1)
+        combined_bias = self.value.bias + bias - bias.mean()
+        return combined_weight, combined_bias
 
     def _make_head(self, width: int, outputs: int, duelling: bool) -> None:
+        """Make the head on features of a width; if duelling, on each half of them."""
         self.head = orthogonal(nn.Linear(width, outputs), 0.01)
         self.value = orthogonal(nn.Linear(width, 1), 0.01) if duelling else None
 
 
 def of_allowed(values: Tensor, mask: Tensor | None, least: float = -torch.inf) -> Tensor:
-    """Values ``[B, choices]``, ``least`` where ``mask`` ``[B, choices]`` is 0. A row of the mask
-    that allows nothing, as the last observation of an episode may have it, forbids nothing."""
+    """Returns values ``[B, choices]`` with ``least`` where ``mask`` ``[B, choices]`` is 0.
+
+    A row of the mask that allows nothing, as the last observation of an episode may have it,
+    forbids nothing.
+    """
     if mask is None:
         return values
     allowed = mask != 0
@@ -141,7 +167,7 @@ def of_allowed(values: Tensor, mask: Tensor | None, least: float = -torch.inf) -
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """The layer, its weight made orthogonal and its bias 0."""
+    """Make the weight of a layer orthogonal and its bias 0; returns the layer."""
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)

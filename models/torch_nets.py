@@ -53,8 +53,10 @@ def build_net(
 @overload
 def build_net(shape: HeadShape, dtype: torch.dtype = ...) -> HeadNet: ...
 def build_net(shape: AnyShape, dtype: torch.dtype = torch.float32) -> PolicyNetwork:
-    """A network of the given shape, whose trunk computes in ``dtype``; initialised from torch's
-    global random generator."""
+    """Makes a network of the given shape, initialised from torch's global random generator.
+
+    ``dtype`` is the precision of the trunk; heads compute in float32.
+    """
     match shape:
         case MlpShape():
             return Mlp(shape, dtype)
@@ -74,10 +76,10 @@ class Net(Trunk, ActorCritic):
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """As of every `ActorCritic`, without memory."""
+        """Returns outputs and values, as every `ActorCritic` without memory."""
         towers = self.features(obs, self.weights())
-        value = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
-        return self.logits(towers[POLICY]), value
+        values = torch.addmv(self.value.bias, towers[VALUE], self.value.weight[0])
+        return self.logits(towers[POLICY]), values
 
     def acting_weights(self) -> list[Tensor]:
         return self.weights()
@@ -87,10 +89,16 @@ class Net(Trunk, ActorCritic):
 
 
 class Mlp(MlpTrunk, Net):
-    """Two towers of the same widths."""
+    """Two towers of the same widths, one for the policy and one for the value."""
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(TOWERS, shape.widths, shape.activation, shape.obs_scale, dtype)
+        super().__init__(
+            towers=TOWERS,
+            widths=shape.widths,
+            activation=shape.activation,
+            obs_scale=shape.obs_scale,
+            dtype=dtype,
+        )
         self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
@@ -98,24 +106,31 @@ class Mlp(MlpTrunk, Net):
     def forward(
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        """Returns what `Net.forward` does, on a CPU in float32 with the heads in the same pass."""
         rows = self._rows(obs)
-        if not self._in_turn(rows):
+        if not self._computes_in_turn(rows):
             return super().forward(obs)
-        policy, value = self.policy, self.value
-        heads = [policy.weight, policy.bias, value.weight, value.bias]
-        outputs, values = towers_in_turn(rows, self.weights(), self._activation, heads)
-        return self.completed(outputs), values[0]
+
+        heads = [self.policy.weight, self.policy.bias, self.value.weight, self.value.bias]
+        head_outputs, values = towers_in_turn(rows, self.weights(), self._activation, heads)
+        return self.completed(head_outputs), values[0]
 
     def acting_weights(self) -> list[Tensor]:
-        return [tensor[:1] for tensor in self.weights()]
+        return [tensor[:1] for tensor in self.weights()]  # the policy's tower alone
 
 
 class NatureCnn(CnnTrunk, Net):
     """The Nature CNN, shared by policy and value."""
 
     def __init__(self, shape: CnnShape, dtype: torch.dtype = torch.float32) -> None:
-        frames = shape.channels, shape.height, shape.width
-        super().__init__(frames, FEATURES, shape.obs_scale, dtype, shape.memory_format)
+        frames = (shape.channels, shape.height, shape.width)
+        super().__init__(
+            frames=frames,
+            width=FEATURES,
+            obs_scale=shape.obs_scale,
+            dtype=dtype,
+            memory_format=shape.memory_format,
+        )
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
@@ -133,10 +148,16 @@ class FusedHead(Trunk, HeadNet):
 
 
 class Dense(MlpTrunk, FusedHead):
-    """One tower of layers."""
+    """One tower of layers with one head."""
 
     def __init__(self, shape: DenseShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(1, shape.widths, shape.activation, shape.obs_scale, dtype)
+        super().__init__(
+            towers=1,
+            widths=shape.widths,
+            activation=shape.activation,
+            obs_scale=shape.obs_scale,
+            dtype=dtype,
+        )
         self._make_head(shape.hidden[-1], shape.outputs, shape.duelling)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
@@ -145,8 +166,14 @@ class QCnn(CnnTrunk, FusedHead):
     """The Nature CNN with Q-values."""
 
     def __init__(self, shape: QCnnShape, dtype: torch.dtype = torch.float32) -> None:
-        frames = shape.channels, shape.height, shape.width
-        super().__init__(frames, shape.features, shape.obs_scale, dtype, shape.memory_format)
+        frames = (shape.channels, shape.height, shape.width)
+        super().__init__(
+            frames=frames,
+            width=shape.features,
+            obs_scale=shape.obs_scale,
+            dtype=dtype,
+            memory_format=shape.memory_format,
+        )
         self._make_head(FEATURES, shape.outputs, shape.duelling)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
@@ -154,37 +181,47 @@ class QCnn(CnnTrunk, FusedHead):
 class TwinCritics(nn.Module):
     """Two separate Q-functions over observation and action, computed together.
 
-    ``actor`` is the shape of the policy whose actions they value: the same observations, layers
-    and activation. ``normalizer`` is the policy's.
+    Args:
+        actor: the shape of the policy whose actions they value. They have the same observations,
+            layers and activation.
+        normalizer: that of the policy.
     """
 
     def __init__(self, actor: DenseShape, normalizer: Normalizer | None = None) -> None:
         super().__init__()
-        widths = (actor.inputs + actor.outputs // 2, *actor.hidden, 1)
-        self._inputs, self._obs_scale = actor.inputs, actor.obs_scale
+        self._inputs = actor.inputs
+        self._obs_scale = actor.obs_scale
         self._activate = activate(actor.activation)
-        self.layers = nn.ModuleList(Towers(2, *fans) for fans in pairwise(widths))
+
+        action_size = actor.outputs // 2
+        widths = (actor.inputs + action_size, *actor.hidden, 1)
+        self.layers = nn.ModuleList(
+            Towers(2, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+        )
         self.normalizer = normalizer
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to 1."""
+        """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
+        1."""
         return self._values(obs, action, list(self.layers.parameters()))
 
     def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """`forward`, whose gradient reaches the action alone."""
+        """Returns what `forward` does; the gradient reaches the action alone."""
         fixed = [weight.detach() for weight in self.layers.parameters()]
         return self._values(obs, action, fixed)
 
     def _values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
-        *hidden, weight, bias = weights
+        """Returns Q-values ``[2, B]``, given weight and bias of each layer in turn."""
+        *hidden, head_weight, head_bias = weights
         rows = obs.float().reshape(-1, self._inputs)
         if self._obs_scale != 1:
             rows = rows * self._obs_scale
         if self.normalizer is not None:
             rows = self.normalizer(rows)
-        both = torch.cat([rows, action.reshape(len(rows), -1)], 1)
-        features = climb(both.expand(2, -1, -1), hidden, self._activate)
-        return torch.baddbmm(bias[:, None], features, weight)[..., 0]
+
+        inputs = torch.cat([rows, action.reshape(len(rows), -1)], 1)
+        features = climb(inputs.expand(2, -1, -1), hidden, self._activate)
+        return torch.baddbmm(head_bias[:, None], features, head_weight)[..., 0]
 
 
 def build_critics(
@@ -192,8 +229,13 @@ def build_critics(
     normalizer: Normalizer | None,
     dtype: torch.dtype = torch.float32,
 ) -> TwinCritics | GeneralCritics:
-    """The critics of the actions of a policy of the shape ``actor``, whose normaliser they use;
-    initialised from torch's global random generator."""
+    """Makes the critics of a policy's actions, initialised from torch's global random generator.
+
+    Args:
+        actor: the shape of the policy.
+        normalizer: that of the policy, which the critics use.
+        dtype: precision of bodies that read images.
+    """
     if isinstance(actor, DenseShape):
         return TwinCritics(actor, normalizer)
     return GeneralCritics(actor, normalizer, dtype)

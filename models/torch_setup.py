@@ -10,7 +10,7 @@ from penstock.core.memory import keep_freed_memory
 
 
 def set_up_torch(threads: int) -> None:
-    """Fix torch's threads, and keep freed activations for the next step.
+    """Set torch's number of threads and its precision, and keep freed activations for reuse.
 
     On a GPU fp32 means IEEE 754 single precision: TF32, torch's default for convolutions, rounds
     inputs to 10 mantissa bits, and results would differ from a CPU's. Use bf16 for speed.
@@ -19,9 +19,12 @@ def set_up_torch(threads: int) -> None:
     not equal bit for bit; on a CPU they are.
     """
     torch.set_num_threads(threads)
-    with warnings.catch_warnings():  # torch 2.9 calls these names old; torch 2.6 has no others
+
+    # torch 2.9 warns that these names are old; torch 2.6 has no others.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
+
     torch.backends.cudnn.benchmark = True
     keep_freed_memory()

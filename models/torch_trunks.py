@@ -1,12 +1,12 @@
-"""The bodies of networks in torch: towers of layers, and the Nature CNN.
+"""The trunks of networks in torch: towers of layers, and the Nature CNN.
 
-A net computes in two stages, so that inference can prepare its weights once and reuse them:
+A network computes in two stages, so that inference can prepare its weights once and reuse them:
 
     weights()              parameters as the trunk uses them: cast, observation scale folded in
     features(obs, weights) float32 [B, width] of each tower; a CNN has one
 
-Parameters are float32 and contiguous, so they can be views of one flat vector. ``dtype`` is what
-the trunk's products are computed in; heads stay float32, since log-probabilities need it.
+Parameters are float32 and contiguous, so they can be views of one flat vector. ``dtype`` is the
+precision of the trunk's products; heads stay float32, since log-probabilities need it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ from penstock.models.torch_heads import PolicyNetwork, orthogonal
 
 
 class Trunk(PolicyNetwork):
-    """A network up to its heads, and what of it acts."""
+    """A network up to its heads, and the part of it that acts.
+
+    Args:
+        obs_scale: factor on the observations, which is folded into the first weight.
+        dtype: precision of the trunk's products.
+    """
 
     def __init__(self, obs_scale: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -46,34 +51,47 @@ class Trunk(PolicyNetwork):
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
-        """The trunk's weights and biases as `features` uses them."""
+        """Returns the trunk's weights and biases as `features` uses them."""
 
     @abstractmethod
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
-        """Float32 ``[B, width]`` of each tower, of observations ``[..., *shape]`` of any dtype.
+        """Returns the features of each tower, float32 ``[B, width]``.
 
-        The leading axes make up B. They may be strided: casting is the only copy.
+        ``obs`` ``[..., *shape]`` are of any dtype. The leading axes make up B. They may be strided:
+        casting is the only copy.
         """
 
     @abstractmethod
     def acting_weights(self) -> list[Tensor]:
-        """What `acting_outputs` needs of the parameters, ready to use."""
+        """Returns what `acting_outputs` needs of the parameters, ready to use."""
 
     @abstractmethod
     def acting_outputs(self, obs: Tensor, weights: list[Tensor]) -> Tensor:
-        """What actions are decided by, float32 ``[B, outputs]``."""
+        """Returns what actions are decided by, float32 ``[B, outputs]``."""
 
-    def _prepared(self, first: Tensor, *others: Tensor) -> list[Tensor]:
-        scaled = first if self.obs_scale == 1 else first * self.obs_scale
-        return [tensor.to(self.dtype) for tensor in (scaled, *others)]
+    def _prepared(self, first_weight: Tensor, *other_tensors: Tensor) -> list[Tensor]:
+        """Returns parameters with the observation scale folded in, in the trunk's precision."""
+        if self.obs_scale != 1:
+            first_weight = first_weight * self.obs_scale
+        return [tensor.to(self.dtype) for tensor in (first_weight, *other_tensors)]
 
 
 class MlpTrunk(Trunk):
-    """``towers`` networks of the same widths side by side: on a CPU in float32 one after the other,
-    else by batched products."""
+    """Networks of the same widths side by side, the towers.
+
+    On a CPU in float32 they are computed one after the other, else by batched products.
+
+    Args:
+        towers: number of towers.
+        widths: of the inputs and of each layer.
+        activation: after each layer.
+        obs_scale: factor on the observations.
+        dtype: precision of the products.
+    """
 
     def __init__(
         self,
+        *,
         towers: int,
         widths: tuple[int, ...],
         activation: Activation,
@@ -84,39 +102,45 @@ class MlpTrunk(Trunk):
         self._inputs = widths[0]
         self._activation = activation
         self._activate = activate(activation)
-        self.hidden = nn.ModuleList(Towers(towers, *fans) for fans in pairwise(widths))
+
+        self.hidden = nn.ModuleList(
+            Towers(towers, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+        )
 
     def weights(self) -> list[Tensor]:
-        # Not `parameters`, which searches all modules at each call.
-        listed: list[Tensor] = []
+        # `parameters` would search all modules at each call.
+        tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            listed += (layer.weight, layer.bias)
-        return self._prepared(*listed)
+            tensors += (layer.weight, layer.bias)
+        return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         rows = self._rows(obs)
         if self.dtype == torch.bfloat16:
             hidden = self._activate(linear_of_all(rows, *weights[:2]))
             return climb(hidden, weights[2:], self._activate).float().unbind(0)
-        if self._in_turn(rows):
+
+        if self._computes_in_turn(rows):
             return towers_in_turn(rows, weights, self._activation)
-        return climb(rows.expand(len(weights[0]), -1, -1), weights, self._activate).unbind(0)
+
+        towers = len(weights[0])
+        return climb(rows.expand(towers, -1, -1), weights, self._activate).unbind(0)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, self._inputs)
 
     def _rows(self, obs: Tensor) -> Tensor:
-        """Inputs of the first layer, ``[B, in]``."""
+        """Returns the inputs of the first layer, ``[B, in]``."""
         if self.normalizer is not None:
             obs = self.normalizer(self.numbers(obs))
         return obs.to(self.dtype).reshape(-1, self._inputs)
 
-    def _in_turn(self, rows: Tensor) -> bool:
-        """Whether towers are computed one after the other."""
-        is_host = rows.device.type == "cpu" and self.dtype == torch.float32
-        # Derivatives by the rows are left to torch.
-        return is_host and not rows.requires_grad and not torch.compiler.is_compiling()
+    def _computes_in_turn(self, rows: Tensor) -> bool:
+        """Returns whether towers are computed one after the other."""
+        is_cpu = rows.device.type == "cpu" and self.dtype == torch.float32
+        # `towers_in_turn` has no derivatives by the rows; torch computes these.
+        return is_cpu and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
 class Towers(nn.Module):
@@ -132,10 +156,19 @@ class Towers(nn.Module):
 
 
 class CnnTrunk(Trunk):
-    """Three convolutions and a linear layer of ``width`` (Mnih et al. 2015)."""
+    """Three convolutions and a linear layer (Mnih et al. 2015).
+
+    Args:
+        frames: channels, height and width of an observation.
+        width: of the linear layer.
+        obs_scale: factor on the observations.
+        dtype: precision of the products.
+        memory_format: order of the frames in memory.
+    """
 
     def __init__(
         self,
+        *,
         frames: tuple[int, int, int],
         width: int,
         obs_scale: float,
@@ -143,45 +176,60 @@ class CnnTrunk(Trunk):
         memory_format: MemoryFormat,
     ) -> None:
         super().__init__(obs_scale, dtype)
-        self._frames, self._memory_format = frames, memory_format
+        self._frames = frames
+        self._memory_format = memory_format
         self._gains_by_depth = dtype == torch.bfloat16 and memory_format == "channels_last"
-        channels = (frames[0], *(filters for filters, _, _ in CONVS))
-        self.convs = nn.ModuleList(
-            orthogonal(nn.Conv2d(before, filters, kernel, stride), math.sqrt(2))
-            for before, (filters, kernel, stride) in zip(channels[:-1], CONVS, strict=True)
-        )
-        self.linear = orthogonal(nn.Linear(flat_features(*frames[1:]), width), math.sqrt(2))
+
+        channels, height, pixels = frames
+        convs: list[nn.Module] = []
+        for filters, kernel, stride in CONVS:
+            convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
+            channels = filters
+        self.convs = nn.ModuleList(convs)
+        self.linear = orthogonal(nn.Linear(flat_features(height, pixels), width), math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        first, *others = (*self.convs.parameters(), *self.linear.parameters())
-        kernel = kernel_over_depth(first) if self._is_over_depth(first) else first
-        return self._prepared(kernel, *others)
+        tensors: list[Tensor] = [*self.convs.parameters(), *self.linear.parameters()]
+        first_kernel = tensors[0]
+        if self._is_over_depth(first_kernel):
+            tensors[0] = kernel_over_depth(first_kernel)
+        return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         hidden = obs.reshape(-1, *self._frames)
         strides = [stride for _, _, stride in CONVS]
         if isinstance(self.normalizer, FrameNormalizer):
-            hidden = self.normalizer.frames(hidden, self.dtype, 0, self._memory_format)
+            hidden = self.normalizer.frames(
+                hidden, self.dtype, first=0, memory_format=self._memory_format
+            )
         elif self._is_over_depth(weights[0]):
-            hidden, strides[0] = space_to_depth(hidden, self.dtype), 1
+            hidden = space_to_depth(hidden, self.dtype)
+            strides[0] = 1
         else:
             hidden = in_order(hidden, self.dtype, self._memory_format)
+
+        # Weights and biases are in turn: three convolutions, then the linear layer.
         for i, stride in enumerate(strides):
             hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
-        return (F.linear(hidden.flatten(1), weights[6], weights[7]).relu_().float(),)
+        linear_weight, linear_bias = weights[6:8]
+        return (F.linear(hidden.flatten(1), linear_weight, linear_bias).relu_().float(),)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, math.prod(self._frames))
 
     def _is_over_depth(self, weight: Tensor) -> bool:
-        """Whether the first convolution is computed over blocks of pixels."""
+        """Returns whether the first convolution is computed over blocks of pixels."""
         if not self._gains_by_depth or isinstance(self.normalizer, FrameNormalizer):
             return False
         return divides(*self._frames[1:]) and not runs_behind(weight)
 
 
 def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Through the layers of towers: weights and biases in turn, inputs ``[towers, B, in]``."""
+    """Returns the features ``[towers, B, width]`` after the layers of all towers.
+
+    ``hidden`` ``[towers, B, in]`` are the inputs; ``weights`` are weight and bias of each layer in
+    turn, ``[towers, in, out]`` and ``[towers, out]``.
+    """
     for weight, bias in zip(weights[::2], weights[1::2], strict=True):
         product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
         hidden = activation(product)
@@ -189,10 +237,15 @@ def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], 
 
 
 def linear_of_all(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The first layer of all towers, ``[towers, B, out]``, of the rows ``[B, in]`` that they share.
+    """Returns the first layer of all towers, ``[towers, B, out]``, of the rows that they share.
 
-    One product with the towers' weights side by side, which in bfloat16 is faster than a batched
-    one. In float32 it is not, and slower where layers are small.
+    It is one product with the towers' weights side by side, which in bfloat16 is faster than a
+    batched one. In float32 it is not, and slower where layers are small.
+
+    Args:
+        rows: ``[B, in]``.
+        weight: ``[towers, in, out]``.
+        bias: ``[towers, out]``.
     """
     towers, inputs, outputs = weight.shape
     side_by_side = weight.transpose(0, 1).reshape(inputs, -1)
@@ -205,14 +258,14 @@ def towers_in_turn(
 ) -> tuple[Tensor, ...]:
     """Compute all towers of the same rows on a CPU; differentiable once, and not by the rows.
 
-    The same numbers as batched products and torch's derivatives of them give, in less time: the
+    The numbers are those of batched products and of torch's derivatives of them, in less time: the
     activations of one tower stay in the cache, biases are not copied for all rows, gradients of
     towers are not copied together, and a pass of a small network is a dozen calls instead of a
     hundred.
 
     Args:
         rows: float32 ``[B, in]``, on a CPU.
-        weights: of each layer ``[towers, in, out]``, then its biases ``[towers, out]``.
+        weights: of each layer the weight ``[towers, in, out]`` and the bias ``[towers, out]``.
         activation: after each of these layers.
         heads: of each tower the weight ``[outputs, width]`` and bias ``[outputs]`` of one more,
             linear layer.
@@ -225,93 +278,120 @@ def towers_in_turn(
 
 
 class _TowersInTurn(torch.autograd.Function):
+    """The computation of `towers_in_turn`, whose parameters are ``weights``, then ``heads``."""
+
     @staticmethod
     def forward(
         ctx: Any, activation: Activation, depth: int, rows: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, ...]:
-        weights, heads = parameters[: 2 * depth], parameters[2 * depth :]
-        hidden, outputs = [], []
-        for tower in range(len(weights[0])):
-            below = rows
+        weights = parameters[: 2 * depth]
+        heads = parameters[2 * depth :]
+        towers = len(weights[0])
+
+        # The activations of all layers of the first tower, then those of the second.
+        all_activations = []
+        outputs = []
+        for tower in range(towers):
+            layer_input = rows
             for layer in range(depth):
                 weight, bias = weights[2 * layer : 2 * layer + 2]
-                values = torch.addmm(bias[tower], below, weight[tower])
+                activations = torch.addmm(bias[tower], layer_input, weight[tower])
                 if activation == "tanh":  # numpy's takes half of the time of torch's
-                    array = values.numpy()
+                    array = activations.numpy()
                     np.tanh(array, out=array)
                 else:
-                    values.relu_()
-                hidden.append(values)
-                below = values
+                    activations.relu_()
+                all_activations.append(activations)
+                layer_input = activations
+
             if heads:
-                below = _head(below, heads[2 * tower], heads[2 * tower + 1])
-            outputs.append(below)
-        ctx.activation, ctx.depth = activation, depth
-        ctx.save_for_backward(rows, *parameters, *hidden)
+                head_weight, head_bias = heads[2 * tower : 2 * tower + 2]
+                outputs.append(_head(layer_input, head_weight, head_bias))
+            else:
+                outputs.append(layer_input)
+
+        ctx.activation = activation
+        ctx.depth = depth
+        ctx.save_for_backward(rows, *parameters, *all_activations)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        depth, towers = ctx.depth, len(gradients)
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        depth = ctx.depth
+        towers = len(d_outputs)
         rows, *saved = ctx.saved_tensors
-        first = len(saved) - depth * towers
-        hidden, heads = saved[first:], saved[2 * depth : first]
-        weights = saved[: 2 * depth]
-        found = [torch.empty_like(parameter) for parameter in saved[:first]]
-        slopes = [torch.empty_like(values) for values in hidden[:depth]]  # of one tower at a time
-        for tower in reversed(range(towers)):  # the last one may still be in the cache
-            gradient = gradients[tower]
-            activations = hidden[tower * depth : (tower + 1) * depth]
+        parameter_count = len(saved) - depth * towers
+        parameters = saved[:parameter_count]
+        all_activations = saved[parameter_count:]
+        weights = parameters[: 2 * depth]
+        heads = parameters[2 * depth :]
+
+        d_parameters = [torch.empty_like(parameter) for parameter in parameters]
+        # Gradients before the activations of each layer, of one tower at a time.
+        slopes = [torch.empty_like(activations) for activations in all_activations[:depth]]
+
+        # The last tower comes first, since it may still be in the cache.
+        for tower in reversed(range(towers)):
+            gradient = d_outputs[tower]
+            tower_activations = all_activations[tower * depth : (tower + 1) * depth]
             if heads:
-                place = 2 * depth + 2 * tower
-                torch.mm(gradient, activations[-1], out=found[place])
-                torch.sum(gradient, 1, out=found[place + 1])
+                head = 2 * depth + 2 * tower
+                torch.mm(gradient, tower_activations[-1], out=d_parameters[head])
+                torch.sum(gradient, 1, out=d_parameters[head + 1])
                 gradient = torch.mm(gradient.t(), heads[2 * tower], out=slopes[-1])
+
             for layer in reversed(range(depth)):
                 slope = slopes[layer]
-                if ctx.activation == "tanh":
-                    torch.ops.aten.tanh_backward.grad_input(
-                        gradient, activations[layer], grad_input=slope
-                    )
-                else:
-                    torch.ops.aten.threshold_backward.grad_input(
-                        gradient, activations[layer], 0, grad_input=slope
-                    )
-                below = activations[layer - 1] if layer else rows
-                torch.mm(below.t(), slope, out=found[2 * layer][tower])
-                torch.sum(slope, 0, out=found[2 * layer + 1][tower])
+                _multiply_by_slope(gradient, tower_activations[layer], ctx.activation, out=slope)
+
+                layer_input = tower_activations[layer - 1] if layer else rows
+                torch.mm(layer_input.t(), slope, out=d_parameters[2 * layer][tower])
+                torch.sum(slope, 0, out=d_parameters[2 * layer + 1][tower])
                 if layer:
                     weight = weights[2 * layer][tower]
                     gradient = torch.mm(slope, weight.t(), out=slopes[layer - 1])
-        return None, None, None, *found
+        return None, None, None, *d_parameters
+
+
+def _multiply_by_slope(
+    gradient: Tensor, activations: Tensor, activation: Activation, *, out: Tensor
+) -> None:
+    """Write the gradient before an activation into ``out``, given the gradient after it.
+
+    ``out`` may be ``gradient`` itself. ``activations`` are the results of the activation.
+    """
+    if activation == "tanh":
+        torch.ops.aten.tanh_backward.grad_input(gradient, activations, grad_input=out)
+    else:
+        torch.ops.aten.threshold_backward.grad_input(gradient, activations, 0, grad_input=out)
 
 
 def _head(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Outputs ``[outputs, B]`` of features ``[B, width]``."""
+    """Returns the outputs ``[outputs, B]`` of a head for features ``[B, width]``."""
     if len(weight) == 1:
         return torch.addmv(bias, features, weight[0])[None]
     return torch.addmm(bias[:, None], weight, features.t())
 
 
 class _Tanh(torch.autograd.Function):
-    """numpy's tanh takes a seventh of the time of torch's on a CPU."""
+    """numpy's tanh, which takes a seventh of the time of torch's on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
-        out = torch.empty_like(values)
-        np.tanh(values.numpy(), out=out.numpy())
-        ctx.save_for_backward(out)
-        return out
+        result = torch.empty_like(values)
+        np.tanh(values.numpy(), out=result.numpy())
+        ctx.save_for_backward(result)
+        return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (out,) = ctx.saved_tensors
-        return torch.ops.aten.tanh_backward(gradient, out)  # type: ignore[no-any-return]
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, result)  # type: ignore[no-any-return]
 
 
 def tanh(values: Tensor) -> Tensor:
-    """Hyperbolic tangent, differentiable once; float32 of values of any dtype."""
+    """Returns the hyperbolic tangent in float32, differentiable once, of values of any dtype."""
     values = values.float()
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return torch.tanh(values)
@@ -319,5 +399,5 @@ def tanh(values: Tensor) -> Tensor:
 
 
 def activate(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function of `model.activation`."""
+    """Returns the function of `model.activation`."""
     return tanh if name == "tanh" else torch.relu

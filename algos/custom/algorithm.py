@@ -1,6 +1,8 @@
-"""A user's algorithm: the functions of a module, or of what a class or function in one returns.
+"""A user's algorithm: its functions, and those of Penstock's algorithms where it has none.
 
-One that trains on fresh unrolls, as `penstock.algos.impala` and `penstock.algos.ppo` do, has
+The functions are those of a module, or of the object that a class or function of a module returns.
+An algorithm that trains on fresh unrolls, as `penstock.algos.impala` and `penstock.algos.ppo` do,
+has
 
     STATISTICS    names of the sums that `loss` returns
     loss          (net, batch, cfg, envs, add_others) -> loss, sums
@@ -13,7 +15,8 @@ and, if it wants,
                   only then may it call ``add_others``
     columns, check, process    what actors record; those of IMPALA by default
 
-One that draws transitions from replay, as `penstock.algos.dqn` and `penstock.algos.sac` do, has
+`penstock.algos.base.UnrollAlgorithm` explains them. An algorithm that draws transitions from
+replay, as `penstock.algos.dqn` and `penstock.algos.sac` do, has
 
     network           (config, spaces) -> the network that actors get
     action_sampler    (config, spaces, seed, actor) -> how they choose actions by its outputs
@@ -66,7 +69,7 @@ Custom = UnrollAlgorithm[CustomConfig] | ReplayAlgorithm[CustomConfig]
 
 
 class Kind(NamedTuple):
-    """What a module has, by the data that its algorithm trains on."""
+    """What an algorithm must have for one kind of training data."""
 
     needed: tuple[str, ...]
     examples: str
@@ -81,13 +84,13 @@ KINDS: dict[Data, Kind] = {
         "penstock/algos/dqn and examples/own_offpolicy.py",
     ),
 }
-OPTIONAL = ("prepare", "going_on", "whole")  # on unrolls
-OF_UPDATE = ("statistics", "published", "take", "state", "loaded")
-OF_ACTIONS = {"q_taken", "q_max"}  # columns that only a sampler of actions can fill
+OPTIONAL = ("prepare", "going_on", "whole")  # optional functions of an algorithm on unrolls
+UPDATE_MEMBERS = ("statistics", "published", "take", "state", "loaded")  # those of `ReplayUpdate`
+SAMPLER_COLUMNS = {"q_taken", "q_max"}  # columns that only a sampler of actions can fill
 
 
 class CustomFactory:
-    """Finds the algorithm of ``algo.entry``."""
+    """Loads the algorithm of ``algo.entry``."""
 
     def for_config(self, cfg: CustomConfig) -> Custom:
         return custom(cfg.entry, cfg.data)
@@ -98,22 +101,36 @@ CUSTOM = CustomFactory()
 
 @cache
 def custom(entry: str, data: Data) -> Custom:
-    """The algorithm of ``algo.entry``, loaded once: its functions, filled up by those of Penstock's
-    own algorithms. UserError where it has too few, or those of the other kind of data."""
+    """Returns the algorithm of ``algo.entry``, which is loaded once.
+
+    Functions that it lacks are those of Penstock's own algorithms.
+
+    Raises:
+        UserError: if it cannot be loaded, has too few functions, or has those of the other kind of
+            data.
+    """
     purpose = f"algo.entry {entry}"
     module, _, name = entry.partition(":")
-    own: Any = load(entry, purpose) if name else import_module(module, purpose)
     if name:
-        _check_maker(own, module, purpose)
+        maker: Any = load(entry, purpose)
+        _check_maker(maker, module, purpose)
         with explained(purpose, "algo.entry"):
-            own = own()
-    _check(own, purpose, data)
-    return _on_unrolls(own, purpose) if data == "unrolls" else _on_transitions(own, purpose)
+            definition = maker()
+    else:
+        definition = import_module(module, purpose)
+
+    _check(definition, purpose, data)
+    if data == "unrolls":
+        return _on_unrolls(definition, purpose)
+    return _on_transitions(definition, purpose)
 
 
 def _check_maker(maker: Any, module: str, purpose: str) -> None:
-    """Refuse what is called neither to make an algorithm nor by its author: a module that the user
-    allows may have imported any class or function."""
+    """Refuse a class or function that does not make an algorithm of the user.
+
+    A module that the user allows may have imported any other class or function. A class must have
+    what an algorithm needs, and a function must come from the user's package.
+    """
     if inspect.isclass(maker):
         is_allowed = any(hasattr(maker, name) for kind in KINDS.values() for name in kind.needed)
     else:
@@ -129,129 +146,167 @@ def _check_maker(maker: Any, module: str, purpose: str) -> None:
         )
 
 
-def _check(own: Any, purpose: str, data: Data) -> None:
+def _check(definition: Any, purpose: str, data: Data) -> None:
+    """Raise UserError unless an algorithm has what its kind of data needs."""
     needed, examples = KINDS[data]
-    missing = [name for name in needed if not hasattr(own, name)]
+    missing = [name for name in needed if not hasattr(definition, name)]
     if not missing:
         return
-    for other, kind in KINDS.items():
-        if other != data and all(hasattr(own, name) for name in kind.needed):
+
+    # An algorithm for the other kind of data may only need another value of `algo.data`.
+    for other_data, kind in KINDS.items():
+        if other_data != data and all(hasattr(definition, name) for name in kind.needed):
             raise UserError(
-                f"{purpose} trains on {other}, as it has {_listed(kind.needed)}, and algo.data is "
-                f"{data}; set algo.data={other}"
+                f"{purpose} trains on {other_data}, as it has {_listed(kind.needed)}, and "
+                f"algo.data is {data}; set algo.data={other_data}"
             )
+
+    condition = " with algo.data transitions" if data == "transitions" else ""
     raise UserError(
-        f"{purpose} has no {' and no '.join(missing)}; an algorithm"
-        f"{' with algo.data transitions' if data == 'transitions' else ''} has {_listed(needed)}, "
-        f"as {examples} do"
+        f"{purpose} has no {' and no '.join(missing)}; an algorithm{condition} has "
+        f"{_listed(needed)}, as {examples} do"
     )
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}"
+    *first_names, last = names
+    return f"{', '.join(first_names)} and {last}"
 
 
-def _on_unrolls(own: Any, purpose: str) -> UnrollAlgorithm[CustomConfig]:
+def _on_unrolls(definition: Any, purpose: str) -> UnrollAlgorithm[CustomConfig]:
+    """Returns the algorithm on fresh unrolls that has the functions of ``definition``."""
+
     def process(cfg: CustomConfig, columns: Columns) -> None:
-        if hasattr(own, "process"):
-            own.process(_settled(own, purpose, cfg), columns)
+        if hasattr(definition, "process"):
+            definition.process(_settled(definition, purpose, cfg), columns)
         else:
             slots.process(cfg, columns)
 
     return UnrollAlgorithm(
-        tuple(own.STATISTICS),
-        getattr(own, "columns", impala.columns),
-        getattr(own, "check", impala.check),
-        process,
-        own.loss,
-        settled=lambda cfg: _settled(own, purpose, cfg),
-        **{name: getattr(own, name) for name in OPTIONAL if hasattr(own, name)},
+        statistics=tuple(definition.STATISTICS),
+        columns=getattr(definition, "columns", impala.columns),
+        check=getattr(definition, "check", impala.check),
+        process=process,
+        loss=definition.loss,
+        settled=lambda cfg: _settled(definition, purpose, cfg),
+        **{name: getattr(definition, name) for name in OPTIONAL if hasattr(definition, name)},
     )
 
 
-def _on_transitions(own: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
-    columns = getattr(own, "columns", _columns)
+class _TransitionFunctions:
+    """The functions of a `ReplayAlgorithm`, by those of a user's ``definition``."""
 
-    def process(cfg: CustomConfig, columns: Columns) -> None:
-        if hasattr(own, "process"):
-            own.process(_settled(own, purpose, cfg), columns)
+    def __init__(self, definition: Any, purpose: str) -> None:
+        self._definition = definition
+        self._purpose = purpose
+        """Names the algorithm in messages."""
+        self.columns = getattr(definition, "columns", _columns)
+
+    def process(self, cfg: CustomConfig, columns: Columns) -> None:
+        if hasattr(self._definition, "process"):
+            self._definition.process(self._settled_cfg(cfg), columns)
         elif "priority" in columns:
             dqn.prioritize(cfg, cfg.n_step, columns)
         else:
             slots.process(cfg, columns)
 
-    def settled(config: Config) -> Config:
+    def network(self, config: Config, spaces: Spaces) -> HeadShape:
+        shape: HeadShape = self._definition.network(self._settled_config(config), spaces)
+        return shape
+
+    def action_sampler(
+        self, config: Config, spaces: Spaces, seed: int, actor: int
+    ) -> ActionSampler:
+        """Returns the user's sampler; UserError if it leaves columns empty that slots have."""
+        settled = self._settled_config(config)
+        sampler: ActionSampler = self._definition.action_sampler(settled, spaces, seed, actor)
+
+        columns = self.columns(spaces.observation_space, spaces.action_space)
+        needed = {column.name for column in columns} & SAMPLER_COLUMNS
+        if missing := sorted(needed - sampler.recorded.keys()):
+            raise UserError(
+                f"{self._purpose}: its action_sampler does not record {' and '.join(missing)}, "
+                "which its slots hold; record them, as that of algo.name dqn does, or give columns "
+                "of its own"
+            )
+        return sampler
+
+    def make_update(self, cfg: CustomConfig, ctx: UpdateContext) -> ReplayUpdate:
+        """Makes the user's update; UserError if it lacks something of `ReplayUpdate`."""
+        update: ReplayUpdate = self._definition.Update(self._settled_cfg(cfg), ctx)
+        if missing := [name for name in UPDATE_MEMBERS if not hasattr(update, name)]:
+            raise UserError(
+                f"{self._purpose}: its Update has no {' and no '.join(missing)}; an Update has "
+                f"{_listed(UPDATE_MEMBERS)}, as that of examples/own_offpolicy.py does"
+            )
+        return update
+
+    def _settled_cfg(self, cfg: CustomConfig) -> CustomConfig:
+        return _settled(self._definition, self._purpose, cfg)
+
+    def _settled_config(self, config: Config) -> Config:
         cfg = config.algo
         assert isinstance(cfg, CustomConfig), cfg
-        return config.model_copy(update={"algo": _settled(own, purpose, cfg)})
+        return config.model_copy(update={"algo": self._settled_cfg(cfg)})
 
-    def network(config: Config, spaces: Spaces) -> HeadShape:
-        found: HeadShape = own.network(settled(config), spaces)
-        return found
 
-    def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> ActionSampler:
-        found: ActionSampler = own.action_sampler(settled(config), spaces, seed, actor)
-        names = {column.name for column in columns(spaces.observation_space, spaces.action_space)}
-        if missing := sorted(names & OF_ACTIONS - found.recorded.keys()):
-            raise UserError(
-                f"{purpose}: its action_sampler does not record {' and '.join(missing)}, which its "
-                "slots hold; record them, as that of algo.name dqn does, or give columns of its own"
-            )
-        return found
-
-    def make_update(cfg: CustomConfig, ctx: UpdateContext) -> ReplayUpdate:
-        found: ReplayUpdate = own.Update(_settled(own, purpose, cfg), ctx)
-        if missing := [name for name in OF_UPDATE if not hasattr(found, name)]:
-            raise UserError(
-                f"{purpose}: its Update has no {' and no '.join(missing)}; an Update has "
-                f"{_listed(OF_UPDATE)}, as that of examples/own_offpolicy.py does"
-            )
-        return found
-
+def _on_transitions(definition: Any, purpose: str) -> ReplayAlgorithm[CustomConfig]:
+    """Returns the algorithm on transitions that has the functions of ``definition``."""
+    functions = _TransitionFunctions(definition, purpose)
     return ReplayAlgorithm(
-        columns,
-        getattr(own, "check", _check_columns),
-        process,
-        network,
-        action_sampler,
-        make_update,
+        columns=functions.columns,
+        check=getattr(definition, "check", _check_columns),
+        process=functions.process,
+        network=functions.network,
+        action_sampler=functions.action_sampler,
+        make_update=functions.make_update,
         data=lambda cfg: Transitions(cfg.n_step),
-        batch_columns=tuple(getattr(own, "BATCH_COLUMNS", ())),
+        batch_columns=tuple(getattr(definition, "BATCH_COLUMNS", ())),
     )
 
 
 def _columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """Returns the columns of an algorithm on transitions that has none of its own."""
     if isinstance(action_space, Discrete):
         return dqn.columns(observation_space, action_space)
     return slots.columns(observation_space, action_column(action_space))
 
 
 def _check_columns(columns: Columns, spaces: Spaces) -> None:
+    """Raise ValueError for values that no sound actor records in `_columns`."""
     check = dqn.check if columns["action"].dtype.kind == "i" else sac.check
     check(columns, spaces)
 
 
-def _settled(own: Any, purpose: str, cfg: CustomConfig) -> CustomConfig:
-    """``cfg`` with the settings that the algorithm's `Settings` made. UserError where it does not
-    take them."""
-    kind = getattr(own, "Settings", None)
-    if kind is None:
+def _settled(definition: Any, purpose: str, cfg: CustomConfig) -> CustomConfig:
+    """Returns ``cfg`` with the object that the algorithm's `Settings` makes of its ``settings``.
+
+    Raises:
+        UserError: if `Settings` does not take them, or there is none.
+    """
+    settings_type = getattr(definition, "Settings", None)
+    if settings_type is None:
         if cfg.settings:
             raise UserError(
                 f"{purpose} has no Settings, a dataclass or pydantic model, to make "
                 f"algo.settings {cfg.settings} of; write one, or set algo.settings={{}}"
             )
         return cfg
-    return cfg.model_copy(update={"settings": _settings(kind, purpose, cfg.settings)})
+
+    settings = _make_settings(settings_type, purpose, cfg.settings)
+    return cfg.model_copy(update={"settings": settings})
 
 
-def _settings(kind: Callable[..., Any], own_purpose: str, given: Mapping[str, Any]) -> Any:
-    purpose = f"algo.settings for {own_purpose}"
-    check_keywords(kind, given, purpose)
+def _make_settings(
+    settings_type: Callable[..., Any], entry_purpose: str, options: Mapping[str, Any]
+) -> Any:
+    """Returns the `Settings` object of ``options``; UserError if it refuses them."""
+    purpose = f"algo.settings for {entry_purpose}"
+    check_keywords(settings_type, options, purpose)
+
     with explained(purpose, "algo.settings"):
         try:
-            return kind(**given)
+            return settings_type(**options)
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise UserError(f"{purpose}: {'; '.join(problems)}; correct algo.settings") from error

@@ -50,14 +50,21 @@ class CustomConfig(AlgoConfig):
         return self.normalize_rewards
 
     def contradictions(self) -> Iterator[Contradiction]:
-        of_others = ("n_step",) if self.data == "unrolls" else ("epochs", "normalize_rewards")
-        other = "transitions" if self.data == "unrolls" else "unrolls"
-        for option in of_others:
-            value, default = getattr(self, option), type(self).model_fields[option].default
+        """Yields the options that contradict each other, with the message for the user."""
+        if self.data == "unrolls":
+            other_data = "transitions"
+            other_options: tuple[str, ...] = ("n_step",)
+        else:
+            other_data = "unrolls"
+            other_options = ("epochs", "normalize_rewards")
+
+        for option in other_options:
+            value = getattr(self, option)
+            default = type(self).model_fields[option].default
             if value != default:
                 yield Contradiction(
                     (f"algo.{option}", "algo.data"),
-                    f"algo.{option} {str(value).lower()} is for algo.data {other}, and algo.data "
-                    f"is {self.data}; set algo.data={other} or "
+                    f"algo.{option} {str(value).lower()} is for algo.data {other_data}, and "
+                    f"algo.data is {self.data}; set algo.data={other_data} or "
                     f"algo.{option}={str(default).lower()}",
                 )

@@ -3,7 +3,7 @@
 van Hasselt et al. 2016, arXiv 1509.06461 (double); Wang et al. 2016, arXiv 1511.06581 (duelling);
 Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many actors).
 
-What the actor records is `columns`, what happens to a filled slot `process`; the learner's half is
+`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
 `penstock.algos.dqn.update`.
 """
 
@@ -34,7 +34,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """What one slot holds; ``priority`` is written by `process`."""
+    """Returns the columns of a slot.
+
+    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one. `process`
+    writes ``priority``.
+    """
     assert action_space.shape == (), action_space
     recorded = (Column(name, "<f4") for name in ("q_taken", "q_max", "priority"))
     return slots.columns(observation_space, Column("action", "<i4"), *recorded)
@@ -53,11 +57,22 @@ def process(cfg: DqnConfig, columns: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]]) -> None:
-    """`process` for these `columns`, where transitions sum up ``n_step`` rewards."""
+    """Process a slot with these `columns`, in place, where transitions sum up ``n_step`` rewards.
+
+    Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
+    """
     slots.adjust_rewards(cfg, columns["reward"])
-    names = ("reward", "q_taken", "q_max", "terminated", "truncated", "alive")
+
+    # Priorities depend on the rewards that are trained on.
     columns["priority"][...] = initial_priorities(
-        *(columns[name] for name in names), n_step=n_step, discount=cfg.discount
+        reward=columns["reward"],
+        q_taken=columns["q_taken"],
+        q_max=columns["q_max"],
+        terminated=columns["terminated"],
+        truncated=columns["truncated"],
+        alive=columns["alive"],
+        n_step=n_step,
+        discount=cfg.discount,
     )
 
 
@@ -72,62 +87,92 @@ def initial_priorities(
     n_step: int,
     discount: float,
 ) -> Float32:
-    """Absolute n-step temporal differences of a slot by the values its actor had; all ``[T, E]``.
+    """Returns the absolute n-step temporal differences of a slot by the Q-values of its actor.
 
-    A row's rewards are summed up to the end of its episode, and never beyond the slot: its last row
-    stands for its own value, ``q_max``. A truncated episode is bootstrapped from the value of
-    its final observation, which is that of the next row. A row without a difference, the last one
-    unless it terminated, gets the largest of the slot. Rows that are not alive get 0.
+    The return of a row sums up rewards until its episode ends, and never beyond the slot, whose
+    last row stands for its own value, ``q_max``. A truncated episode is bootstrapped from the value
+    of its final observation, which is that of the next row. All arrays are ``[T, E]``.
+
+    Args:
+        reward: rewards for training.
+        q_taken: the Q-value of the action.
+        q_max: the largest Q-value of the row's observation.
+        terminated: whether the episode ended in the environment.
+        truncated: whether the episode was cut off.
+        alive: whether the row is a step.
+        n_step: rewards in a return.
+        discount: gamma.
+
+    Returns:
+        ``[T, E]``. The last row has no difference unless it terminated, and gets the largest of the
+        slot. Rows that are not alive get 0.
     """
-    value = np.float32(discount) * q_max[1:]
+    # Where a return is cut, the value it is bootstrapped from is added to the reward.
+    next_value = np.float32(discount) * q_max[1:]
     reward = reward.copy()
-    reward[:-1] += value * (truncated & ~terminated)[:-1]
+    reward[:-1] += next_value * (truncated & ~terminated)[:-1]
     reward[-1] = np.where(terminated[-1], reward[-1], q_max[-1])
-    going = ~(terminated | truncated)
-    going[-1] = False
-    ended = ~going
-    total = reward.copy()
+
+    # Add up rewards. After round k, a return continues if none of its k + 1 rows was the last.
+    continues = ~(terminated | truncated)
+    continues[-1] = False
+    is_last = ~continues
+    returns = reward.copy()
     steps = len(reward)
-    for j in range(1, min(n_step, steps)):
-        total[:-j] += np.float32(discount**j) * reward[j:] * going[:-j]
-        going[:-j] &= ~ended[j:]
+    for k in range(1, min(n_step, steps)):
+        returns[:-k] += np.float32(discount**k) * reward[k:] * continues[:-k]
+        continues[:-k] &= ~is_last[k:]
+
+    # Returns that continue after n steps are bootstrapped from the value of the row they reach.
     if n_step < steps:
-        total[:-n_step] += np.float32(discount**n_step) * q_max[n_step:] * going[:-n_step]
-    found = np.abs(total - q_taken) * alive
-    known = alive.copy()
-    known[-1] &= terminated[-1]
-    most = found[known].max() if known.any() else np.float32(1)
-    return np.where(alive & ~known, most, found).astype(np.float32)
+        bootstrap = np.float32(discount**n_step) * q_max[n_step:]
+        returns[:-n_step] += bootstrap * continues[:-n_step]
+
+    differences = np.abs(returns - q_taken) * alive
+    has_difference = alive.copy()
+    has_difference[-1] &= terminated[-1]
+    largest = differences[has_difference].max() if has_difference.any() else np.float32(1)
+    return np.where(alive & ~has_difference, largest, differences).astype(np.float32)
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Q-values of every action."""
+    """Returns the shape of a network with a Q-value for every action."""
     assert isinstance(config.algo, DqnConfig), config.algo
     return q_shape(config, spaces, duelling=config.algo.duelling)
 
 
 def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
-    """Each environment of all actors explores at a rate of its own, as in Ape-X."""
-    cfg, envs = config.algo, config.actor_envs
+    """Returns the epsilon-greedy sampler of an actor.
+
+    Each environment of all actors explores at a rate of its own, as in Ape-X.
+    """
+    cfg = config.algo
     assert isinstance(cfg, DqnConfig), cfg
-    total = config.first_actors * envs
-    epsilon = ladder(cfg.epsilon, cfg.epsilon_alpha, actor * envs, envs, total)
+
+    envs = config.actor_envs
+    epsilon = ladder(
+        cfg.epsilon,
+        cfg.epsilon_alpha,
+        first=actor * envs,
+        count=envs,
+        total=config.first_actors * envs,
+    )
     return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
 
 
 def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
-    """On a learner, which imports torch."""
+    """Makes the update on a learner, where torch is imported."""
     from penstock.algos.dqn.update import DqnUpdate
 
     return DqnUpdate(cfg, ctx)
 
 
 DQN = ReplayAlgorithm[DqnConfig](
-    columns,
-    check,
-    process,
-    network,
-    action_sampler,
-    make_update,
+    columns=columns,
+    check=check,
+    process=process,
+    network=network,
+    action_sampler=action_sampler,
+    make_update=make_update,
     data=lambda cfg: Transitions(cfg.n_step),
 )

@@ -1,10 +1,10 @@
-"""The learner's half of DQN: the loss, the network that learns, and the one that lags behind as
-target."""
+"""The learner's half of DQN: its loss, and the update of the Q-network and the target network."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,15 @@ from penstock.profiling.ledger import Part
 STATISTICS = ("q_loss", "td_error", "q_mean", "q_target_mean")
 
 
+class MicroBatchResult(NamedTuple):
+    """What `loss` returns of one micro-batch besides the loss; neither carries a gradient."""
+
+    differences: Tensor
+    """Temporal differences ``[B]``, target minus value."""
+    sums: Tensor
+    """The sums `STATISTICS`."""
+
+
 def loss(
     net: Callable[[Tensor], Tensor],
     target_net: Callable[[Tensor], Tensor],
@@ -26,18 +35,29 @@ def loss(
     cfg: DqnConfig,
     next_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted Huber loss, temporal differences and `STATISTICS` of transitions from replay.
+    """Returns weighted Huber loss, temporal differences and `STATISTICS` of transitions.
 
-    The nets give Q-values ``[B, actions]``. ``next_mask`` ``[B, actions]`` is 0 where ``next_obs``
-    forbids an action: the target is of the best one that is allowed.
+    With `double`, ``net`` chooses the next action and ``target_net`` evaluates it (van Hasselt et
+    al. 2016, equation 4).
 
-    ``batch``: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, ``reward`` (of n
-    rows), ``discount`` (gamma^n, 0 where terminated) and ``weights`` float32 ``[B]``. Loss (``[]``)
-    and statistics (``[len(STATISTICS)]``) are sums over B, so that those of micro-batches add up.
-    The differences (``[B]``, target minus value) and the statistics carry no gradient.
+    Args:
+        net: gives the Q-values ``[B, actions]`` of observations ``[B, *shape]``.
+        target_net: the same for the network that lags behind.
+        batch: ``obs`` and ``next_obs`` ``[B, *shape]``, ``action`` whole ``[B]``, and float32
+            ``[B]``: ``reward`` (of n rows), ``discount`` (gamma^n, 0 where terminated) and
+            ``weights``.
+        cfg: the options.
+        next_mask: ``[B, actions]``, 0 where ``next_obs`` forbids an action. The target is of the
+            best action that is allowed.
+
+    Returns:
+        The loss ``[]``, the differences ``[B]`` (target minus value), and ``[len(STATISTICS)]``.
+        Loss and statistics are sums over B, so that those of micro-batches add up. Differences and
+        statistics carry no gradient.
     """
     action = batch["action"].long()[:, None]
-    taken = net(batch["obs"]).gather(1, action)[:, 0]
+    values = net(batch["obs"]).gather(1, action)[:, 0]
+
     with torch.no_grad():
         next_q = target_net(batch["next_obs"])
         if cfg.double:
@@ -46,18 +66,20 @@ def loss(
         else:
             next_value = of_allowed(next_q, next_mask).amax(1)
         target = torch.addcmul(batch["reward"], batch["discount"], next_value)
-    difference = target - taken
-    clipped = difference.clamp(-cfg.huber, cfg.huber)
+
     # Half the square within the bounds, linear beyond; its gradient is the clipped difference.
+    difference = target - values
+    clipped = difference.clamp(-cfg.huber, cfg.huber)
     losses = clipped * (difference - 0.5 * clipped)
     total = torch.dot(losses, batch["weights"])
-    difference, taken = difference.detach(), taken.detach()
-    sums = (total.detach(), difference.abs().sum(), taken.sum(), target.sum())
+
+    difference = difference.detach()
+    sums = (total.detach(), difference.abs().sum(), values.detach().sum(), target.sum())
     return total, difference, torch.stack(sums)
 
 
 class DqnUpdate:
-    """Q-network and target network."""
+    """The Q-network with its optimizer, and the target network."""
 
     statistics = STATISTICS
 
@@ -65,53 +87,73 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch
+
+        # The target network begins as a copy; both normalise observations by the same statistics.
         self.net = ctx.network()
         self.target_net = copy.deepcopy(self.net).requires_grad_(False)
         self.target_net.normalizer = self.net.normalizer
         self._target = flatten(self.target_net.parameters())
         self.loaded()
+
         self.optimizer = ctx.optimizer("q", self.net.named_parameters())
         self.published = [self.optimizer.values, *self.net.buffers()]
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
+        """Take one optimizer step, and copy the network to the target network when it is due."""
         self.optimizer.zero_grad()
-        parts = [] if batch is None else self._backward(batch, total)
+        results = [] if batch is None else self._backward(batch, total)
         self._ledger.switch(Part.OPTIMIZE)
         norm = self.optimizer.step(total, env_steps)
+
         if number % self._algo.target_every == 0:
             self._target.copy_(self.optimizer.values)
             self.loaded()
-        if not parts:
-            return UpdateResult.of_nothing(self.statistics, norm)
-        errors = torch.cat([differences for differences, _ in parts]).abs_()
-        return UpdateResult(errors, torch.stack([sums for _, sums in parts]).sum(0), norm)
 
-    def _backward(self, batch: Batch, total: float) -> list[tuple[Tensor, Tensor]]:
-        """Gradients of a batch, micro-batch by micro-batch; differences and statistics of each."""
-        count, parts = len(batch["reward"]), []
-        for first in range(0, count, self._micro_batch):
+        if not results:
+            return UpdateResult.of_nothing(self.statistics, norm)
+        errors = torch.cat([result.differences for result in results]).abs_()
+        sums = torch.stack([result.sums for result in results]).sum(0)
+        return UpdateResult(errors, sums, norm)
+
+    def _backward(self, batch: Batch, total: float) -> list[MicroBatchResult]:
+        """Add the gradients of a batch, one micro-batch after the other; returns their results."""
+        count = len(batch["reward"])
+        results = []
+        for start in range(0, count, self._micro_batch):
+            end = start + self._micro_batch
+            micro_batch = {name: column[start:end] for name, column in batch.items()}
+
             self._ledger.switch(Part.FORWARD)
-            part = {k: v[first : first + self._micro_batch] for k, v in batch.items()}
-            net = _with(self.net, self.net.acting_weights())
-            mask = self.net.mask(part["next_obs"])
-            total_loss, differences, sums = loss(net, self._target_q, part, self._algo, mask)
-            if first + self._micro_batch >= count:
+            net = _with_weights(self.net, self.net.acting_weights())
+            next_mask = self.net.mask(micro_batch["next_obs"])
+            total_loss, differences, sums = loss(
+                net=net,
+                target_net=self._target_q,
+                batch=micro_batch,
+                cfg=self._algo,
+                next_mask=next_mask,
+            )
+
+            # The last backward pass completes the gradients.
+            if end >= count:
                 self.optimizer.prepare_backward(total)
             self._ledger.switch(Part.BACKWARD)
             backward(total_loss)
-            del total_loss  # with its activations, before the next pass makes others
-            parts.append((differences, sums))
-        return parts
+
+            # This frees the activations before the next pass makes others.
+            del total_loss
+            results.append(MicroBatchResult(differences, sums))
+        return results
 
     def state(self) -> dict[str, Tensor]:
         return {"target": self._target}
 
     @torch.no_grad()
     def loaded(self) -> None:
-        """Prepare the target network's weights once, not for every batch."""
-        self._target_q = _with(self.target_net, self.target_net.acting_weights())
+        """Prepare the weights of the target network once, not for every batch."""
+        self._target_q = _with_weights(self.target_net, self.target_net.acting_weights())
 
 
-def _with(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The network by weights that are prepared already."""
+def _with_weights(net: HeadNet, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns the network as a function of observations that uses weights prepared before."""
     return lambda obs: net.acting_outputs(obs, weights)

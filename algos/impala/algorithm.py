@@ -1,7 +1,7 @@
 """IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561).
 
-What the actor records is `columns`, what happens to a filled slot `process`, what the learner
-minimises `loss`. Only `loss` imports torch, and only when called.
+`columns` are what the actor records, `process` prepares a filled slot, and `loss` is what the
+learner minimises. Only `loss` imports torch, and only when it is called.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from penstock.models.torch_heads import ActorCritic
 
 WHOLE = slice(None)
-LEAST_LOGP = -100.0  # of a sound actor's choice or number
-MOST_DENSITY = 1e3  # the same of a number, whose log-density may well be above 0
+LEAST_LOGP = -100.0  # smallest log-probability of a choice or a number that a sound actor records
+MOST_DENSITY = 1e3  # largest log-density of a number, which may well be above 0
+MOST_CHOICE_LOGP = 1e-3  # largest log-probability of a choice, which is 0 apart from rounding
 STATISTICS = ("policy_loss", "value_loss", "entropy", *MOMENTS, *LAG)
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """What one slot holds."""
+    """Returns the columns of a slot; ``behaviour_logp`` is the actor's log-probability."""
     logp = Column("behaviour_logp", "<f4")
     return slots.columns(observation_space, action_column(action_space), logp)
 
@@ -43,18 +44,20 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
     slots.check_numbers(columns["obs"], spaces)
-    size = columns["action"][0, 0].size
-    most = MOST_DENSITY * size
+
+    action_size = columns["action"][0, 0].size
+    largest_logp = MOST_DENSITY * action_size
     if columns["action"].dtype.kind == "i":
         slots.check_choices(columns["action"], counts_of(spaces.action_space))
-        most = 1e-3
+        largest_logp = MOST_CHOICE_LOGP
+
     logp = columns["behaviour_logp"]
-    if logp.min() < LEAST_LOGP * size or logp.max() > most:
+    if logp.min() < LEAST_LOGP * action_size or logp.max() > largest_logp:
         raise ValueError(f"log-probabilities from {logp.min()} to {logp.max()}")
 
 
 def whole(cfg: ImpalaConfig) -> bool:
-    """Whether `loss` must see all environments of an update at once."""
+    """Returns whether `loss` must see all environments of an update at once."""
     return cfg.normalize_advantages
 
 
@@ -65,16 +68,22 @@ def loss(
     envs: slice = WHOLE,
     add_others: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
 
-    ``batch`` holds `columns` as tensors, ``[T(+1), E, ...]``. Sums, so that those of micro-batches
-    add up: divide gradient and statistics by the alive rows of the whole update. The statistics,
-    ``[len(STATISTICS)]``, carry no gradient; those after the entropy are
-    `penstock.algos.diagnostics.batch_sums`.
+    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
+    alive rows of the whole update.
 
-    With ``normalize_advantages`` the ``envs`` must be the whole update: what an update learns must
-    not depend on how it is cut to fit a cache. ``add_others`` adds to three sums, in place, those
-    of the learners that share the update.
+    Args:
+        net: the network that is trained.
+        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+        cfg: the options.
+        envs: which environments. With ``normalize_advantages`` these must be the whole update,
+            since what an update learns must not depend on how it is cut to fit a cache.
+        add_others: adds to a tensor, in place, those of the learners that share the update.
+
+    Returns:
+        The loss ``[]``, and ``[len(STATISTICS)]`` without a gradient. The statistics after the
+        entropy are `penstock.algos.diagnostics.batch_sums`.
     """
     import torch
 
@@ -83,51 +92,63 @@ def loss(
     from penstock.algos.unrolled import unrolled
     from penstock.models.distributions import distribution
 
-    action, reward, behaviour_logp, terminated, truncated, alive = (
-        batch[name][:, envs]
-        for name in ("action", "reward", "behaviour_logp", "terminated", "truncated", "alive")
-    )
+    action = batch["action"][:, envs]
+    behaviour_logp = batch["behaviour_logp"][:, envs]
+    alive = batch["alive"][:, envs]
+    mask = alive.flatten().float()
     steps = alive.numel()
-    outputs, values, mask = unrolled(net, batch, envs)
-    policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
-    action_logp = policy.logp(action.flatten(0, 1))
-    log_rhos = action_logp.detach().view(alive.shape) - behaviour_logp
-    v_tm1, bootstrapped = values[:steps], values.detach().view(-1, alive.shape[1])
+
+    # The current policy in the first T rows, and the values of all T + 1.
+    outputs, flat_values, action_mask = unrolled(net, batch, envs)
+    if action_mask is not None:
+        action_mask = action_mask[:steps]
+    policy = distribution(net.actions, outputs[:steps], action_mask)
+    logp = policy.logp(action.flatten(0, 1))
+    log_rhos = logp.detach().view(alive.shape) - behaviour_logp
+    values = flat_values.detach().view(-1, alive.shape[1])
+
+    # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
     trace = vtrace(
-        bootstrapped,
-        reward,
-        log_rhos,
-        terminated,
-        truncated,
-        alive,
+        values=values,
+        rewards=batch["reward"][:, envs],
+        log_rhos=log_rhos,
+        terminated=batch["terminated"][:, envs],
+        truncated=batch["truncated"][:, envs],
+        alive=alive,
         discount=cfg.discount,
         trace_lambda=cfg.trace_lambda,
         rho_clip=cfg.rho_clip,
         c_clip=cfg.c_clip,
     )
-    living = alive.flatten().float()
     advantages = trace.advantages.flatten()
     if cfg.normalize_advantages:
-        advantages = normalized(advantages, living, add_others)
-    # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
-    targets = (trace.errors + bootstrapped[:-1]).flatten()
-    differences = v_tm1 - targets
-    policy_loss = -torch.dot(advantages, action_logp)
+        advantages = normalized(advantages, mask, add_others)
+    targets = (trace.errors + values[:-1]).flatten()
+    differences = flat_values[:steps] - targets
+
+    policy_loss = -torch.dot(advantages, logp)
     value_loss = 0.5 * torch.dot(differences, differences)
-    entropy = torch.dot(policy.entropy(), living)
+    entropy = torch.dot(policy.entropy(), mask)
     total = policy_loss + cfg.value_cost * value_loss - constant(cfg.entropy_cost) * entropy
+
     losses = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach()))
     sums = batch_sums(
-        living,
-        log_rhos.flatten(),
-        trace.advantages.flatten(),
-        trace.errors.flatten(),
-        targets,
+        mask=mask,
+        log_rhos=log_rhos.flatten(),
+        advantages=trace.advantages.flatten(),
+        errors=trace.errors.flatten(),
+        targets=targets,
         rho_clip=cfg.rho_clip,
     )
     return total, torch.cat((losses, sums))
 
 
 IMPALA = UnrollAlgorithm[ImpalaConfig](
-    STATISTICS, columns, check, process, loss, whole=whole, by_epoch=("kl",)
+    statistics=STATISTICS,
+    columns=columns,
+    check=check,
+    process=process,
+    loss=loss,
+    whole=whole,
+    by_epoch=("kl",),
 )

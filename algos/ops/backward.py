@@ -18,16 +18,21 @@ from penstock.device.choice import runs_behind
 
 
 def backward(loss: Tensor, *norms: Tensor) -> None:
-    """Add the gradients of ``loss`` (``[]``): all are NaN where it, or one of ``norms`` (``[]``),
-    is not finite."""
-    if not runs_behind(loss):  # asking costs less than computing with it
-        sound = all(math.isfinite(value.item()) for value in (loss, *norms))
+    """Add the gradients of ``loss`` to the parameters.
+
+    All gradients are NaN if the loss, or one of ``norms``, is not finite, so that the optimizer
+    skips the step. All arguments are ``[]``.
+    """
+    # On a CPU, reading the numbers costs less than computing with them.
+    if not runs_behind(loss):
+        is_finite = all(math.isfinite(value.item()) for value in (loss, *norms))
+        gradient = None if is_finite else torch.full_like(loss, torch.nan)
         may_be_compiled = "torch._dynamo" in sys.modules
-        loss.backward(
-            None if sound else torch.full_like(loss, torch.nan), retain_graph=not may_be_compiled
-        )
+        loss.backward(gradient, retain_graph=not may_be_compiled)
         return
-    factor = loss.detach() * 0.0 + 1.0  # 1, or NaN
+
+    # On a GPU nothing may wait for the numbers: the factor is 1, or NaN.
+    factor = loss.detach() * 0.0 + 1.0
     for norm in norms:
         factor = factor + norm * 0.0
     loss.backward(factor)

@@ -26,23 +26,38 @@ def gae(
     gae_lambda: float,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Advantages of ``T`` steps of ``E`` environments, ``[T, E]``; 0 on rows that are not alive.
+    """Returns the advantages of ``T`` steps of ``E`` environments.
 
-    ``values`` float32 ``[T+1, E]``; the others ``[T, E]``: ``rewards`` float32, the flags bool.
-    Where both flags are set ``terminated`` wins; a truncated row is bootstrapped from the value of
-    its final observation, ``values[t+1]``, and so is an unfinished episode at the last row.
-    Advantages plus ``values[:-1]`` are the targets of the values, TD(lambda).
+    ``A[t] = delta[t] + discount * gae_lambda * w[t+1] * A[t+1]`` within an episode, where
+    ``delta[t] = r[t] + discount * V[t+1] - V[t]``. Without weights ``w`` is 1, and this is GAE.
+    Advantages plus ``values[:-1]`` are then the targets of the values, TD(lambda).
 
-    With truncated importance weights ``w`` ``[T, E]``, ``A[t] = delta[t] + discount * gae_lambda *
-    w[t+1] * A[t+1]``. ``w * A`` are then the errors of V-trace with ``rho = c = w``, so that the
-    targets are ``values[:-1] + w * A``, and ``w * A`` also weighs the gradient of the
-    log-probability. Equal weights of 1 give GAE.
+    With truncated importance weights ``w``, ``w * A`` are the errors of V-trace with ``rho = c =
+    w``, so that the targets are ``values[:-1] + w * A``, and ``w * A`` also weighs the gradient of
+    the log-probability.
+
+    Args:
+        values: float32 ``[T + 1, E]``.
+        rewards: float32 ``[T, E]``.
+        terminated: bool ``[T, E]``. Where both flags are set it wins over ``truncated``.
+        truncated: bool ``[T, E]``. Such a row is bootstrapped from the value of its final
+            observation, ``values[t+1]``, and so is an unfinished episode at the last row.
+        alive: bool ``[T, E]``.
+        discount: gamma.
+        gae_lambda: lambda.
+        weights: float32 ``[T, E]``.
+
+    Returns:
+        Float32 ``[T, E]``; 0 on rows that are not alive.
     """
     check_shapes(values, rewards, terminated, truncated, alive)
-    v_tm1, v_t = values[:-1], values[1:]
+    v_tm1 = values[:-1]
+    v_t = values[1:]
     discount_t = ~terminated * discount
-    carries = discount_t * (alive & ~truncated) * gae_lambda  # into the next row of the episode
+    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(alive)
+
+    # A carry is the factor of the next row's advantage; 0 where the episode ends.
+    carries = discount_t * (alive & ~truncated) * gae_lambda
     if weights is not None:
         carries[:-1] *= weights[1:]
-    deltas = torch.addcmul(rewards, discount_t, v_t).sub_(v_tm1).mul_(alive)
     return accumulate(deltas, carries)

@@ -1,4 +1,4 @@
-"""Numbers of an update, brought to mean 0 and deviation 1."""
+"""Shifts and scales the numbers of an update to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -11,26 +11,39 @@ from torch import Tensor
 
 from penstock.device.choice import runs_behind
 
-SMALL = 1e-8  # added to a deviation that may be 0
+SMALL = 1e-8  # is added to the deviation, which may be 0
 
 
 def normalized(
     values: Tensor, mask: Tensor, add_others: Callable[[Tensor], None] | None = None
 ) -> Tensor:
-    """``values`` ``[B]`` shifted and scaled where ``mask`` (float32 ``[B]``) is 1; 0 elsewhere, as
-    they must be before. ``add_others`` adds to three sums, in place, those of other learners."""
-    exact = values.double()  # so that one pass is enough
+    """Returns values shifted and scaled to mean 0 and standard deviation 1 over the alive rows.
+
+    Args:
+        values: float32 ``[B]``, 0 on rows that are not alive.
+        mask: float32 ``[B]``, 1 on alive rows and 0 on others.
+        add_others: adds to a tensor, in place, those of other learners, so that mean and deviation
+            are over the rows of all of them.
+
+    Returns:
+        Float32 ``[B]``, 0 on rows that are not alive.
+    """
+    # Float64 is exact enough for one pass: the variance is the mean square minus the squared mean.
+    exact = values.double()
     sums = torch.stack((mask.sum().double(), exact.sum(), exact.dot(exact)))
     if add_others is not None:
         add_others(sums)
-    if not runs_behind(sums):  # the same numbers, without a call of torch for each operation
-        number, total, square = map(float, sums.tolist())
-        number = max(number, 1.0)
-        average = total / number
-        spread = np.float32(sqrt(max(square / number - average * average, 0.0)))
-        divisor = float(spread + np.float32(SMALL))
-        return (values - average) * mask / divisor
-    count = sums[0].clamp(min=1)
-    mean = sums[1] / count
-    deviation = (sums[2] / count - mean.square()).clamp_(min=0).sqrt_()
-    return (values - mean.float()) * mask / (deviation.float() + SMALL)
+
+    # On a CPU the same numbers are computed without a call of torch for each operation.
+    if not runs_behind(sums):
+        count, total, square = map(float, sums.tolist())
+        count = max(count, 1.0)
+        mean = total / count
+        variance = max(square / count - mean * mean, 0.0)
+        divisor = float(np.float32(sqrt(variance)) + np.float32(SMALL))
+        return (values - mean) * mask / divisor
+
+    counts = sums[0].clamp(min=1)
+    means = sums[1] / counts
+    deviations = (sums[2] / counts - means.square()).clamp_(min=0).sqrt_()
+    return (values - means.float()) * mask / (deviations.float() + SMALL)

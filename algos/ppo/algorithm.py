@@ -2,13 +2,14 @@
 2017, arXiv 1707.06347), corrected for the lag of the policy that acted (Hilton et al. 2021, arXiv
 2110.00641).
 
-Three policies: the *behaviour* policy acted, the *proximal* policy is the network at a batch's
-start, and the current one is trained. Ratios are those of the current policy to the proximal one,
-so that the clip bounds what an update changes, and lag takes nothing of it. An importance weight
-of each row, proximal to behaviour, truncated, corrects for lag.
+There are three policies: the *behaviour* policy acted, the *proximal* policy is the network at the
+start of a batch, and the *current* one is trained. Ratios are those of the current policy to the
+proximal one, so that the clip bounds how far an update changes the policy, whatever the lag. The
+importance weight of a row, proximal to behaviour, truncated, corrects for lag.
 
-What the actor records is `columns`; before the epochs of a batch comes `prepare`, between them
-`going_on`, and `loss` is what the learner minimises. Only these import torch, and only when called.
+`columns` are what the actor records. `prepare` comes before the epochs of a batch, `going_on`
+between them, and `loss` is what the learner minimises. Only these import torch, and only when they
+are called.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "ratio", "ratio_clipped")
 MOMENTS = (*SHARED_MOMENTS, "kl_lag", "rho", "rho_clipped")
 WHOLE = slice(None)
-MOST_LOG_RATIO = 20.0  # clipped far below; beyond it sums would overflow
+MOST_LOG_RATIO = 20.0  # the ratio is clipped far below; beyond it the sums would overflow
 
 
 def whole(cfg: PpoConfig) -> bool:
-    """Whether `loss` must see all environments of an update at once."""
+    """Returns whether `loss` must see all environments of an update at once."""
     return cfg.normalize_advantages == "minibatch"
 
 
@@ -51,13 +52,21 @@ def prepare(
     parts: Sequence[slice],
     add_others: AddOthers | None = None,
 ) -> dict[str, Tensor]:
-    """What `loss` and `going_on` need besides `columns`, by the network before its first update.
+    """Returns what `loss` and `going_on` need besides `columns`, by the network before its first
+    update.
 
-    ``parts`` are the environments, as many at a time as are to be computed at once. Returns
-    ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at most ``rho_clip``),
-    ``advantage`` (not weighted), ``value`` and ``target`` (of the value), float32 ``[T, E]``,
-    ``outputs`` ``[T, E, outputs]`` where `going_on` needs them, and ``moments``, the sums `MOMENTS`
-    over alive rows.
+    Args:
+        net: the network, whose policy is the proximal one.
+        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+        cfg: the options.
+        parts: the environments, divided into as many as are to be computed at once.
+        add_others: adds to a tensor, in place, those of the learners that share the batch.
+
+    Returns:
+        Float32 ``[T, E]``: ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at
+        most ``rho_clip``), ``advantage`` (not weighted), ``value``, and ``target`` of the value.
+        ``outputs`` ``[T, E, outputs]`` where `going_on` needs them. ``moments``, the sums `MOMENTS`
+        over alive rows.
     """
     import torch
 
@@ -65,43 +74,62 @@ def prepare(
     from penstock.algos.ops.normalized import normalized
     from penstock.algos.unrolled import unrolled
 
-    rows, alive = len(batch["obs"]), batch["alive"]
+    rows = len(batch["obs"])
+    alive = batch["alive"]
     mask = alive.flatten().float()
+    prepared = {}
+
     with torch.no_grad():
+        # The proximal policy and its values. Parts are joined along the environments.
         unrolls = [unrolled(net, batch, envs) for envs in parts]
+        logps = []
+        for envs, part in zip(parts, unrolls, strict=True):
+            action = batch["action"][:, envs].flatten(0, 1)
+            logp = _policy(net, part, len(action)).logp(action)
+            logps.append(logp.view(rows - 1, -1))
+        proximal_logp = torch.cat(logps, 1)
         values = torch.cat([part.values.view(rows, -1) for part in unrolls], 1)
-        actions = [batch["action"][:, envs].flatten(0, 1) for envs in parts]
-        logps = [
-            _policy(net, part, len(action)).logp(action)
-            for part, action in zip(unrolls, actions, strict=True)
-        ]
-        proximal_logp = torch.cat([logp.view(rows - 1, -1) for logp in logps], 1)
-        log_rho = proximal_logp - batch["behaviour_logp"]
-        weight = log_rho.exp().clamp_(max=cfg.rho_clip)
-        advantage = gae(
-            values,
-            batch["reward"],
-            *(batch[name] for name in ("terminated", "truncated", "alive")),
-            discount=cfg.discount,
-            gae_lambda=cfg.gae_lambda,
-            weights=weight if cfg.advantages == "vtrace" else None,
-        )
-        errors = advantage * weight if cfg.advantages == "vtrace" else advantage
-        found = {
-            "proximal_logp": proximal_logp,
-            "weight": weight,
-            "value": values[:-1],
-            "target": errors + values[:-1],
-        }
-        rows_of = (log_rho, advantage, errors, found["target"])
-        flat = (tensor.flatten() for tensor in rows_of)
-        found["moments"] = batch_sums(mask, *flat, rho_clip=cfg.rho_clip)
-        if cfg.normalize_advantages == "batch":
-            advantage = normalized(advantage.flatten(), mask, add_others).view(alive.shape)
         if cfg.target_kl is not None:
             outputs = [part.outputs.unflatten(0, (rows, -1))[:-1] for part in unrolls]
-            found["outputs"] = torch.cat(outputs, 1)
-    return {**found, "advantage": advantage}
+            prepared["outputs"] = torch.cat(outputs, 1)
+
+        # Advantages and value targets. Only V-trace weighs them.
+        log_rho = proximal_logp - batch["behaviour_logp"]
+        weight = log_rho.exp().clamp_(max=cfg.rho_clip)
+        is_vtrace = cfg.advantages == "vtrace"
+        advantage = gae(
+            values=values,
+            rewards=batch["reward"],
+            terminated=batch["terminated"],
+            truncated=batch["truncated"],
+            alive=alive,
+            discount=cfg.discount,
+            gae_lambda=cfg.gae_lambda,
+            weights=weight if is_vtrace else None,
+        )
+        errors = advantage * weight if is_vtrace else advantage
+        target = errors + values[:-1]
+
+        # Metrics are of the advantages before they are normalised.
+        prepared["moments"] = batch_sums(
+            mask=mask,
+            log_rhos=log_rho.flatten(),
+            advantages=advantage.flatten(),
+            errors=errors.flatten(),
+            targets=target.flatten(),
+            rho_clip=cfg.rho_clip,
+        )
+        if cfg.normalize_advantages == "batch":
+            advantage = normalized(advantage.flatten(), mask, add_others).view(alive.shape)
+
+    return {
+        **prepared,
+        "proximal_logp": proximal_logp,
+        "weight": weight,
+        "value": values[:-1],
+        "target": target,
+        "advantage": advantage,
+    }
 
 
 def going_on(
@@ -111,26 +139,35 @@ def going_on(
     parts: Sequence[slice],
     add_others: AddOthers | None = None,
 ) -> bool:
-    """Whether to train on a batch once more: the policy that `prepare` saw and the current one are
-    no farther apart, by the mean over alive rows of all learners, than ``target_kl``."""
+    """Returns whether to train on a batch once more.
+
+    That is so while KL(proximal | current), the mean over the alive rows of all learners, is at
+    most ``target_kl``. The arguments are those of `prepare`; ``batch`` also has what that returned.
+    """
     if cfg.target_kl is None:
         return True
     import torch
 
     from penstock.algos.unrolled import unrolled
 
+    # The sum of the divergences, and the number of rows.
     sums = torch.zeros(2, dtype=torch.float64, device=batch["alive"].device)
     with torch.no_grad():
         for envs in parts:
             mask = batch["alive"][:, envs].flatten().double()
-            part = unrolled(net, batch, envs)
-            proximal = part._replace(outputs=batch["outputs"][:, envs].flatten(0, 1))
-            before, now = (_policy(net, policy, len(mask)) for policy in (proximal, part))
-            sums += torch.stack((before.kl(now).double().dot(mask), mask.sum()))
+            current_part = unrolled(net, batch, envs)
+            proximal_outputs = batch["outputs"][:, envs].flatten(0, 1)
+            proximal_part = current_part._replace(outputs=proximal_outputs)
+
+            current = _policy(net, current_part, len(mask))
+            proximal = _policy(net, proximal_part, len(mask))
+            divergence = proximal.kl(current).double().dot(mask)
+            sums += torch.stack((divergence, mask.sum()))
+
     if add_others is not None:
         add_others(sums)
-    total, count = sums.tolist()
-    return bool(total <= cfg.target_kl * count)
+    divergence_sum, count = sums.tolist()
+    return bool(divergence_sum <= cfg.target_kl * count)
 
 
 def loss(
@@ -140,72 +177,96 @@ def loss(
     envs: slice | Tensor = WHOLE,
     add_others: AddOthers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and `STATISTICS` of the environments ``envs`` of a batch, both summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
 
-    ``batch`` holds `columns` as tensors ``[T(+1), E, ...]`` and what `prepare` made of them. Sums,
-    so that those of micro-batches add up: divide gradient and statistics by the alive rows of the
-    whole update. The statistics, float32 ``[len(STATISTICS)]``, carry no gradient: "kl" is an
-    estimate of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
+    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
+    alive rows of the whole update.
+
+    Args:
+        net: the network that is trained, whose policy is the current one.
+        batch: `columns` as tensors ``[T, E, ...]``, observations ``[T + 1, E, ...]``, and what
+            `prepare` made of them.
+        cfg: the options.
+        envs: which environments. Where `whole` says so, these must be the whole update.
+        add_others: adds to a tensor, in place, those of the learners that share the update.
+
+    Returns:
+        The loss ``[]``, and float32 ``[len(STATISTICS)]`` without a gradient. "kl" is an estimate
+        of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
     """
     import torch
 
     from penstock.algos.ops.normalized import normalized
     from penstock.algos.unrolled import unrolled
 
-    proximal_logp, weight, advantage, old_value, target, alive = (
-        batch[name][:, envs].flatten()
-        for name in ("proximal_logp", "weight", "advantage", "value", "target", "alive")
-    )
-    mask, steps = alive.to(advantage.dtype), len(alive)
+    proximal_logp = batch["proximal_logp"][:, envs].flatten()
+    weight = batch["weight"][:, envs].flatten()
+    advantage = batch["advantage"][:, envs].flatten()
+    old_value = batch["value"][:, envs].flatten()
+    target = batch["target"][:, envs].flatten()
+    alive = batch["alive"][:, envs].flatten()
+    mask = alive.to(advantage.dtype)
+    steps = len(alive)
+
+    # The ratio of the current policy to the proximal one, and the ratio within the clip.
     part = unrolled(net, batch, envs)
     policy = _policy(net, part, steps)
     logp = policy.logp(batch["action"][:, envs].flatten(0, 1))
     log_ratio = ((logp - proximal_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     ratio = log_ratio.exp()
     clip = constant(cfg.clip)
-    bounded = ratio.clamp(1 - clip, 1 + clip)
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+
+    # The weight comes after the normalisation, whose mean is that of rows of equal weight.
+    # Advantages are 0 on rows that are not alive, and so are their terms of the sum.
     if whole(cfg):
         advantage = normalized(advantage, mask, add_others)
-    advantage = advantage * weight  # after it was normalised: the mean is that of equal rows
-    # Advantages are 0 on rows that are not alive, and so are their terms of the sum.
-    policy_loss = -torch.minimum(ratio * advantage, bounded * advantage).sum()
-    errors = _errors(part.values[:steps], target, old_value, cfg.value_clip)
+    advantage = advantage * weight
+    policy_loss = -torch.minimum(ratio * advantage, clipped_ratio * advantage).sum()
+
+    errors = _squared_errors(part.values[:steps], target, old_value, clip=cfg.value_clip)
     value_loss = 0.5 * torch.dot(errors, mask)
     entropy = torch.dot(policy.entropy(), mask)
     total = policy_loss + cfg.value_cost * value_loss - constant(cfg.entropy_cost) * entropy
+
     with torch.no_grad():
         kl = (ratio - 1 - log_ratio).dot(mask)
-        beyond = (ratio != bounded).to(mask.dtype).dot(mask)
-        sums = torch.stack((policy_loss, value_loss, entropy, kl, ratio.dot(mask), beyond))
+        clipped_count = (ratio != clipped_ratio).to(mask.dtype).dot(mask)
+        sums = torch.stack((policy_loss, value_loss, entropy, kl, ratio.dot(mask), clipped_count))
     return total, sums
 
 
 def _policy(net: ActorCritic, part: Unrolled, steps: int) -> Distribution:
-    """The policy in the first ``steps`` rows of an unrolled network."""
+    """Returns the policy in the first ``steps`` rows of an unrolled network."""
     from penstock.models.distributions import distribution
 
     mask = None if part.mask is None else part.mask[:steps]
     return distribution(net.actions, part.outputs[:steps], mask)
 
 
-def _errors(values: Tensor, target: Tensor, old: Tensor, clip: float | None) -> Tensor:
-    """Squared errors of values; bounded by ``clip``, those of whichever is farther from its target:
-    the value, or the one within ``clip`` of its old value."""
+def _squared_errors(
+    values: Tensor, target: Tensor, old_values: Tensor, *, clip: float | None
+) -> Tensor:
+    """Returns squared errors of values ``[B]``.
+
+    With ``clip`` a value is also moved to within ``clip`` of its old value, and the larger error of
+    the two counts.
+    """
     import torch
 
     errors = (values - target).square()
     if clip is None:
         return errors
-    near = old + (values - old).clamp(-clip, clip)
-    return torch.maximum(errors, (near - target).square())
+    clipped_values = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum(errors, (clipped_values - target).square())
 
 
 PPO = UnrollAlgorithm[PpoConfig](
-    STATISTICS,
-    columns,
-    check,
-    process,
-    loss,
+    statistics=STATISTICS,
+    columns=columns,
+    check=check,
+    process=process,
+    loss=loss,
     prepare=prepare,
     going_on=going_on,
     whole=whole,

@@ -67,6 +67,7 @@ class PpoConfig(OnPolicyConfig):
         return self.minibatches == "steps" or (self.minibatches == "auto" and not has_core)
 
     def contradictions(self) -> Iterator[Contradiction]:
+        """Yields the options that contradict each other, with the message for the user."""
         if self.target_kl is not None and self.epochs == 1:
             yield Contradiction(
                 ("algo.target_kl", "algo.epochs"),

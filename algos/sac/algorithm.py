@@ -1,9 +1,9 @@
 """SAC: a squashed Gaussian actor and twin critics, learnt from replay.
 
 Haarnoja et al. 2018, arXiv 1812.05905: soft actor-critic with a temperature that is tuned towards a
-target entropy. Actions are from -1 to 1 in each value, as policies choose them.
+target entropy. Each value of an action is from -1 to 1, as policies choose it.
 
-What the actor records is `columns`, what happens to a filled slot `process`; the learner's half is
+`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
 `penstock.algos.sac.update`.
 """
 
@@ -27,11 +27,11 @@ from penstock.models.fitting import HeadShape, gaussian_shape
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
 
-MOST_ACTION = 1 + 1e-6
+MOST_ACTION = 1 + 1e-6  # largest value in an action, 1 apart from rounding
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """What one slot holds."""
+    """Returns the columns of a slot."""
     return slots.columns(observation_space, Column("action", "<f4", tuple(action_space.shape)))
 
 
@@ -39,32 +39,42 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     """Raise ValueError for values that no sound actor records."""
     slots.check(columns)
     slots.check_numbers(columns["obs"], spaces)
-    most = np.abs(columns["action"]).max()
-    if most > MOST_ACTION:
-        raise ValueError(f"an action of {most}, which goes from -1 to 1")
+    largest = np.abs(columns["action"]).max()
+    if largest > MOST_ACTION:
+        raise ValueError(f"an action of {largest}, which goes from -1 to 1")
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Means and logarithms of standard deviations."""
+    """Returns the shape of the actor: means and logarithms of standard deviations."""
     return gaussian_shape(config, spaces)
 
 
 def action_sampler(
     config: Config, spaces: Spaces, seed: int, actor: int
 ) -> SquashedGaussianSampler:
-    """Numbers between -1 and 1, drawn by the policy's own deviations; uniformly until its first
-    update."""
+    """Returns the sampler of an actor's actions, numbers between -1 and 1.
+
+    They are drawn by the policy's own deviations, and uniformly until its first update.
+    """
     cfg = config.algo
     assert isinstance(cfg, SacConfig), cfg
-    bounds, rng = (cfg.log_std_min, cfg.log_std_max), np.random.default_rng(seed)
+    bounds = (cfg.log_std_min, cfg.log_std_max)
+    rng = np.random.default_rng(seed)
     return SquashedGaussianSampler(spaces.action_space.shape, config.actor_envs, bounds, rng)
 
 
 def make_update(cfg: SacConfig, ctx: UpdateContext) -> ReplayUpdate:
-    """On a learner, which imports torch."""
+    """Makes the update on a learner, where torch is imported."""
     from penstock.algos.sac.update import SacUpdate
 
     return SacUpdate(cfg, ctx)
 
 
-SAC = ReplayAlgorithm[SacConfig](columns, check, process, network, action_sampler, make_update)
+SAC = ReplayAlgorithm[SacConfig](
+    columns=columns,
+    check=check,
+    process=process,
+    network=network,
+    action_sampler=action_sampler,
+    make_update=make_update,
+)

@@ -35,12 +35,15 @@ class SacConfig(OffPolicyConfig):
     values limit how random the policy can be."""
 
     def contradictions(self) -> Iterator[Contradiction]:
+        """Yields the options that contradict each other, with the message for the user."""
         if self.log_std_min >= self.log_std_max:
+            lower_min = max(self.log_std_max - 22, -20)
             yield Contradiction(
                 ("algo.log_std_min", "algo.log_std_max"),
                 f"algo.log_std_min {self.log_std_min:g} must lie below algo.log_std_max "
-                f"{self.log_std_max:g}; set algo.log_std_min={max(self.log_std_max - 22, -20):g}",
+                f"{self.log_std_max:g}; set algo.log_std_min={lower_min:g}",
             )
+
         if self.target_entropy is not None and not self.tune_alpha:
             yield Contradiction(
                 ("algo.target_entropy", "algo.tune_alpha"),

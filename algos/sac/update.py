@@ -1,6 +1,7 @@
 """The learner's half of SAC: the networks, and the losses, each a sum over the batch.
 
-`critic_loss` is minimised first, then `actor_loss`, then `temperature_loss`.
+An update minimises `critic_loss` first, then `actor_loss`, then `temperature_loss`. Equations are
+those of Haarnoja et al. 2018, arXiv 1812.05905.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,25 +27,51 @@ STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alp
 
 
 class Critics(Protocol):
-    """Two Q-functions of observations ``[B, *shape]`` and actions ``[B, *shape]``, ``[2, B]``."""
+    """Two Q-functions, which give ``[2, B]`` of observations and actions, both ``[B, *shape]``."""
 
     def __call__(self, obs: Tensor, action: Tensor, /) -> Tensor: ...
 
     def of_action(self, obs: Tensor, action: Tensor, /) -> Tensor:
-        """The values, whose gradient reaches the action alone."""
+        """Returns the same values; their gradient reaches the action alone."""
+
+
+class CriticLoss(NamedTuple):
+    """The loss of both critics on a batch."""
+
+    loss: Tensor
+    """Sum over the batch, ``[]``."""
+    errors: Tensor
+    """Absolute temporal differences ``[B]``, a mean of both critics', without a gradient."""
+    value_sum: Tensor
+    """Sum of the values, each a mean of both critics', ``[]``, without a gradient."""
+
+
+class ActorLoss(NamedTuple):
+    """The loss of the actor on a batch, without a gradient."""
+
+    loss: Tensor
+    """Sum over the batch, ``[]``."""
+    logp: Tensor
+    """Log-densities ``[B]`` of the actor's actions."""
 
 
 def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
+    """Returns actions ``tanh(mean + std * noise)`` ``[B, D]`` and their log-densities ``[B]``.
 
-    ``outputs`` ``[B, 2 D]``: means, then logarithms of standard deviations, to be kept within
-    ``log_std``; ``noise`` ``[B, D]`` is standard normal. Appendix C of the paper.
+    The paper's appendix C.
+
+    Args:
+        outputs: of the actor, ``[B, 2 D]``: means, then logarithms of standard deviations.
+        noise: standard normal, ``[B, D]``.
+        log_std: smallest and largest logarithm of a standard deviation.
     """
-    mean, wide = outputs.chunk(2, 1)
-    wide = wide.clamp(*log_std)
-    before = torch.addcmul(mean, wide.exp(), noise)
-    log_density = -0.5 * noise.square() - HALF_LOG_2PI - wide - log_slope(before)
-    return before.tanh(), log_density.sum(1)
+    mean, log_stds = outputs.chunk(2, 1)
+    log_stds = log_stds.clamp(*log_std)
+    unsquashed = torch.addcmul(mean, log_stds.exp(), noise)
+
+    # The density of the normal numbers, corrected by the slope of tanh.
+    log_density = -0.5 * noise.square() - HALF_LOG_2PI - log_stds - log_slope(unsquashed)
+    return unsquashed.tanh(), log_density.sum(1)
 
 
 def critic_loss(
@@ -54,49 +81,62 @@ def critic_loss(
     next_action: Tensor,
     next_logp: Tensor,
     alpha: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Half the squared error of both critics, weighted: equations 5 and 6.
+) -> CriticLoss:
+    """Returns half the weighted squared error of both critics: equations 5 and 6.
 
-    ``batch`` as for `penstock.algos.dqn.update.loss` with ``action`` ``[B, *shape]``;
-    ``next_action`` ``[B, D]`` and ``next_logp`` ``[B]`` are the actor's for ``next_obs``. Returns
-    the loss ``[]``, the absolute temporal differences ``[B]``, a mean of both critics', and the sum
-    of the values ``[]``; the latter two carry no gradient.
+    Args:
+        critics: the critics that are trained.
+        target_critics: those that lag behind, whose smaller value is the target.
+        batch: as for `penstock.algos.dqn.update.loss`, with ``action`` ``[B, *shape]``.
+        next_action: the actor's action for ``next_obs``, ``[B, D]``.
+        next_logp: its log-density, ``[B]``.
+        alpha: the temperature, ``[1]``.
     """
     with torch.no_grad():
         next_q = target_critics(batch["next_obs"], next_action).amin(0)
-        soft = next_q - alpha * next_logp
-        target = torch.addcmul(batch["reward"], batch["discount"], soft)
+        soft_value = next_q - alpha * next_logp
+        target = torch.addcmul(batch["reward"], batch["discount"], soft_value)
+
     values = critics(batch["obs"], batch["action"])
     errors = target - values
     loss = 0.5 * torch.mv(errors.square(), batch["weights"]).sum()
-    return loss, errors.detach().abs().mean(0), values.detach().mean(0).sum()
+    return CriticLoss(
+        loss=loss,
+        errors=errors.detach().abs().mean(0),
+        value_sum=values.detach().mean(0).sum(),
+    )
 
 
 def actor_loss(
     critics: Critics, obs: Tensor, action: Tensor, logp: Tensor, alpha: Tensor
 ) -> Tensor:
-    """``alpha * logp - Q``, equation 9: its gradient reaches the actor only, through ``action``
-    ``[B, D]`` and ``logp`` ``[B]``."""
+    """Returns the sum of ``alpha * logp - Q``, equation 9, ``[]``.
+
+    Its gradient reaches the actor only, through ``action`` ``[B, D]`` and ``logp`` ``[B]``.
+    """
     return (alpha * logp - critics.of_action(obs, action).amin(0)).sum()
 
 
 def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> Tensor:
-    """Equation 18, by the logarithm of alpha: too little entropy makes it grow.
+    """Returns the loss of the temperature, equation 18, ``[]``: too little entropy makes it grow.
 
-    As in the authors' code the factor is ``log_alpha``, not alpha: same sign of the gradient, and a
-    small alpha is not slow to grow again.
+    As in the authors' code the factor is ``log_alpha``, not alpha: the sign of the gradient is the
+    same, and a small alpha is not slow to grow again.
     """
     return -(log_alpha * (logp.detach() + target_entropy)).sum()
 
 
 def target_entropy(cfg: SacConfig, action_size: int) -> float:
-    """In nats; by default minus the number of values in an action."""
+    """Returns the target entropy in nats; by default minus the number of values in an action."""
     return -float(action_size) if cfg.target_entropy is None else cfg.target_entropy
 
 
 class SacUpdate:
-    """Actor, twin critics with their targets, and temperature. Where the critics' step is skipped,
-    as its gradient is not finite, those of actor and temperature are, too."""
+    """Actor, twin critics with their targets, and temperature.
+
+    Where the critics' step is skipped, because its gradient is not finite, those of actor and
+    temperature are skipped too.
+    """
 
     statistics = STATISTICS
 
@@ -107,11 +147,14 @@ class SacUpdate:
         self._ledger = ctx.ledger
         self._action_size = shape.outputs // 2
         self._target_entropy = target_entropy(algo, self._action_size)
+
+        # All networks normalise observations by the actor's statistics.
         self.actor = ctx.network()
         self.critics = build_critics(shape, self.actor.normalizer, ctx.dtype).to(ctx.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_critics.normalizer = self.actor.normalizer
         self.log_alpha = nn.Parameter(torch.full((1,), math.log(algo.alpha), device=ctx.device))
+
         self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
         self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
         self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])
@@ -120,26 +163,42 @@ class SacUpdate:
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
+        """Take one step of each optimizer, and move the target critics towards the critics."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
         alpha = self.log_alpha.detach().exp()
-        found = None if batch is None else self._critic_gradients(batch, alpha, total)
+
+        critic_result = None
+        if batch is not None:
+            critic_result = self._critic_gradients(batch, alpha, total)
         self._ledger.switch(Part.OPTIMIZE)
         critic_norm = self._critic_optimizer.step(total, env_steps)
-        acted = None if batch is None else self._actor_gradients(batch, alpha, total, critic_norm)
+
+        actor_result = None
+        if batch is not None:
+            actor_result = self._actor_gradients(batch, alpha, total, critic_norm=critic_norm)
         self._ledger.switch(Part.OPTIMIZE)
         actor_norm = self._actor_optimizer.step(total, env_steps)
+
         if self._algo.tune_alpha:
-            if acted is not None:
-                self._temperature_gradient(acted[1], total, actor_norm)
+            if actor_result is not None:
+                self._temperature_gradient(actor_result.logp, total, actor_norm)
             self._alpha_optimizer.step(total, env_steps)
         self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
+
         norm = torch.hypot(critic_norm, actor_norm)
-        if found is None or acted is None:
+        if critic_result is None or actor_result is None:
             return UpdateResult.of_nothing(self.statistics, norm)
-        (critic_loss, errors, values), (actor_loss, logp) = found, acted
-        entropy, alphas = -logp.sum(), alpha[0] * len(errors)
-        sums = (critic_loss, actor_loss, errors.sum(), values, entropy, alphas)
+
+        errors = critic_result.errors
+        sums = (
+            critic_result.loss,
+            actor_result.loss,
+            errors.sum(),
+            critic_result.value_sum,
+            -actor_result.logp.sum(),
+            alpha[0] * len(errors),
+        )
         return UpdateResult(errors, torch.stack([value.detach() for value in sums]), norm)
 
     def state(self) -> dict[str, Tensor]:
@@ -155,35 +214,45 @@ class SacUpdate:
         if not self._algo.tune_alpha:
             self._alpha_optimizer.values.fill_(math.log(self._algo.alpha))
 
-    def _critic_gradients(
-        self, batch: Batch, alpha: Tensor, total: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _critic_gradients(self, batch: Batch, alpha: Tensor, total: float) -> CriticLoss:
+        """Add the gradients of the critics; the result carries none."""
         self._ledger.switch(Part.FORWARD)
         with torch.no_grad():
-            ahead = self._act(batch["next_obs"])
-        loss, errors, values = critic_loss(self.critics, self.target_critics, batch, *ahead, alpha)
+            next_action, next_logp = self._act(batch["next_obs"])
+        result = critic_loss(
+            self.critics,
+            self.target_critics,
+            batch,
+            next_action=next_action,
+            next_logp=next_logp,
+            alpha=alpha,
+        )
+
         self._critic_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
-        backward(loss)
-        return loss.detach(), errors, values
+        backward(result.loss)
+        return result._replace(loss=result.loss.detach())
 
     def _actor_gradients(
-        self, batch: Batch, alpha: Tensor, total: float, critic_norm: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, batch: Batch, alpha: Tensor, total: float, *, critic_norm: Tensor
+    ) -> ActorLoss:
+        """Add the gradients of the actor, which are NaN unless ``critic_norm`` is finite."""
         self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
-        loss = actor_loss(self.critics, batch["obs"], action, logp, alpha)
+        loss = actor_loss(self.critics, batch["obs"], action=action, logp=logp, alpha=alpha)
+
         self._actor_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)
         backward(loss, critic_norm)
-        return loss.detach(), logp.detach()
+        return ActorLoss(loss.detach(), logp.detach())
 
     def _temperature_gradient(self, logp: Tensor, total: float, actor_norm: Tensor) -> None:
+        """Add the gradient of the temperature, which is NaN unless ``actor_norm`` is finite."""
         self._alpha_optimizer.prepare_backward(total)
         backward(temperature_loss(self.log_alpha, logp, self._target_entropy), actor_norm)
 
     def _act(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Fresh actions ``[B, D]`` and their log-densities ``[B]``."""
+        """Draws actions ``[B, D]`` of the actor; returns them and their log-densities ``[B]``."""
         noise = torch.randn(len(obs), self._action_size, device=obs.device)
-        bounds = self._algo.log_std_min, self._algo.log_std_max
+        bounds = (self._algo.log_std_min, self._algo.log_std_max)
         return squashed(self.actor(obs), noise, bounds)
