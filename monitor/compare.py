@@ -1,4 +1,5 @@
-"""`penstock compare`: settings at equal agent steps, the way to a return, options that differ."""
+"""`penstock compare`: compares settings at equal agent steps and by their way to a return, and lists
+the options in which they differ."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from penstock.monitor.curves import (
 from penstock.monitor.run_folder.folder import versions
 from penstock.monitor.run_folder.reader import evaluation_curve, lower_end, mean_return
 
-LONGEST = 40  # characters of a value
+# A longer value of an option is cut to as many characters.
+LONGEST = 40
 
 Result = dict[str, Any]
 
@@ -46,18 +48,19 @@ def compare(
     reach: float | None = None,
     ranges: Sequence[str] = (),
 ) -> Result:
-    """The comparison of runs as plain data.
+    """Returns the comparison of runs as plain data, which `--json` prints and `describe` shows.
 
     Args:
         folders: see `curves.load`.
         metric: name in `metrics.jsonl`.
-        at: agent steps; None: those of the shortest run.
+        at: agent steps at which settings are compared; None: those of the shortest run.
         reach: steps and time are measured to the first value at or above it; None: `stop.return`,
             if the metric is the return, it is not scaled, and all runs have the same.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError for a folder that is not a run, an unknown metric, a number that is not finite,
-    or `at` where no setting has a value.
+    Raises:
+        UserError: for a folder that is not a run, an unknown metric, a number that is not finite,
+            or `at` where no setting has a value.
     """
     if at is not None and not 0 < at < math.inf:
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
@@ -95,7 +98,11 @@ def compare(
 
 
 def describe(result: Result) -> str:
-    """The comparison as text: a table of results, and one of the options that differ."""
+    """Returns a comparison as text: a table of results, and one of the options that differ.
+
+    Args:
+        result: what `compare` returned.
+    """
     rows = [["run", "runs", result["metric"], "95 %"]]
     goal = result["reach"]
     rows[0] += [] if goal is None else [f"steps to {number(goal)}", "time", "reached"]
@@ -134,20 +141,24 @@ def describe(result: Result) -> str:
 
 
 def _shortest(settings: Sequence[Setting], metric: str) -> float:
-    """The agent steps up to which all runs have the metric."""
+    """Returns the agent steps up to which all runs have the metric.
+
+    Raises UserError if no run has it.
+    """
     ends = []
     for setting in settings:
         for run in setting.runs:
             xs, _ = run_curve(run, "env_steps", metric)
             if len(xs):
                 ends.append(float(xs[-1]))
+
     if not ends:
         raise UserError(f"no run has {metric} at a known number of agent steps; give another run")
     return min(ends)
 
 
 def _where(settings: Sequence[Setting], metric: str) -> str:
-    """Where `at` can be, as the end of an error."""
+    """Returns the end of an error about `--at`: which agent steps it may name."""
     span = common_span([run for setting in settings for run in setting.runs], "env_steps", metric)
     if span is None:
         return f"and the runs have {metric} at no common agent steps; compare fewer runs"
@@ -156,14 +167,19 @@ def _where(settings: Sequence[Setting], metric: str) -> str:
 
 
 def _common_goal(settings: Sequence[Setting]) -> float | None:
+    """Returns the `stop.return` of all runs; None if they differ, or have none."""
     goals = [finite(run.options.get("stop.return")) for setting in settings for run in setting.runs]
     return goals[0] if len({*goals}) == 1 else None
 
 
 def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> Result:
-    """The statistic of a setting at ``at`` agent steps, with its interval if any environment has
-    several runs, and the number of runs that have the metric; null if one of these has no value
-    there."""
+    """Computes the statistic of a setting's metric after so many agent steps.
+
+    Returns:
+        ``value``, with ``low`` and ``high``, the ends of its interval, if any environment has
+        several runs; all are None if a run that has the metric has no value there. ``averaged`` is
+        the number of runs that have the metric.
+    """
     places = np.array([at])
     values = strata(setting, places, "env_steps", metric, ranges=scales)
     averaged = sum(map(len, values))
@@ -176,8 +192,13 @@ def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> R
 
 
 def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
-    """Means of the agent steps and of the time to a value, over the runs that have reached it; and
-    how many of the runs are solved, None where the value is not the `stop.return` of all."""
+    """Computes how the runs of a setting reach a value.
+
+    Returns:
+        ``reached``, the number of runs that have reached it; the means over these of the agent
+        steps and of the seconds until then; and ``solved``, how many of the runs are solved, None
+        where the value is not the `stop.return` of all.
+    """
     goes_to_goal = metric == RETURN and scales is None and reach == _common_goal([setting])
     ways: list[tuple[float, float]] = []
     for run in setting.runs:
@@ -197,7 +218,7 @@ def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | No
 def _first_at(
     run: RunCurves, metric: str, reach: float, scales: Ranges | None
 ) -> tuple[float, float] | None:
-    """Agent steps and seconds of the first measurement at or above a value; None without one."""
+    """Finds the first measurement at or above a value; None without one."""
     xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
     times, same = run_curve(run, "time_s", metric, ranges=scales)
     if not (ys >= reach).any() or not (same >= reach).any():
@@ -206,8 +227,11 @@ def _first_at(
 
 
 def _noted(run: RunCurves) -> tuple[float, float] | None:
-    """Agent steps and seconds at which the return in training reached `stop.return` by the
-    learner's own account, which also knows the time between two lines of metrics."""
+    """Finds when the return in training reached `stop.return`, by the learner's own account.
+
+    The learner also notices what happens between two lines of metrics. None if the return has not
+    been reached.
+    """
     at_s = _moment(run, "return_reached_at_s")
     times, steps = run.files.columns.points("time_s", "env_steps")
     if at_s is None or not len(times):
@@ -216,13 +240,16 @@ def _noted(run: RunCurves) -> tuple[float, float] | None:
 
 
 def _moment(run: RunCurves, name: str) -> float | None:
-    """A time of the run, in seconds of training; None if it has not come."""
+    """Returns a time of the run, in seconds of training; None if it has not come."""
     return finite({**run.files.last, **run.files.summary}.get(name))
 
 
 def _totals(setting: Setting) -> Result:
-    """Means over the runs: steps, duration and their ratio; the mean of the best evaluations, if
-    they are of one environment."""
+    """Returns means over the runs of a setting: steps, seconds and steps per second.
+
+    Also the mean of the best evaluations, if every run has one and all are of one environment.
+    A figure that no run has is None.
+    """
     ends = [
         (finite(run.files.last.get("env_steps")), finite(run.files.last.get("time_s")))
         for run in setting.runs
@@ -239,8 +266,11 @@ def _totals(setting: Setting) -> Result:
 
 
 def _best_evaluation(run: RunCurves) -> float | None:
-    """The mean return of the best of the evaluations in the environment of the run, without those
-    after a checkpoint to which the run has returned."""
+    """Returns the mean return of the best evaluation in the environment of the run.
+
+    Evaluations after a checkpoint to which the run has returned do not count. None if there are no
+    others.
+    """
     found = run.files.evaluations
     if run.env is not None:
         found = [line for line in found if _is_in(line.get("env"), run.env)]
@@ -255,8 +285,12 @@ def _is_in(known: Any, env: EnvConfig) -> bool:
 
 
 def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:
-    """Options and versions that differ between settings: one value for each, None where it has no
-    such option; a list of the values where the runs of a setting differ."""
+    """Finds the options and versions that differ between settings.
+
+    Returns:
+        By dotted name, in the order of their sections, one value for each setting: None where it
+        has no such option, a list of the values where the runs of a setting differ.
+    """
     tables = [[{**run.options, **_versions(run)} for run in setting.runs] for setting in settings]
     keys = dict.fromkeys(key for table in tables for options in table for key in options)
     sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
@@ -271,23 +305,26 @@ def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Returns the values without repetitions; they need not be hashable."""
     return list({json.dumps(value, default=str): value for value in values}.values())
 
 
 def _versions(run: RunCurves) -> dict[str, Any]:
-    """Machine and versions at the last start of a run, by names such as `versions.torch`."""
+    """Returns machine and versions at the last start of a run, by names such as
+    `versions.torch`."""
     last = next(reversed(run.files.starts), {})
     return {f"versions.{name}": value for name, value in versions(last).items()}
 
 
 def _time(seconds: float | None) -> str:
-    """A duration; with tenths of seconds below a minute."""
+    """Returns a duration as text, with tenths of seconds below a minute; "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def _short(value: Any) -> str:
+    """Returns the value of an option as text of at most `LONGEST` characters; "-" for None."""
     if value is None:
         return "-"
     shown = value if isinstance(value, str) else json.dumps(value, default=str)

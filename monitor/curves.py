@@ -26,9 +26,11 @@ from penstock.monitor.run_folder.reader import RunReader, figures_of, is_evaluat
 from penstock.monitor.run_folder.record import METRICS
 
 RETURN = "episode_return_mean"
-FORM = ("env.kwargs", "env.wrappers")  # options of environments of one id
+# Options in which environments of one id may differ.
+FORM = ("env.kwargs", "env.wrappers")
 STATISTIC_NAMES = {"mean": "mean", "iqm": "interquartile mean"}
-OF_ONE_RUN = ("run.seed", "run.dir")  # options that differ between the runs of a setting
+# Options that differ between the runs of a setting.
+OF_ONE_RUN = ("run.seed", "run.dir")
 
 Ranges = Mapping[str, tuple[float, float]]
 """By task, the values of a metric that are scaled to 0 and 1."""
@@ -39,7 +41,7 @@ class RunCurves:
     """The measurements and the options of one run."""
 
     files: RunReader
-    """What was read of its metrics and evaluations."""
+    """The reader of its metrics and evaluations."""
     options: Mapping[str, Any]
     """By dotted name, as in `config.yaml`; empty if that cannot be read."""
     env: EnvConfig | None
@@ -53,7 +55,7 @@ class RunCurves:
         return str(self.options.get("env.id", "?"))
 
     def identity(self) -> str:
-        """Equal for runs that differ only in options of `run`."""
+        """Returns a text that is equal for runs which differ only in options of `run`."""
         own = {key: value for key, value in self.options.items() if not key.startswith("run.")}
         return json.dumps(own, sort_keys=True, default=str)
 
@@ -74,7 +76,7 @@ class Setting:
         return found
 
     def label(self, drawn: int) -> str:
-        """The name, the number of its runs, and how many of them are drawn if not all are."""
+        """Returns the name with the number of its runs, and how many are ``drawn`` if not all."""
         tasks, count = len(self.tasks), len(self.runs)
         if count == 1:
             return self.name
@@ -92,13 +94,19 @@ class Band:
 
 
 def load(folders: Sequence[str], metrics: Collection[str] | None = None) -> list[Setting]:
-    """The settings in the folders, in their order: a run, a folder of `train --seeds`, or a folder
-    of such folders for several environments. Runs that are given one by one and differ only in
-    their seed are one setting. Raises UserError for other folders.
+    """Loads the settings in the folders, in their order.
+
+    Runs that are given one by one and differ only in their seed become one setting.
 
     Args:
+        folders: each is a run, a folder of `train --seeds`, or a folder of such folders for several
+            environments.
         metrics: those of which curves are made, by their names or paths such as `ledger/compute`;
             None: all, with the gaps of `MetricColumns` in a long run.
+
+    Raises:
+        UserError: for a folder without runs or measurements, or with runs that do not belong
+            together.
     """
     found: list[Setting] = []
     for folder in folders:
@@ -114,7 +122,7 @@ def load(folders: Sequence[str], metrics: Collection[str] | None = None) -> list
 
 
 def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
-    """One run as far as it can be read, with these ``metrics``; see `load`."""
+    """Loads one run as far as it can be read, with the columns of ``metrics``; see `load`."""
     files = RunReader(folder, only=metrics, follow_links=True)
     files.read()
     env = None
@@ -126,17 +134,27 @@ def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
 def run_curve(
     run: RunCurves, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
 ) -> Points:
-    """`RunReader.curve` of a run, each point the mean of it and of the ``smooth`` - 1 before it;
-    with ``ranges``, scaled."""
+    """Returns the points of the metric ``y`` of a run by rising ``x``; see `RunReader.curve`.
+
+    Args:
+        run: the run.
+        x: "env_steps" or "time_s".
+        y: name of the metric.
+        smooth: each point is the mean of as many measurements, up to and with its own.
+        ranges: values are scaled by the range of the run's task, if it has one.
+    """
     xs, ys = run.files.curve(x, y)
     low, high = (ranges or {}).get(run.task, (0.0, 1.0))
     return xs, (smoothed(ys, smooth) - low) / ((high - low) or 1.0)
 
 
 def smoothed(values: Floats, count: int) -> Floats:
-    """Each value's mean with the ``count`` - 1 values before it, or with all if there are fewer."""
+    """Returns each value's mean with the ``count`` - 1 values before it, or with all if there are
+    fewer."""
     if count <= 1 or not len(values):
         return values
+
+    # The first ones have fewer values before them.
     head = np.cumsum(values[: count - 1])
     means = head / np.arange(1, len(head) + 1)
     if len(values) < count:
@@ -147,9 +165,20 @@ def smoothed(values: Floats, count: int) -> Floats:
 def strata(
     setting: Setting, places: Floats, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
 ) -> list[Floats]:
-    """By task, the values of those of its runs that have the metric at ``places``, float64
-    ``[runs, len(places)]``; NaN before the first and beyond the last measurement of a run. With
-    ``ranges`` they are scaled."""
+    """Interpolates a metric of all runs of a setting at the same places of an axis.
+
+    Args:
+        setting: its runs that have the metric are taken.
+        places: positions on the axis ``x``, float64 ``[places]``.
+        x: "env_steps" or "time_s".
+        y: name of the metric.
+        smooth: see `run_curve`.
+        ranges: see `run_curve`.
+
+    Returns:
+        An array for each task with such runs, float64 ``[runs, places]``; NaN before the first and
+        beyond the last measurement of a run.
+    """
     found = []
     for runs in setting.tasks.values():
         curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
@@ -161,20 +190,25 @@ def strata(
 
 
 def band(values: Sequence[Floats], statistic: str | None = None) -> Band:
-    """The statistic of `strata`, "mean" or "iqm", and its interval. None: the mean of one task, the
-    interquartile mean over several."""
+    """Returns a statistic of the values of several runs, with its interval.
+
+    Args:
+        values: as `strata` returns them.
+        statistic: "mean" or "iqm"; None: the mean of one task, the interquartile mean over several.
+    """
     chosen = STATISTICS[statistic or default_statistic(len(values))]
     low, high = bootstrap(values, chosen)
     return Band(chosen(np.concatenate(values), 0), low, high)
 
 
 def default_statistic(tasks: int) -> str:
-    """The name of the statistic of so many tasks."""
+    """Returns the name of the statistic for so many tasks."""
     return "iqm" if tasks > 1 else "mean"
 
 
 def common_span(runs: Sequence[RunCurves], x: str, y: str) -> tuple[float, float] | None:
-    """Where all runs that have a metric have values; None if there is no such part."""
+    """Returns the part of the axis ``x`` in which all runs that have a metric have values, as its
+    start and end; None if there is no such part."""
     curves = [run_curve(run, x, y)[0] for run in runs]
     curves = [xs for xs in curves if len(xs)]
     if not curves:
@@ -184,7 +218,7 @@ def common_span(runs: Sequence[RunCurves], x: str, y: str) -> tuple[float, float
 
 
 def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ranges:
-    """By task, the lowest and the highest value of a metric in any of the runs."""
+    """Returns, by task, the lowest and the highest value of a metric in any of the runs."""
     found: dict[str, list[float]] = {}
     for setting in settings:
         for task, runs in setting.tasks.items():
@@ -195,7 +229,11 @@ def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ran
 
 
 def parse_ranges(given: Sequence[str]) -> Ranges:
-    """The ranges of `ENV=LOW,HIGH`. Raises UserError."""
+    """Returns the ranges that arguments such as `ALE/Pong-v5=-20.7,14.6` name.
+
+    Raises:
+        UserError: for one that is not ENV=LOW,HIGH with LOW below HIGH.
+    """
     found = {}
     for text in given:
         task, _, ends = text.rpartition("=")
@@ -218,15 +256,19 @@ def is_scaled(settings: Sequence[Setting], y: str) -> bool:
 
 
 def ranges_of(settings: Sequence[Setting], y: str, given: Ranges, smooth: int = 1) -> Ranges | None:
-    """The ranges by which a metric is scaled: those given, and the observed ones of other tasks;
-    None if it is not scaled."""
+    """Returns the ranges by which a metric is scaled: those of the user, and the observed ones of
+    other tasks; None if it is not scaled."""
     if not is_scaled(settings, y):
         return None
     return {**observed_ranges(settings, y, smooth), **given}
 
 
 def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ranges) -> None:
-    """Raise UserError for ranges that scale none of the metrics, or an unknown environment."""
+    """Checks the ranges that a user gives.
+
+    Raises:
+        UserError: if they scale none of the metrics, or name an unknown environment.
+    """
     if given and not any(is_scaled(settings, metric) for metric in metrics):
         raise UserError(
             f"--range {next(iter(given))} has no effect: only returns are scaled, and only where a "
@@ -242,7 +284,11 @@ def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ran
 
 
 def check_metric(settings: Sequence[Setting], y: str) -> None:
-    """Raise UserError for a metric that no run has."""
+    """Checks that some run has a metric.
+
+    Raises:
+        UserError: otherwise, with the metric whose name is nearest.
+    """
     known: dict[str, float | None] = {}
     for setting in settings:
         for run in setting.runs:
@@ -261,6 +307,12 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
 
 
 def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
+    """Loads the runs in a folder as one setting; see `load`.
+
+    Raises:
+        UserError: if the folder has no run with measurements, or runs of several algorithms, or
+            runs of one environment whose options differ.
+    """
     members = _members(folder)
     if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
@@ -290,7 +342,10 @@ def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
 
 
 def _members(folder: Path) -> list[Path]:
-    """The runs in a folder, in the order of their names and seeds."""
+    """Returns the runs in a folder, in the order of their names and seeds.
+
+    The folder is a run itself, or contains one for each seed, or contains folders of these.
+    """
     for depths in (("",), ("seed-*/",), ("*/", "*/seed-*/")):
         found = [path.parent for depth in depths for path in folder.glob(depth + METRICS)]
         if found:
@@ -299,7 +354,7 @@ def _members(folder: Path) -> list[Path]:
 
 
 def _differing(runs: Sequence[RunCurves]) -> set[str]:
-    """The options in which runs of one task differ, those of `run` left out."""
+    """Returns the options in which runs of one task differ, those of `run` left out."""
     keys = {key for run in runs for key in run.options if not key.startswith("run.")}
     return {key for key in keys if len({str(run.options.get(key)) for run in runs}) > 1}
 
@@ -313,8 +368,11 @@ def _are_seeds(known: Setting, new: Setting) -> bool:
 
 
 def _with_tasks(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings, with the options in which environments of one id differ within a setting as a
-    part of their names, such as `penstock/MinAtar-v0 game=asterix`."""
+    """Returns the settings with the tasks of their runs named.
+
+    Where environments of one id differ in their options within a setting, these are a part of the
+    name, such as `penstock/MinAtar-v0 game=asterix`.
+    """
     forms: dict[str, set[str]] = {}
     for setting in settings:
         same: dict[str, list[RunCurves]] = {}
@@ -333,7 +391,7 @@ def _with_tasks(settings: Sequence[Setting]) -> list[Setting]:
 
 
 def _task(run: RunCurves, options: Sequence[str]) -> str:
-    """The name of the environment with some of its options."""
+    """Returns the name of a run's environment with the values of some options."""
     parts = [run.env_id]
     for key in options:
         value = run.options.get(key)

@@ -54,15 +54,18 @@ LABELS = {
     "grad_norm": "gradient norm",
     "kl": "KL divergence",
 }
-GRID = 300  # points of a band
-MOST_POINTS = 2000  # of a line
+# Points at which the statistic of several runs is computed.
+GRID = 300
+# A line with more points is thinned.
+MOST_POINTS = 2000
 DOTS = {"marker": "o", "markersize": 3.5}
 # Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 MINUTE_S, HOUR_S = 60.0, 3600.0
-LEAST_MINUTES_S, LEAST_HOURS_S = 600.0, 7200.0  # from which an axis is in minutes, or hours
+# From these lengths on, an axis of time is in minutes, or in hours.
+LEAST_MINUTES_S, LEAST_HOURS_S = 600.0, 7200.0
 
 
 def plot(
@@ -74,7 +77,7 @@ def plot(
     statistic: str | None = None,
     ranges: Sequence[str] = (),
 ) -> Path:
-    """Draw runs; returns the path of the picture.
+    """Draws the curves of runs into a file.
 
     Args:
         folders: see `curves.load`.
@@ -85,7 +88,12 @@ def plot(
         statistic: "mean" or "iqm", see `curves.band`.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError if matplotlib is missing, a folder is not a run, or a metric is unknown.
+    Returns:
+        The path of the picture.
+
+    Raises:
+        UserError: if matplotlib is missing, a folder is not a run, a metric is unknown, or the
+            picture cannot be written.
     """
     make = figure_class()
     if out is not None and not Path(out).suffix:
@@ -126,7 +134,8 @@ def plot(
 
 
 def _page(figure: Figure, folders: Sequence[str]) -> str:
-    """A page with the picture inside, as wide as the window; it needs no other file."""
+    """Returns an HTML page with the picture inside, as wide as the window; it needs no other
+    file."""
     svg = io.StringIO()
     figure.savefig(svg, format="svg")
     picture = svg.getvalue()
@@ -139,7 +148,11 @@ def _page(figure: Figure, folders: Sequence[str]) -> str:
 
 
 def figure_class() -> type[Figure]:
-    """matplotlib's figure, which needs no display. Raises UserError if it is not installed."""
+    """Returns matplotlib's figure, which needs no display.
+
+    Raises:
+        UserError: if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -158,7 +171,17 @@ def draw(
     statistic: str | None = None,
     scales: Ranges | None = None,
 ) -> None:
-    """Draw a metric of the settings into the axes ``cell``; returns also as evaluated."""
+    """Draws a metric of the settings, each in a colour; evaluations of the return as dots.
+
+    Args:
+        cell: matplotlib's axes.
+        settings: see `curves.load`.
+        x: "env_steps" or "time_s".
+        y: name of the metric.
+        smooth: measurements of a run over which each point is averaged.
+        statistic: "mean" or "iqm", see `curves.band`.
+        scales: by task, the values that are scaled to 0 and 1; None: values are not scaled.
+    """
     for index, setting in enumerate(settings):
         repeated, place = divmod(index, len(COLOURS))
         style = {"color": COLOURS[place], "linestyle": DASHES[repeated % len(DASHES)]}
@@ -183,8 +206,11 @@ def _draw_lines(
     scales: Ranges | None,
     style: Mapping[str, str],
 ) -> None:
-    """The line of a setting with its band, over those of single runs if they are of one task or
-    have no common part."""
+    """Draws a setting: a run as a line, several as the line of their statistic with its band.
+
+    The single runs are drawn faintly below that line if they are of one task, and in full if they
+    have no part of the axis in common, so that there is no such line.
+    """
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
     curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
     label = text(setting.label(len(runs)))
@@ -212,12 +238,14 @@ def _draw_lines(
 
 
 def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
-    """The marker of each point: evaluations are few, and a line of one point is invisible."""
+    """Returns the marker of each point, for evaluations, which are few, and for a line of one
+    point, which is invisible; empty for other lines."""
     return DOTS if is_evaluation(y) or len(xs) == 1 else {}
 
 
 def thinned(xs: Floats, ys: Floats) -> Points:
-    """At most `MOST_POINTS` points of a curve, equally spaced, with the first and the last."""
+    """Returns at most `MOST_POINTS` points of a curve, equally spaced, with the first and the
+    last."""
     if len(xs) <= MOST_POINTS:
         return xs, ys
     kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
@@ -225,14 +253,15 @@ def thinned(xs: Floats, ys: Floats) -> Points:
 
 
 def text(name: str) -> str:
-    """A name as a label: matplotlib would read `$` as mathematics, and omits labels in the legend
-    that begin with `_`."""
+    """Returns a name as a label of matplotlib, which would read `$` as mathematics, and omits
+    labels in the legend that begin with `_`."""
     escaped = name.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def units(value: float, position: int | None = None) -> str:
-    """A number of an axis with its unit: 1500000 -> "1.5M"; the signature is matplotlib's."""
+    """Returns a number of an axis with its unit: 1500000 -> "1.5M"; the signature is
+    matplotlib's."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.6g}{unit}"
@@ -240,13 +269,16 @@ def units(value: float, position: int | None = None) -> str:
 
 
 def y_label(name: str, *, scaled: bool = False) -> str:
-    """A metric as the label of an axis."""
+    """Returns a metric as the label of an axis."""
     label = LABELS.get(name, name.replace("_", " "))
     return text(f"{label},\nscaled by environment" if scaled else label)
 
 
 def label_x(cell: Any, x: str) -> None:
-    """Name the horizontal axis, with seconds, minutes or hours by its length."""
+    """Names the horizontal axis of ``cell``, matplotlib's axes.
+
+    An axis of time is in seconds, minutes or hours by its length, with round numbers as ticks.
+    """
     if x != AXES["time"]:
         cell.set_xlabel("agent steps", fontsize=9)
         cell.xaxis.set_major_formatter(units)
@@ -267,7 +299,7 @@ def label_x(cell: Any, x: str) -> None:
 def _explain(
     figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int, *, dots: bool
 ) -> None:
-    """The names of the lines below the panels, and what a band and a dot is."""
+    """Draws below the panels the names of the lines, and what a line, a band and a dot is."""
     several = [setting for setting in settings if len(setting.runs) > 1]
     chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
     names = " or ".join(STATISTIC_NAMES[name] for name in sorted(chosen))
