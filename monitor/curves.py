@@ -56,8 +56,8 @@ class RunCurves:
 
     def identity(self) -> str:
         """Returns a text that is equal for runs which differ only in options of `run`."""
-        own = {key: value for key, value in self.options.items() if not key.startswith("run.")}
-        return json.dumps(own, sort_keys=True, default=str)
+        options = {key: value for key, value in self.options.items() if not key.startswith("run.")}
+        return json.dumps(options, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,22 @@ class Setting:
     @property
     def tasks(self) -> dict[str, list[RunCurves]]:
         """The runs by environment."""
-        found: dict[str, list[RunCurves]] = {}
+        tasks: dict[str, list[RunCurves]] = {}
         for run in self.runs:
-            found.setdefault(run.task, []).append(run)
-        return found
+            tasks.setdefault(run.task, []).append(run)
+        return tasks
 
     def label(self, drawn: int) -> str:
         """Returns the name with the number of its runs, and how many are ``drawn`` if not all."""
-        tasks, count = len(self.tasks), len(self.runs)
-        if count == 1:
+        runs = len(self.runs)
+        if runs == 1:
             return self.name
-        several = f"{count} runs, {tasks} environments" if tasks > 1 else f"{count} seeds"
-        return f"{self.name} ({several if drawn == count else f'{drawn} of {several}'})"
+
+        tasks = len(self.tasks)
+        extent = f"{runs} runs, {tasks} environments" if tasks > 1 else f"{runs} seeds"
+        if drawn != runs:
+            extent = f"{drawn} of {extent}"
+        return f"{self.name} ({extent})"
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,18 @@ def load(folders: Sequence[str], metrics: Collection[str] | None = None) -> list
         UserError: for a folder without runs or measurements, or with runs that do not belong
             together.
     """
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for folder in folders:
-        new = _setting(Path(folder), metrics)
-        same = [i for i, known in enumerate(found) if _are_seeds(known, new)]
-        if same:
-            known = found[same[0]]
-            name = known.name.removesuffix(", …") + ", …"
-            found[same[0]] = Setting(name, [*known.runs, *new.runs])
-        else:
-            found.append(new)
-    return _with_tasks(found)
+        loaded = _load_setting(Path(folder), metrics)
+        same = [i for i, setting in enumerate(settings) if _are_seeds(setting, loaded)]
+        if not same:
+            settings.append(loaded)
+            continue
+
+        first = settings[same[0]]
+        name = first.name.removesuffix(", …") + ", …"
+        settings[same[0]] = Setting(name, [*first.runs, *loaded.runs])
+    return _with_tasks(settings)
 
 
 def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
@@ -179,14 +184,15 @@ def strata(
         An array for each task with such runs, float64 ``[runs, places]``; NaN before the first and
         beyond the last measurement of a run.
     """
-    found = []
+    tasks = []
     for runs in setting.tasks.values():
         curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
-        curves = [each for each in curves if len(each[0])]
-        rows = [np.interp(places, *each, left=np.nan, right=np.nan) for each in curves]
+        rows = [
+            np.interp(places, xs, ys, left=np.nan, right=np.nan) for xs, ys in curves if len(xs)
+        ]
         if rows:
-            found.append(np.stack(rows))
-    return found
+            tasks.append(np.stack(rows))
+    return tasks
 
 
 def band(values: Sequence[Floats], statistic: str | None = None) -> Band:
@@ -196,9 +202,9 @@ def band(values: Sequence[Floats], statistic: str | None = None) -> Band:
         values: as `strata` returns them.
         statistic: "mean" or "iqm"; None: the mean of one task, the interquartile mean over several.
     """
-    chosen = STATISTICS[statistic or default_statistic(len(values))]
-    low, high = bootstrap(values, chosen)
-    return Band(chosen(np.concatenate(values), 0), low, high)
+    function = STATISTICS[statistic or default_statistic(len(values))]
+    low, high = bootstrap(values, function)
+    return Band(function(np.concatenate(values), 0), low, high)
 
 
 def default_statistic(tasks: int) -> str:
@@ -213,41 +219,44 @@ def common_span(runs: Sequence[RunCurves], x: str, y: str) -> tuple[float, float
     curves = [xs for xs in curves if len(xs)]
     if not curves:
         return None
-    start, end = max(xs[0] for xs in curves), min(xs[-1] for xs in curves)
+
+    start = max(xs[0] for xs in curves)
+    end = min(xs[-1] for xs in curves)
     return (float(start), float(end)) if start <= end else None
 
 
 def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ranges:
     """Returns, by task, the lowest and the highest value of a metric in any of the runs."""
-    found: dict[str, list[float]] = {}
+    extremes: dict[str, list[float]] = {}
     for setting in settings:
         for task, runs in setting.tasks.items():
             for run in runs:
                 _, ys = run_curve(run, "env_steps", y, smooth)
-                found.setdefault(task, []).extend([ys.min(), ys.max()] if len(ys) else [])
-    return {task: (min(ends), max(ends)) for task, ends in found.items() if ends}
+                if len(ys):
+                    extremes.setdefault(task, []).extend([ys.min(), ys.max()])
+    return {task: (min(values), max(values)) for task, values in extremes.items()}
 
 
-def parse_ranges(given: Sequence[str]) -> Ranges:
+def parse_ranges(arguments: Sequence[str]) -> Ranges:
     """Returns the ranges that arguments such as `ALE/Pong-v5=-20.7,14.6` name.
 
     Raises:
         UserError: for one that is not ENV=LOW,HIGH with LOW below HIGH.
     """
-    found = {}
-    for text in given:
-        task, _, ends = text.rpartition("=")
+    ranges = {}
+    for argument in arguments:
+        task, _, ends = argument.rpartition("=")
         try:
             low, high = map(float, ends.split(","))
         except ValueError:
-            low = high = 0.0
+            low = high = 0.0  # refused below, as one that is empty
         if not task or not low < high or not np.isfinite([low, high]).all():
             raise UserError(
-                f"--range {text} is not ENV=LOW,HIGH with LOW below HIGH; give the returns that "
-                "stand for 0 and 1, such as ALE/Pong-v5=-20.7,14.6"
+                f"--range {argument} is not ENV=LOW,HIGH with LOW below HIGH; give the returns "
+                "that stand for 0 and 1, such as ALE/Pong-v5=-20.7,14.6"
             )
-        found[task] = low, high
-    return found
+        ranges[task] = low, high
+    return ranges
 
 
 def is_scaled(settings: Sequence[Setting], y: str) -> bool:
@@ -255,31 +264,34 @@ def is_scaled(settings: Sequence[Setting], y: str) -> bool:
     return is_return(y) and any(len(setting.tasks) > 1 for setting in settings)
 
 
-def ranges_of(settings: Sequence[Setting], y: str, given: Ranges, smooth: int = 1) -> Ranges | None:
+def ranges_of(
+    settings: Sequence[Setting], y: str, user_ranges: Ranges, smooth: int = 1
+) -> Ranges | None:
     """Returns the ranges by which a metric is scaled: those of the user, and the observed ones of
     other tasks; None if it is not scaled."""
     if not is_scaled(settings, y):
         return None
-    return {**observed_ranges(settings, y, smooth), **given}
+    return {**observed_ranges(settings, y, smooth), **user_ranges}
 
 
-def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], given: Ranges) -> None:
+def check_ranges(settings: Sequence[Setting], metrics: Sequence[str], user_ranges: Ranges) -> None:
     """Checks the ranges that a user gives.
 
     Raises:
         UserError: if they scale none of the metrics, or name an unknown environment.
     """
-    if given and not any(is_scaled(settings, metric) for metric in metrics):
+    if user_ranges and not any(is_scaled(settings, metric) for metric in metrics):
         raise UserError(
-            f"--range {next(iter(given))} has no effect: only returns are scaled, and only where a "
-            "folder contains runs of several environments; leave it out"
+            f"--range {next(iter(user_ranges))} has no effect: only returns are scaled, and only "
+            "where a folder contains runs of several environments; leave it out"
         )
-    known = dict.fromkeys(task for setting in settings for task in setting.tasks)
-    for task in given:
-        if task not in known:
+
+    tasks = dict.fromkeys(task for setting in settings for task in setting.tasks)
+    for task in user_ranges:
+        if task not in tasks:
             raise UserError(
                 f"--range {task} is not an environment of these runs; give one of: "
-                + ", ".join(known)
+                + ", ".join(tasks)
             )
 
 
@@ -289,16 +301,18 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     Raises:
         UserError: otherwise, with the metric whose name is nearest.
     """
-    known: dict[str, float | None] = {}
+    names: dict[str, None] = {}
     for setting in settings:
         for run in setting.runs:
             if run.files.has(y):
                 return
-            last = [path for path, _ in scalars(run.files.last) if not is_evaluation(path)]
-            known |= dict.fromkeys(last)
+
+            paths = [path for path, _ in scalars(run.files.last) if not is_evaluation(path)]
+            names |= dict.fromkeys(paths)
             for line in run.files.evaluations[-1:]:
-                known |= dict(scalars(figures_of(line)))
-    close = get_close_matches(y, known, n=1, cutoff=0.0)
+                names |= dict.fromkeys(path for path, _ in scalars(figures_of(line)))
+
+    close = get_close_matches(y, names, n=1, cutoff=0.0)
     nearest = f"; the nearest name is {close[0]}" if close else ""
     raise UserError(
         f"--metric {y} is in none of the runs{nearest}; give a name from {METRICS}, such as "
@@ -306,7 +320,7 @@ def check_metric(settings: Sequence[Setting], y: str) -> None:
     )
 
 
-def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
+def _load_setting(folder: Path, metrics: Collection[str] | None) -> Setting:
     """Loads the runs in a folder as one setting; see `load`.
 
     Raises:
@@ -316,6 +330,7 @@ def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
     members = _members(folder)
     if not members:
         raise UserError(f"{folder} has no {METRICS}, so there is nothing to show; name a run")
+
     loaded = [load_run(path, metrics) for path in members]
     runs = [run for run in loaded if run.files.columns.lines]
     if not runs and any(run.files.state == "running" for run in loaded):
@@ -325,6 +340,7 @@ def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
             f"{folder} contains no measurement, and it is not in progress; see its folder logs for "
             "the reason, and name another run"
         )
+
     [setting] = _with_tasks([Setting(str(folder), runs)])
     algorithms = sorted({str(run.options.get("algo.name")) for run in runs})
     if len(algorithms) > 1:
@@ -332,8 +348,8 @@ def _setting(folder: Path, metrics: Collection[str] | None) -> Setting:
             f"{folder} contains runs of {' and '.join(algorithms)}; give the runs of each as an "
             "argument of its own"
         )
-    for task, same in setting.tasks.items():
-        if differing := sorted(_differing(same)):
+    for task, task_runs in setting.tasks.items():
+        if differing := sorted(_differing(task_runs)):
             raise UserError(
                 f"{folder} contains runs of {task} with different options ({differing[0]}); give "
                 "the runs of each setting as an argument of its own"
@@ -346,10 +362,11 @@ def _members(folder: Path) -> list[Path]:
 
     The folder is a run itself, or contains one for each seed, or contains folders of these.
     """
-    for depths in (("",), ("seed-*/",), ("*/", "*/seed-*/")):
-        found = [path.parent for depth in depths for path in folder.glob(depth + METRICS)]
-        if found:
-            return sorted(found, key=lambda path: (path.parent, len(path.name), path.name))
+    for patterns in (("",), ("seed-*/",), ("*/", "*/seed-*/")):
+        runs = [path.parent for pattern in patterns for path in folder.glob(pattern + METRICS)]
+        if runs:
+            # "seed-10" follows "seed-9".
+            return sorted(runs, key=lambda path: (path.parent, len(path.name), path.name))
     return []
 
 
@@ -359,9 +376,9 @@ def _differing(runs: Sequence[RunCurves]) -> set[str]:
     return {key for key in keys if len({str(run.options.get(key)) for run in runs}) > 1}
 
 
-def _are_seeds(known: Setting, new: Setting) -> bool:
+def _are_seeds(first: Setting, second: Setting) -> bool:
     """Whether both are runs of one setting with different seeds."""
-    runs = [*known.runs, *new.runs]
+    runs = [*first.runs, *second.runs]
     seeds = [run.options.get("run.seed") for run in runs]
     alike = len({run.identity() for run in runs}) == 1 and all(run.options for run in runs)
     return alike and len({*map(str, seeds)}) == len(seeds)
@@ -373,24 +390,27 @@ def _with_tasks(settings: Sequence[Setting]) -> list[Setting]:
     Where environments of one id differ in their options within a setting, these are a part of the
     name, such as `penstock/MinAtar-v0 game=asterix`.
     """
-    forms: dict[str, set[str]] = {}
+    # The options that differ within any setting are in the names of that environment in all.
+    naming_options: dict[str, set[str]] = {}
     for setting in settings:
-        same: dict[str, list[RunCurves]] = {}
+        runs_by_id: dict[str, list[RunCurves]] = {}
         for run in setting.runs:
-            same.setdefault(run.env_id, []).append(run)
-        for env_id, runs in same.items():
-            own = {key for key in _differing(runs) if key.startswith(FORM)}
-            forms.setdefault(env_id, set()).update(own)
-    return [
-        Setting(
-            setting.name,
-            [replace(run, task=_task(run, sorted(forms[run.env_id]))) for run in setting.runs],
-        )
-        for setting in settings
-    ]
+            runs_by_id.setdefault(run.env_id, []).append(run)
+        for env_id, runs in runs_by_id.items():
+            options = {key for key in _differing(runs) if key.startswith(FORM)}
+            naming_options.setdefault(env_id, set()).update(options)
+
+    named = []
+    for setting in settings:
+        runs = [
+            replace(run, task=_task_name(run, sorted(naming_options[run.env_id])))
+            for run in setting.runs
+        ]
+        named.append(Setting(setting.name, runs))
+    return named
 
 
-def _task(run: RunCurves, options: Sequence[str]) -> str:
+def _task_name(run: RunCurves, options: Sequence[str]) -> str:
     """Returns the name of a run's environment with the values of some options."""
     parts = [run.env_id]
     for key in options:

@@ -95,33 +95,43 @@ def plot(
         UserError: if matplotlib is missing, a folder is not a run, a metric is unknown, or the
             picture cannot be written.
     """
-    make = figure_class()
+    make_figure = figure_class()
     if out is not None and not Path(out).suffix:
         raise UserError(
             f"--out {out} has no suffix, which selects the format; give a name that ends in .png, "
             ".svg, .pdf or .html"
         )
+
     panels = metrics or PANELS
-    given, settings = parse_ranges(ranges), load(folders, panels)
+    user_ranges = parse_ranges(ranges)
+    settings = load(folders, panels)
     for name in metrics:
         check_metric(settings, name)
-    path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
-    check_ranges(settings, panels, given)
-    columns = [by] if by else (["steps"] if metrics else list(AXES))
+    check_ranges(settings, panels, user_ranges)
+
+    # A row of the figure is a metric, a column an axis.
+    if by:
+        columns = [by]
+    elif metrics:
+        columns = ["steps"]
+    else:
+        columns = list(AXES)
     height = 4.0 if len(panels) == 1 else 2.6
-    figure = make(figsize=(6.4 * len(columns), height * len(panels) + 0.4), layout="constrained")
+    size = (6.4 * len(columns), height * len(panels) + 0.4)
+    figure = make_figure(figsize=size, layout="constrained")
     cells = figure.subplots(len(panels), len(columns), squeeze=False, sharex="col")
     for row, name in zip(cells, panels, strict=True):
-        scales = ranges_of(settings, name, given, smooth)
+        scales = ranges_of(settings, name, user_ranges, smooth)
         for cell, column in zip(row, columns, strict=True):
             draw(cell, settings, AXES[column], name, smooth, statistic, scales)
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
-    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
-    dots = not all(is_scaled(settings, name) for name in of_evaluations)
-    dots &= any(run.files.evaluations for setting in settings for run in setting.runs)
-    _explain(figure, settings, statistic, smooth, dots=dots)
+
+    shows_dots = _shows_dots(settings, panels)
+    _draw_legend(figure, settings, statistic=statistic, smooth=smooth, dots=shows_dots)
+
+    path = _output_path(folders, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
@@ -131,6 +141,23 @@ def plot(
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written ({error}); give another --out") from error
     return path
+
+
+def _output_path(folders: Sequence[str], out: str | None) -> Path:
+    """Returns the path that the user names, or `plot.png` in the only folder, or in the current
+    one if there are several."""
+    if out:
+        return Path(out)
+    folder = Path(folders[0]) if len(folders) == 1 else Path()
+    return folder / "plot.png"
+
+
+def _shows_dots(settings: Sequence[Setting], panels: Sequence[str]) -> bool:
+    """Whether a panel shows evaluations as dots: only returns that are not scaled have some."""
+    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
+    if all(is_scaled(settings, name) for name in of_evaluations):
+        return False
+    return any(run.files.evaluations for setting in settings for run in setting.runs)
 
 
 def _page(figure: Figure, folders: Sequence[str]) -> str:
@@ -183,20 +210,21 @@ def draw(
         scales: by task, the values that are scaled to 0 and 1; None: values are not scaled.
     """
     for index, setting in enumerate(settings):
-        repeated, place = divmod(index, len(COLOURS))
-        style = {"color": COLOURS[place], "linestyle": DASHES[repeated % len(DASHES)]}
-        _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
+        repetition, place = divmod(index, len(COLOURS))
+        style = {"color": COLOURS[place], "linestyle": DASHES[repetition % len(DASHES)]}
+        _draw_setting(cell, setting, x, y, smooth, statistic, scales, style)
         if y == RETURN and scales is None:
             for run in setting.runs:
-                found = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
-                cell.plot(*found, color=style["color"], **DOTS, linestyle="")
+                xs, ys = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
+                cell.plot(xs, ys, color=style["color"], **DOTS, linestyle="")
+
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
     cell.yaxis.set_major_formatter(units)
 
 
-def _draw_lines(
+def _draw_setting(
     cell: Any,
     setting: Setting,
     x: str,
@@ -214,12 +242,15 @@ def _draw_lines(
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
     curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
     label = text(setting.label(len(runs)))
+
     if len(curves) == 1 and scales is None:
         if smooth > 1:
-            single = thinned(*run_curve(runs[0], x, y))
-            cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
-        cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
+            raw_xs, raw_ys = thinned(*run_curve(runs[0], x, y))
+            cell.plot(raw_xs, raw_ys, color=style["color"], lw=0.6, alpha=0.35)
+        xs, ys = curves[0]
+        cell.plot(xs, ys, linewidth=1.4, label=label, **style, **_marks(xs, y))
         return
+
     span = common_span(runs, x, y)
     if span is not None and span[0] == span[1]:  # one point has no line
         span = None
@@ -227,14 +258,18 @@ def _draw_lines(
         thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
         for xs, ys in curves:
             cell.plot(xs, ys, **thin, **_marks(xs, y))
-    if span is None:  # also of no run, so that the legend has all
+
+    if span is None:
+        # An empty line, so that the legend has this setting too, even one without runs.
         cell.plot([], [], label=label, **style)
         return
+
     places = np.linspace(*span, GRID)
-    chosen = statistic or default_statistic(len(setting.tasks))
-    found = band(strata(setting, places, x, y, smooth, scales), chosen)
-    cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
-    cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+    statistic_name = statistic or default_statistic(len(setting.tasks))
+    estimate = band(strata(setting, places, x, y, smooth, scales), statistic_name)
+    colour = style["color"]
+    cell.plot(places, estimate.middle, linewidth=1.8, label=label, **style)
+    cell.fill_between(places, estimate.low, estimate.high, color=colour, alpha=0.2, linewidth=0)
 
 
 def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
@@ -248,8 +283,8 @@ def thinned(xs: Floats, ys: Floats) -> Points:
     last."""
     if len(xs) <= MOST_POINTS:
         return xs, ys
-    kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
-    return xs[kept], ys[kept]
+    indices = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
+    return xs[indices], ys[indices]
 
 
 def text(name: str) -> str:
@@ -283,39 +318,52 @@ def label_x(cell: Any, x: str) -> None:
         cell.set_xlabel("agent steps", fontsize=9)
         cell.xaxis.set_major_formatter(units)
         return
+
     from matplotlib.ticker import MaxNLocator
 
-    longest_s = cell.get_xlim()[1]
-    unit, of_s = "seconds", 1.0
-    if longest_s >= LEAST_MINUTES_S:
-        unit, of_s = ("hours", HOUR_S) if longest_s >= LEAST_HOURS_S else ("minutes", MINUTE_S)
     first_s, last_s = cell.get_xlim()
-    ticks = MaxNLocator(8).tick_values(first_s / of_s, last_s / of_s)
-    cell.set_xticks([tick * of_s for tick in ticks], [f"{tick:g}" for tick in ticks])
+    if last_s >= LEAST_HOURS_S:
+        unit, unit_s = "hours", HOUR_S
+    elif last_s >= LEAST_MINUTES_S:
+        unit, unit_s = "minutes", MINUTE_S
+    else:
+        unit, unit_s = "seconds", 1.0
+
+    ticks = MaxNLocator(8).tick_values(first_s / unit_s, last_s / unit_s)
+    cell.set_xticks([tick * unit_s for tick in ticks], [f"{tick:g}" for tick in ticks])
     cell.set_xlim(first_s, last_s)
     cell.set_xlabel(f"{unit} of training", fontsize=9)
 
 
-def _explain(
-    figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int, *, dots: bool
+def _draw_legend(
+    figure: Any, settings: Sequence[Setting], *, statistic: str | None, smooth: int, dots: bool
 ) -> None:
     """Draws below the panels the names of the lines, and what a line, a band and a dot is."""
-    several = [setting for setting in settings if len(setting.runs) > 1]
-    chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
-    names = " or ".join(STATISTIC_NAMES[name] for name in sorted(chosen))
-    parts = [f"line: {names}"] if several else []
-    parts += ["band: 95 % bootstrap interval"] if several else []
-    parts += ["dots: evaluations"] if dots else []
-    parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
-    names_of = [zip(*cell.get_legend_handles_labels(), strict=True) for cell in figure.axes]
-    lines = {label: line for found in names_of for line, label in found}  # also of single panels
+    explanations = []
+    repeated = [setting for setting in settings if len(setting.runs) > 1]
+    if repeated:
+        statistics = {statistic or default_statistic(len(setting.tasks)) for setting in repeated}
+        names = " or ".join(STATISTIC_NAMES[name] for name in sorted(statistics))
+        explanations += [f"line: {names}", "band: 95 % bootstrap interval"]
+    if dots:
+        explanations.append("dots: evaluations")
+    if smooth > 1:
+        explanations.append(f"smoothed over {smooth} measurements")
+
+    # A line of several panels is named once; one that only a single panel has, too.
+    lines = {}
+    for cell in figure.axes:
+        for line, label in zip(*cell.get_legend_handles_labels(), strict=True):
+            lines[label] = line
+
+    is_wide = max(map(len, lines), default=0) > 30
     figure.legend(
         lines.values(),
         lines.keys(),
         loc="outside lower center",
-        ncols=1 if max(map(len, lines), default=0) > 30 else min(3, max(1, len(lines))),
+        ncols=1 if is_wide else min(3, max(1, len(lines))),
         fontsize=8,
         frameon=False,
-        title="; ".join(parts) or None,
+        title="; ".join(explanations) or None,
         title_fontsize=8,
     )
