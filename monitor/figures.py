@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 
-RECENT = 100  # episodes that `episode_return_mean` is of, at most
-SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
+RECENT = 100  # the most episodes whose mean is `episode_return_mean`
+# More learners would fill a terminal; `metrics.jsonl` has all.
+SHOWN_RANKS = 8
 BEST = "return_best"  # the highest mean return that a view has seen
 
 
 def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
-    """The figures of the last interval as text, by label."""
+    """Returns the figures of an interval as text, by their labels, in the order of display.
+
+    Args:
+        metrics: a line of `metrics.jsonl`, and `BEST` if the view knows it.
+        stop: the limits of the run, which give the time to go and the goal; None: unknown.
+    """
     m = metrics.get
     left_s = eta_s(metrics, stop)
     to_go = "" if left_s is None else f", {clock(left_s)} to go"
@@ -58,8 +64,11 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
 
 
 def evaluated(metrics: Metrics) -> str:
-    """The returns of the last evaluation, of each way to play, with their 95 % confidence intervals
-    and the episodes behind them; and that of the best weights so far."""
+    """Returns the last evaluation as text, and the mean return of the best weights so far.
+
+    Each way to play, greedy and sampled, has its mean return with the 95 % confidence interval, and
+    the number of episodes behind it.
+    """
     m = metrics.get
     ways = [
         f"{way} {_with_interval(metrics, way)}"
@@ -74,21 +83,27 @@ def evaluated(metrics: Metrics) -> str:
 
 
 def _evaluated_episodes(metrics: Metrics) -> str:
-    """The episodes of the last evaluation: "4 episodes"."""
+    """Returns the number of episodes of the last evaluation: "4 episodes"."""
     episodes = metrics.get("eval_episodes")
     return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
 def _with_interval(metrics: Metrics, way: str) -> str:
-    """The mean return of the last evaluation, played in this ``way``, ± half its 95 % confidence
-    interval: of few episodes that is wide."""
+    """Returns the mean return of the last evaluation ± half its 95 % confidence interval.
+
+    The interval of few episodes is wide.
+
+    Args:
+        metrics: figures of the evaluation.
+        play: how it was played, "greedy" or "sampled".
+    """
     mean = number(metrics.get(f"eval_return_{way}"))
     half = half_95(metrics.get(f"eval_return_{way}_se"), metrics.get("eval_episodes"))
     return mean if half is None else f"{mean} ± {number(half)}"
 
 
 def _losses(metrics: Metrics) -> dict[str, str]:
-    """The losses of the algorithm, whatever their names."""
+    """Returns a row of the algorithm's losses, whatever their names; empty if there are none."""
     found = {
         name.removesuffix("loss").rstrip("_"): value
         for name, value in metrics.items()
@@ -99,12 +114,14 @@ def _losses(metrics: Metrics) -> dict[str, str]:
 
 
 def _ceiling(metrics: Metrics) -> str:
-    """The speed of a learner that never waits, and the achieved share of it."""
+    """Returns which share the learner achieves of its speed if it never waited; empty if either is
+    unknown."""
     rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
     return f"; {percent(rate / most)} of its ceiling of {count(most)}/s" if rate and most else ""
 
 
 def _each_learner(metrics: Metrics) -> dict[str, str]:
+    """Returns a row for each of the first learners of several: its speed and its time."""
     return {
         f"rank {own['rank']}": f"{count(own.get('trained_steps_per_s'))}/s; "
         + shares(own.get("ledger") or {})
@@ -113,12 +130,16 @@ def _each_learner(metrics: Metrics) -> dict[str, str]:
 
 
 def _connectors(metrics: Metrics) -> dict[str, str]:
+    """Returns a row for each connector: its time."""
     ledgers = metrics.get("ledgers") or {}
     return {name: shares(ledgers[name]) for name in ledgers if name.startswith("connector-")}
 
 
 def line(metrics: Metrics, stop: StopConfig | None) -> str:
-    """The main figures in a line of about a hundred characters; all are in `metrics.jsonl`."""
+    """Returns the main figures in a line of about a hundred characters.
+
+    `metrics.jsonl` has all. The arguments are those of `figures`.
+    """
     m = metrics.get
     dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
     parts = [
@@ -143,7 +164,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
 
 
 def _recent_episodes(episodes: int | None) -> str:
-    """The episodes of which `episode_return_mean` is the mean."""
+    """Returns which of the ``episodes`` of a run have `episode_return_mean` as their mean."""
     if not episodes:
         return "no episode yet"
     of = f"last {RECENT} of " if episodes > RECENT else ""
@@ -151,14 +172,19 @@ def _recent_episodes(episodes: int | None) -> str:
 
 
 def frames_per_s(metrics: Metrics) -> float | None:
-    """Emulator frames per second, from steps per second and the frames of a step."""
+    """Returns emulator frames per second, from steps per second and the frames of a step; None if
+    these are unknown."""
     steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
     rate = metrics.get("steps_per_s")  # absent in the final report of a run that ended at once
     return rate * frames / steps if steps and frames and rate is not None else None
 
 
 def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
-    """Seconds until the first limit that can be predicted; None if there is none."""
+    """Returns the seconds until the first limit that can be predicted; None if there is none.
+
+    The limits are agent steps, learner steps and minutes. The first is predicted by the speed of
+    the last interval, the second by the mean speed of the run.
+    """
     if stop is None:
         return None
     time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
@@ -174,7 +200,12 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
 
 
 def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str, float]:
-    """The mean time ledger of the processes of a role, such as "actor", among those of all."""
+    """Returns the mean time ledger of the processes of a role; empty if there are none.
+
+    Args:
+        ledgers: by process, such as "actor-3", the share of each part of its time.
+        role: the kind of role, such as "actor".
+    """
     own = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
     names = dict.fromkeys(name for parts in own for name in parts)
     return {n: sum(parts.get(n) or 0.0 for parts in own) / len(own) for n in names}

@@ -47,7 +47,14 @@ class JsonView(MetricSink):
         stop: StopConfig | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``title`` is the text of the first line; ``clock`` gives seconds that never go back."""
+        """Write the first line.
+
+        Args:
+            stream: where lines are written.
+            title: the text of the first line.
+            stop: the limits of the run; None: unknown.
+            clock: seconds that never go back.
+        """
         self._stream = stream
         self._stop = stop
         self._clock = clock
@@ -57,6 +64,7 @@ class JsonView(MetricSink):
         write_line(stream, "info", "note", title)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        """Keep the newest figures, and write a line of them if it is due."""
         self._figures |= metrics
         if final or self._clock() < self._next_s:
             return
@@ -65,6 +73,7 @@ class JsonView(MetricSink):
         write_line(self._stream, "info", "metrics", line(self._figures, self._stop), numbers)
 
     def event(self, event: RunEvent) -> bool:
+        """Write a line, or count the event if its last line was written less than a minute ago."""
         if event.text:
             key = event.kind, event.role, event.incarnation, event.text
             next_s, count = self._repeated.pop(key, (self._clock(), 0))
@@ -87,7 +96,17 @@ def write_line(
     role: str | None = None,
     count: int = 1,
 ) -> None:
-    """Write one line; ``count`` is written where it is more than 1."""
+    """Writes one line, whose fields the module describes; an error of the stream is ignored.
+
+    Args:
+        stream: where it is written.
+        level: "info", "warning" or "error".
+        kind: "metrics", or the kind of an event.
+        text: one sentence.
+        data: numbers of an interval, or what the event holds.
+        role: name of the process that it is about.
+        count: how often the event occurred; it is written where it is more than 1.
+    """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     about: dict[str, Any] = {"time": now, "level": level, "kind": kind, "role": role, "text": text}
     about |= {"data": without_nan({**(data or {})})} | ({"count": count} if count > 1 else {})
@@ -97,7 +116,7 @@ def write_line(
 
 
 def level(event: RunEvent) -> str:
-    """The level of an event: "info", "warning" or "error"."""
+    """Returns the level of an event: "info", "warning" or "error"."""
     if event.kind == "end" and event.data.get("error"):
         return "error"
     unexpected = event.kind == "exit" and event.data.get("expected") is False
