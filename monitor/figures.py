@@ -30,37 +30,53 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
         stop: the limits of the run, which give the time to go and the goal; None: unknown.
     """
     m = metrics.get
-    left_s = eta_s(metrics, stop)
-    to_go = "" if left_s is None else f", {clock(left_s)} to go"
-    goal = None if stop is None else stop.return_
-    playing = shares(role_mean(m("ledgers") or {}, "actor"))
-    frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
+
+    remaining_s = eta_s(metrics, stop)
+    to_go = "" if remaining_s is None else f", {clock(remaining_s)} to go"
     shown = {
         "time": clock(m("time_s")) + to_go,
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
-        **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
-        "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} in training, "
-        + _recent_episodes(m("episodes"))
-        + (f", best {number(m(BEST))}" if BEST in metrics else "")
-        + ("" if goal is None else f", goal {number(goal)}"),
-        **_losses(metrics),
-        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
-        + (f"; limit {count(m('policy_lag_limit'))}" if m("policy_lag_limit") else ""),
-        "queue": f"{percent(m('queue_fill'))} full",
-        "learner": shares(m("ledger") or {}) + _ceiling(metrics),
-        **_each_learner(metrics),
-        **_connectors(metrics),
-        "latency": f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}",
-        "dropped": reasons(m("dropped") or {}),
-        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
-        + (f"; {playing}" if playing else ""),
     }
+    # Frames are shown where an environment repeats actions.
+    if m("env_frames") != m("env_steps"):
+        shown["frames"] = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
+
+    trained_per_s = count(m("trained_steps_per_s"))
+    shown["trained"] = f"{trained_per_s}/s, {count(m('learner_steps'))} updates"
+    shown["return"] = _training_return(metrics, None if stop is None else stop.return_)
+    shown |= _losses(metrics)
+
+    shown["lag"] = f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
+    if m("policy_lag_limit"):
+        shown["lag"] += f"; limit {count(m('policy_lag_limit'))}"
+    shown["queue"] = f"{percent(m('queue_fill'))} full"
+
+    shown["learner"] = shares(m("ledger") or {}) + _ceiling(metrics)
+    shown |= _each_learner(metrics)
+    shown |= _connectors(metrics)
+    shown["latency"] = f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}"
+    shown["dropped"] = reasons(m("dropped") or {})
+
+    shown["actors"] = f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
+    actor_shares = shares(role_mean(m("ledgers") or {}, "actor"))
+    if actor_shares:
+        shown["actors"] += f"; {actor_shares}"
     if "eval_return_mean" in metrics:
         shown["evaluation"] = evaluated(metrics)
     if "learners_alive" in metrics:
         shown["learners"] = f"{m('learners_alive')} alive, {m('learners_restarted')} restarted"
     return shown
+
+
+def _training_return(metrics: Metrics, goal: float | None) -> str:
+    """Returns the mean return in training as text, with the best one so far and the goal."""
+    mean = number(metrics.get("episode_return_mean"))
+    text = f"{mean} in training, {_recent_episodes(metrics.get('episodes'))}"
+    if BEST in metrics:
+        text += f", best {number(metrics[BEST])}"
+    if goal is not None:
+        text += f", goal {number(goal)}"
+    return text
 
 
 def evaluated(metrics: Metrics) -> str:
@@ -70,16 +86,16 @@ def evaluated(metrics: Metrics) -> str:
     the number of episodes behind it.
     """
     m = metrics.get
-    ways = [
-        f"{way} {_with_interval(metrics, way)}"
-        for way in ("greedy", "sampled")
-        if f"eval_return_{way}" in metrics
+    returns = [
+        f"{play} {_with_interval(metrics, play)}"
+        for play in ("greedy", "sampled")
+        if f"eval_return_{play}" in metrics
     ]
-    by = f" ({_evaluated_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
-    return (
-        f"{', '.join(ways) or number(m('eval_return_mean'))}{by} at "
-        f"{count(m('eval_trained_steps'))} steps, best {number(m('eval_return_best'))}"
-    )
+    text = ", ".join(returns) or number(m("eval_return_mean"))
+    if "eval_episodes" in metrics:
+        text += f" ({_evaluated_episodes(metrics)} each)"
+    trained_steps = count(m("eval_trained_steps"))
+    return f"{text} at {trained_steps} steps, best {number(m('eval_return_best'))}"
 
 
 def _evaluated_episodes(metrics: Metrics) -> str:
@@ -88,7 +104,7 @@ def _evaluated_episodes(metrics: Metrics) -> str:
     return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
-def _with_interval(metrics: Metrics, way: str) -> str:
+def _with_interval(metrics: Metrics, play: str) -> str:
     """Returns the mean return of the last evaluation ± half its 95 % confidence interval.
 
     The interval of few episodes is wide.
@@ -97,36 +113,41 @@ def _with_interval(metrics: Metrics, way: str) -> str:
         metrics: figures of the evaluation.
         play: how it was played, "greedy" or "sampled".
     """
-    mean = number(metrics.get(f"eval_return_{way}"))
-    half = half_95(metrics.get(f"eval_return_{way}_se"), metrics.get("eval_episodes"))
+    mean = number(metrics.get(f"eval_return_{play}"))
+    half = half_95(metrics.get(f"eval_return_{play}_se"), metrics.get("eval_episodes"))
     return mean if half is None else f"{mean} ± {number(half)}"
 
 
 def _losses(metrics: Metrics) -> dict[str, str]:
     """Returns a row of the algorithm's losses, whatever their names; empty if there are none."""
-    found = {
+    losses = {
         name.removesuffix("loss").rstrip("_"): value
         for name, value in metrics.items()
         if name.endswith("loss") and isinstance(value, int | float)
     }
-    text = ", ".join(f"{name} {number(value)}".strip() for name, value in found.items())
-    return {"loss": text} if found else {}
+    if not losses:
+        return {}
+    # A metric named `loss` has no name left, so its value stands alone.
+    return {"loss": ", ".join(f"{name} {number(value)}".strip() for name, value in losses.items())}
 
 
 def _ceiling(metrics: Metrics) -> str:
     """Returns which share the learner achieves of its speed if it never waited; empty if either is
     unknown."""
-    rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
-    return f"; {percent(rate / most)} of its ceiling of {count(most)}/s" if rate and most else ""
+    rate = metrics.get("trained_steps_per_s")
+    ceiling = metrics.get("learner_ceiling_steps_per_s")
+    if not rate or not ceiling:
+        return ""
+    return f"; {percent(rate / ceiling)} of its ceiling of {count(ceiling)}/s"
 
 
 def _each_learner(metrics: Metrics) -> dict[str, str]:
     """Returns a row for each of the first learners of several: its speed and its time."""
-    return {
-        f"rank {own['rank']}": f"{count(own.get('trained_steps_per_s'))}/s; "
-        + shares(own.get("ledger") or {})
-        for own in (metrics.get("ranks") or [])[:SHOWN_RANKS]
-    }
+    rows = {}
+    for learner in (metrics.get("ranks") or [])[:SHOWN_RANKS]:
+        rate = count(learner.get("trained_steps_per_s"))
+        rows[f"rank {learner['rank']}"] = f"{rate}/s; {shares(learner.get('ledger') or {})}"
+    return rows
 
 
 def _connectors(metrics: Metrics) -> dict[str, str]:
@@ -141,7 +162,6 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     `metrics.jsonl` has all. The arguments are those of `figures`.
     """
     m = metrics.get
-    dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
     parts = [
         figures(metrics, stop)["time"],
         f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
@@ -149,17 +169,26 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         f"trained {count(m('trained_steps_per_s'))}/s",
         f"lag {number(m('policy_lag_mean'))}",
         f"learner busy {percent((m('ledger') or {}).get('compute'))}",
-        *([f"dropped {count(dropped)}"] if dropped else []),
-        f"actors {m('actors_alive')}" + (f", {restarted} restarted" if restarted else ""),
     ]
+
+    dropped = sum((m("dropped") or {}).values())
+    if dropped:
+        parts.append(f"dropped {count(dropped)}")
+
+    actors = f"actors {m('actors_alive')}"
+    if m("actors_restarted"):
+        actors += f", {m('actors_restarted')} restarted"
+    parts.append(actors)
     if "learners_alive" in metrics:
         parts.append(f"learners {m('learners_alive')}")
+
     if "eval_return_mean" in metrics:
-        way = m("eval_play")
-        shown = _with_interval(metrics, way) if way else number(m("eval_return_mean"))
-        parts.append(
-            f"evaluation {shown}" + (f" over {_evaluated_episodes(metrics)}" if way else "")
-        )
+        play = m("eval_play")
+        if play:
+            episodes = _evaluated_episodes(metrics)
+            parts.append(f"evaluation {_with_interval(metrics, play)} over {episodes}")
+        else:  # of an earlier version
+            parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
 
 
@@ -167,14 +196,15 @@ def _recent_episodes(episodes: int | None) -> str:
     """Returns which of the ``episodes`` of a run have `episode_return_mean` as their mean."""
     if not episodes:
         return "no episode yet"
-    of = f"last {RECENT} of " if episodes > RECENT else ""
-    return f"{of}{count(episodes)} episode{'s' * (episodes > 1)}"
+    last_of = f"last {RECENT} of " if episodes > RECENT else ""
+    return f"{last_of}{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
 def frames_per_s(metrics: Metrics) -> float | None:
     """Returns emulator frames per second, from steps per second and the frames of a step; None if
     these are unknown."""
-    steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
+    steps = metrics.get("env_steps")
+    frames = metrics.get("env_frames")
     rate = metrics.get("steps_per_s")  # absent in the final report of a run that ended at once
     return rate * frames / steps if steps and frames and rate is not None else None
 
@@ -187,16 +217,19 @@ def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
     """
     if stop is None:
         return None
-    time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
-    rate = metrics.get("steps_per_s")
-    left: list[float] = []
-    if stop.env_steps is not None and rate:
-        left.append((stop.env_steps - metrics["env_steps"]) / rate)
-    if stop.learner_steps is not None and steps and time_s:
-        left.append((stop.learner_steps - steps) * time_s / steps)
+
+    time_s = metrics.get("time_s") or 0.0
+    learner_steps = metrics.get("learner_steps") or 0
+    steps_per_s = metrics.get("steps_per_s")
+    predictions_s: list[float] = []
+    if stop.env_steps is not None and steps_per_s:
+        predictions_s.append((stop.env_steps - metrics["env_steps"]) / steps_per_s)
+    if stop.learner_steps is not None and learner_steps and time_s:
+        predictions_s.append((stop.learner_steps - learner_steps) * time_s / learner_steps)
     if stop.minutes is not None:
-        left.append(stop.minutes * 60 - time_s)
-    return max(0.0, min(left)) if left else None
+        predictions_s.append(stop.minutes * 60 - time_s)
+
+    return max(0.0, min(predictions_s)) if predictions_s else None
 
 
 def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str, float]:
@@ -206,6 +239,6 @@ def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str
         ledgers: by process, such as "actor-3", the share of each part of its time.
         role: the kind of role, such as "actor".
     """
-    own = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
-    names = dict.fromkeys(name for parts in own for name in parts)
-    return {n: sum(parts.get(n) or 0.0 for parts in own) / len(own) for n in names}
+    of_role = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
+    names = dict.fromkeys(name for parts in of_role for name in parts)
+    return {name: sum(parts.get(name) or 0.0 for parts in of_role) / len(of_role) for name in names}

@@ -30,9 +30,9 @@ def interval(values: Sequence[float]) -> ConfidenceInterval:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return ConfidenceInterval(mean, None)
-    return ConfidenceInterval(
-        mean, t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
-    )
+
+    half = t_95(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
+    return ConfidenceInterval(mean, half)
 
 
 def iqm(values: Floats, axis: int = 0) -> Floats:
@@ -82,17 +82,21 @@ def bootstrap(
     """
     rng = np.random.default_rng(0)
     values = np.concatenate(strata)
+
+    # Each resample is a row of indices into `values`, [resamples, runs]; the runs of a task are
+    # drawn from those of this task alone.
     begins = np.cumsum([0, *(len(stratum) for stratum in strata)])
-    drawn = np.concatenate(
+    resampled_runs = np.concatenate(
         [
             begin + rng.integers(0, len(stratum), (resamples, len(stratum)))
             for begin, stratum in zip(begins, strata, strict=False)
         ],
         axis=1,
     )
+
     at_once = max(1, AT_ONCE // values.size)
     parts = [
-        statistic(values[drawn[first : first + at_once]], 1)
+        statistic(values[resampled_runs[first : first + at_once]], 1)
         for first in range(0, resamples, at_once)
     ]
     low, high = np.quantile(np.concatenate(parts), [(1 - share) / 2, (1 + share) / 2], axis=0)
