@@ -34,17 +34,15 @@ if TYPE_CHECKING:
 METRICS_EVERY_S = 10.0
 AGAIN_S = 60.0  # between two lines of the same event
 DISTINCT = 1000  # events whose repetitions are counted
+WARNINGS = ("restart", "hang", "kill", "drop", "lost", "rejected", "refused", "rollback")
 
 
-class _Repeated(NamedTuple):
+class _RepeatedLine(NamedTuple):
     """Repetitions of an event: when its next line may be written, and how many came since its last
     line."""
 
     next_s: float
     count: int
-
-
-WARNINGS = ("restart", "hang", "kill", "drop", "lost", "rejected", "refused", "rollback")
 
 
 class JsonView(MetricSink):
@@ -69,7 +67,7 @@ class JsonView(MetricSink):
         self._stop = stop
         self._clock = clock
         self._next_metrics_s = clock()
-        self._repeated: dict[Alike, _Repeated] = {}  # the least recent first
+        self._repeated: dict[Alike, _RepeatedLine] = {}  # the least recent first
         self._figures: dict[str, Any] = {}  # newest value of each
         write_line(stream, "info", "note", title)
 
@@ -90,7 +88,7 @@ class JsonView(MetricSink):
             return False
 
         key = event.kind, event.role, event.incarnation, event.text
-        first = _Repeated(next_s=self._clock(), count=0)
+        first = _RepeatedLine(next_s=self._clock(), count=0)
         next_s, earlier = self._repeated.pop(key, first)
         count = earlier + 1
         if self._clock() >= next_s:
@@ -108,7 +106,7 @@ class JsonView(MetricSink):
 
         if len(self._repeated) >= DISTINCT:
             del self._repeated[next(iter(self._repeated))]
-        self._repeated[key] = _Repeated(next_s, count)
+        self._repeated[key] = _RepeatedLine(next_s, count)
         return False
 
 
