@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-HEALTHY_S = 10.0  # since the last turn of the supervisor's loop
-LABELS = 64  # values of a label; figures of further ones are left out
+HEALTHY_S = 10.0  # the longest time since the last turn of the supervisor's loop
+# The most values of a label; figures of further ones are left out.
+LABELS = 64
 OTHER = "other"
 
 
@@ -97,18 +98,24 @@ MOMENTS = {
     "last_metrics_timestamp_seconds": "When the last figures arrived.",
     "last_checkpoint_timestamp_seconds": "When the last checkpoint was written.",
 }
-ROLES = ("actor", "learner")  # whose processes are counted
+ROLES = ("actor", "learner")  # roles whose processes are counted
 STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algorithm's statistics
 OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
-RESTORED = (*ranks.COUNTERS, "time_s")  # by a checkpoint
-LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
+# Figures that a learner takes from its checkpoint when it is restarted, and that may become smaller.
+RESTORED = (*ranks.COUNTERS, "time_s")
+# Numbers of bins of `profiling.histogram`, whose ends are from 0.8 ms doubled up to 105 s.
+LATENCY_BINS = tuple(range(12, 84, 4))
 LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # optimizer steps
 
 logger = note_logger(__name__)
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """The sink of `run.metrics_port`. Raises UserError if the port cannot be used."""
+    """Makes the sink of `run.metrics_port`.
+
+    Raises:
+        UserError: if the port cannot be used.
+    """
     options = config.run
     about = {
         "run": run_dir.absolute().name,
@@ -132,11 +139,12 @@ class _Histogram:
     def __init__(self, bounds: Iterable[float], counts: Counter[int] | None = None) -> None:
         """``bounds``: the greatest value of each bucket, rising."""
         self._bounds = tuple(bounds)
-        self._counts = Counter(counts)  # by the number of the bucket; the last one has no bound
+        # By the number of the bucket; there is a last one without a bound.
+        self._counts = Counter(counts)
         self.total = 0.0
 
     def add(self, value: float, count: float, total: float) -> None:
-        """Add ``count`` times a value, which together make ``total``."""
+        """Add ``count`` observations in the bucket of ``value``; their sum is ``total``."""
         self._counts[bisect_left(self._bounds, value)] += count  # type: ignore[assignment]
         self.total += total
 
@@ -147,7 +155,8 @@ class _Histogram:
         return copied
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Bounds as text, and how much is at most as large."""
+        """Returns for each bucket its bound as text, and how many observations are at most as
+        large."""
         bounds = [*(format(bound, ".6g") for bound in self._bounds), "+Inf"]
         return [
             (bound, sum(self._counts[i] for i in range(number + 1)))
@@ -201,13 +210,17 @@ class RunState:
             self.checkpoint_s = time.time()
 
     def copy(self) -> RunState:
-        """An independent copy; the values of figures are never changed, so they are shared."""
+        """Returns an independent copy; the values of figures are never changed, so they are
+        shared."""
         counts = Counter(self.events), self.lag.copy(), self.latency.copy()
         return replace(self, last={**self.last}, events=counts[0], lag=counts[1], latency=counts[2])
 
 
 class PrometheusSink(MetricSink):
-    """The newest figures of a run, and the server that offers them."""
+    """The newest figures of a run, and the server that offers them.
+
+    The thread of the supervisor calls the methods of a sink; threads of the server call `_page`.
+    """
 
     def __init__(
         self,
@@ -219,6 +232,8 @@ class PrometheusSink(MetricSink):
         """Serve the figures at ``port`` of ``host``.
 
         Args:
+            host: the address to listen at.
+            port: 0 lets the system choose one.
             about: labels of `penstock_run_info`.
             former: figures of `RESTORED` that earlier processes of the run have reached.
 
@@ -227,10 +242,11 @@ class PrometheusSink(MetricSink):
         """
         self._about = dict(about)
         self._host = host
-        self._lock = threading.Lock()  # of the state
+        self._lock = threading.Lock()  # held while `_state` is read or changed
         self._state = RunState({**(former or {})})
         self._ticked_s = time.monotonic()
         self._announced = False
+        # The last line: from here on requests are answered.
         self._server = ScrapeServer(host, port, self._page)
 
     @property
@@ -240,6 +256,7 @@ class PrometheusSink(MetricSink):
         return f"http://{host}:{self._server.port}/metrics"
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        """Add the figures of an interval; final ones replace single figures only."""
         with self._lock:
             if final:
                 self._state.keep(metrics)
@@ -280,11 +297,17 @@ class PrometheusSink(MetricSink):
 
 
 def _probe(good: bool, reason: str) -> Page:
+    """Returns the answer to a probe; ``reason`` is its text if the state is not good."""
     return plain(HTTPStatus.OK, "ok") if good else plain(HTTPStatus.SERVICE_UNAVAILABLE, reason)
 
 
 def exposition(state: RunState, about: Mapping[str, str]) -> bytes:
-    """All figures in the text format of Prometheus. ``about``: labels of `penstock_run_info`."""
+    """Returns all figures in the text format of Prometheus.
+
+    Args:
+        state: what is known of the run.
+        about: labels of `penstock_run_info`.
+    """
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import InfoMetricFamily
 
@@ -304,6 +327,7 @@ def exposition(state: RunState, about: Mapping[str, str]) -> bytes:
 
 
 def _counters(state: RunState) -> Iterator[Metric]:
+    """Yields the families that only rise: those of a single series, then those with a label."""
     from prometheus_client.core import CounterMetricFamily
 
     last = state.last
@@ -323,6 +347,8 @@ def _counters(state: RunState) -> Iterator[Metric]:
 
 
 def _gauges(state: RunState) -> Iterator[Metric]:
+    """Yields the families of the newest values: of a single series, with a label, and the shares of
+    time with two."""
     from prometheus_client.core import GaugeMetricFamily
 
     last = state.last
@@ -357,6 +383,7 @@ def _gauges(state: RunState) -> Iterator[Metric]:
 
 
 def _histograms(state: RunState) -> Iterator[Metric]:
+    """Yields the families of distributions over the whole run."""
     from prometheus_client.core import HistogramMetricFamily
 
     for name, text, found in (
@@ -369,21 +396,24 @@ def _histograms(state: RunState) -> Iterator[Metric]:
 def _labelled(
     family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, Any] | None
 ) -> Metric:
-    """A family with a series for each number, by the value of its only label."""
+    """Adds to a family with one label a series for each number of ``values``; returns it."""
     for label_value, number in _series(values):
         family.add_metric([label_value], number)
     return family
 
 
 def _series(values: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
-    """The known numbers by the value of their label, at most `LABELS` of them."""
+    """Returns the known numbers by the value of their label, at most `LABELS` of them."""
     known = ((label, finite(value)) for label, value in (values or {}).items())
     numbers = ((label, value) for label, value in known if value is not None)
     return islice(numbers, LABELS)
 
 
 def _by_role(values: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Figures of processes by the kind of their role: "actor" for "actor-3"."""
+    """Returns figures of processes by the kind of their role, "actor" for "actor-3".
+
+    Kinds beyond `LABELS` are left out.
+    """
     found: dict[str, dict[str, Any]] = {}
     for process, value in (values or {}).items():
         role = process.rpartition("-")[0] or process
@@ -393,9 +423,10 @@ def _by_role(values: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _total(values: Mapping[str, Any]) -> float:
+    """Returns the sum of the values that are numbers."""
     return sum(number for number in map(finite, values.values()) if number is not None)
 
 
 def _numbers(histogram: Mapping[str, float] | None) -> Iterator[tuple[int, float]]:
-    """The entries of a histogram in a line of `metrics.jsonl`."""
+    """Yields number and count of the bins of a histogram in a line of `metrics.jsonl`."""
     return ((int(key), count) for key, count in (histogram or {}).items())

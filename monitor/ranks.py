@@ -22,7 +22,8 @@ from penstock.profiling.histogram import latencies
 Metrics = dict[str, Any]
 
 COUNTERS = ("env_steps", "env_frames", "trained_steps", "learner_steps", "episodes")
-GROUPS = {  # equal on every rank, or nearly
+# Figures that are equal on every rank, or nearly.
+GROUPS = {
     "time_s", *COUNTERS, "episode_return_mean", "episode_length_mean",
     "return_reached_at_s", "solved_at_s",
 }  # fmt: skip
@@ -30,8 +31,11 @@ SUMMED = {
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",
     "replay_size", "received",
 }  # fmt: skip
-MOST = ("updates_skipped", "rollbacks")  # an update that all skip is one
-COUNTED = ("dropped", "lost", "rejected")  # by reason, since the rank's process began
+# Figures of which the highest of any rank counts: an update that all skip is one.
+MOST = ("updates_skipped", "rollbacks")
+# Counts by reason, since the rank's process began.
+COUNTED = ("dropped", "lost", "rejected")
+# Figures that `ranks` has of each rank.
 OWN = (
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "queue_fill",
     "actors_alive", "ledger", "received",
@@ -52,22 +56,35 @@ class Ranks:
     """The reports of the learners of one run."""
 
     def __init__(self, ranks: Iterable[int], *, several: bool | None = None) -> None:
-        """``ranks`` are those of the learners with which the run begins; ``several``: whether it
-        may have more than one, by default if it begins so."""
+        """Begin without a report.
+
+        Args:
+            ranks: those of the learners with which the run begins.
+            several: whether it may have more than one learner; None: whether it begins with
+                several.
+        """
         self._awaited = set(ranks)  # ranks without a report so far
         self._several = len(self._awaited) > 1 if several is None else several
-        self._last: dict[int, Metrics] = {}
-        self._finals: dict[int, Metrics] = {}
+        self._last: dict[int, Metrics] = {}  # last report of each rank that lives
+        self._finals: dict[int, Metrics] = {}  # final reports
+
+        # What has been reported since the last report of the run.
         self._lag: Counter[int] = Counter()
         self._latency: dict[int, float] = {}
-        self._died = False
-        self._highest: dict[str, int] = {}  # of each counter, as reported so far
+
+        self._died = False  # whether any learner has died
+        self._highest: dict[str, int] = {}  # the highest report of each counter
         self._dead: Metrics = {"produced": 0, "trained": 0, **{key: Counter() for key in COUNTED}}
-        self._played = 0
+        self._played = 0  # steps of actors of this host that have ended
         self.server: Metrics | None = None  # the last report of the parameter server
 
     def metrics(self, rank: int, message: Metrics) -> Metrics | None:
-        """Add a report of one interval; returns that of the run if ``rank`` is the lowest one."""
+        """Add the report of a rank for an interval.
+
+        Returns:
+            The report of the run if ``rank`` is the lowest that lives and all have reported once;
+            otherwise None.
+        """
         self._awaited.discard(rank)
         self._last[rank] = message
         server = {} if self.server is None else {"server": self.server}
@@ -94,17 +111,28 @@ class Ranks:
         return merged | {"ranks": own} | server
 
     def final(self, rank: int, message: Metrics) -> Metrics:
-        """Add a learner's final report; returns that of the run, as far as it is known."""
+        """Add the final report of a learner; returns that of the run, as far as it is known."""
         self._finals[rank] = message
         return self._sum() if self._several or self._died else message
 
     def actor_ended(self, played_steps: int) -> None:
-        """An actor of this host has ended: the steps of its life, by its own count."""
+        """Count the steps of an actor of this host that has ended, by its own count."""
         self._played += played_steps
 
     def learner_ended(self, rank: int, produced: int, trained: int) -> Metrics | None:
-        """A learner has ended, with the counters of its status page; returns the final report of
-        the run, if it has changed."""
+        """Count the steps of a learner that has ended.
+
+        What it had produced and neither trained on nor dropped is lost. A learner whose final
+        report is there has ended well, and is counted already.
+
+        Args:
+            rank: of the learner.
+            produced: agent steps that had reached it, by its status page.
+            trained: agent steps on which it had trained, by its status page.
+
+        Returns:
+            The final report of the run, if there is one and it has changed; otherwise None.
+        """
         if rank in self._finals:
             return None
         self._awaited.discard(rank)
@@ -122,7 +150,7 @@ class Ranks:
         return self._sum() if self._finals else None
 
     def _sum(self) -> Metrics:
-        """The sum of the final reports so far, and of learners that died."""
+        """Returns the sum of the final reports so far, and of learners that died."""
         finals = [self._finals[rank] for rank in sorted(self._finals)]
         accounts = [final["accounting"] for final in finals]
         accounting: Metrics = {
@@ -149,6 +177,7 @@ class Ranks:
         return {**finals[0], **counted, **together, **self._counters(finals)}
 
     def _counters(self, reports: Iterable[Metrics]) -> dict[str, int]:
+        """Returns the highest value of each counter in these and all earlier reports."""
         for report in reports:
             for name in COUNTERS:
                 if name in report:
@@ -156,13 +185,20 @@ class Ranks:
         return dict(self._highest)
 
     def _counted(self, reports: Iterable[Metrics]) -> Metrics:
+        """Returns the `COUNTED` figures of these reports and of dead learners together."""
         reports = list(reports)
         return {key: dict(Counter(_count(reports, key)) + self._dead[key]) for key in COUNTED}
 
 
 def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
-    """One report of several: ``lowest`` gives the values that all share. A learner without samples
-    reports no means over them, so the others may have more names."""
+    """Returns one report for the reports of several ranks.
+
+    A learner without samples reports no means over them, so the others may have more names.
+
+    Args:
+        lowest: the report of the lowest rank, which gives the values that all share.
+        reports: those of all ranks.
+    """
     named = {name: value for report in (*reports, lowest) for name, value in report.items()}
     return {
         name: value if name in GROUPS else _together(name, [r.get(name) for r in reports], value)
@@ -171,8 +207,10 @@ def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
 
 
 def whereabouts(places: Mapping[int, RankPhase]) -> str:
-    """The phases of all ranks, the least common first: "rank 2 is in wait_data for 41 s; 0, 1, 3 in
-    all-reduce 1207"."""
+    """Returns the phases of all ranks as a sentence, the least common phase first.
+
+    "rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207"
+    """
     groups: dict[tuple[str, int | None], list[int]] = {}
     for rank, place in sorted(places.items()):
         groups.setdefault((place.phase, place.reduction), []).append(rank)
@@ -188,7 +226,13 @@ def whereabouts(places: Mapping[int, RankPhase]) -> str:
 
 
 def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
-    """A figure of several ranks: added up or averaged; for a map, entry by entry."""
+    """Returns a figure of several ranks: added up or averaged; for a map, entry by entry.
+
+    Args:
+        name: of the figure, which decides how it is combined.
+        values: of all ranks; None where a rank does not report it.
+        lowest: the value of the lowest rank that has one, whose type decides.
+    """
     if isinstance(lowest, dict):
         found = [value for value in values if isinstance(value, dict)]
         keys = dict.fromkeys(key for value in found for key in value)
@@ -206,6 +250,7 @@ def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
 
 
 def _count(reports: Sequence[Metrics], key: str) -> dict[str, int]:
+    """Returns the sum of the counts, by reason, that reports have under ``key``."""
     total: Counter[str] = Counter()
     for report in reports:
         total.update(report.get(key, {}))
@@ -213,7 +258,11 @@ def _count(reports: Sequence[Metrics], key: str) -> dict[str, int]:
 
 
 def lags(histogram: Mapping[int, int]) -> Metrics:
-    """Mean, maximum and all of the policy lags of so many steps each, by their names in metrics."""
+    """Returns mean, maximum and histogram of policy lags, by their names in metrics.
+
+    Args:
+        histogram: the number of steps with each lag.
+    """
     steps = sum(histogram.values())
     total = sum(lag * n for lag, n in histogram.items())
     return {

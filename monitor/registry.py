@@ -14,7 +14,8 @@ from penstock.configs.value_types import is_local
 
 
 def _exposed(run: RunConfig) -> Iterator[Contradiction]:
-    """An address of metrics that other hosts reach, without consent."""
+    """Yields a contradiction if other hosts reach the address of metrics, and the user has not
+    agreed."""
     exposed = not is_local(f"tcp://{run.metrics_host}:0")
     if run.metrics_port is not None and exposed and not run.metrics_insecure:
         yield Contradiction(
