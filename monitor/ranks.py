@@ -90,11 +90,13 @@ class Ranks:
         server = {} if self.server is None else {"server": self.server}
         if not self._several:
             return message | server | (self._counted([message]) if self._died else {})
-        self._lag.update({int(lag): n for lag, n in message.get(HISTOGRAM, {}).items()})
+
+        self._lag.update({int(lag): steps for lag, steps in message.get(HISTOGRAM, {}).items()})
         for bin_, steps in message.get(LATENCY, {}).items():
             self._latency[int(bin_)] = self._latency.get(int(bin_), 0.0) + steps
         if self._awaited or rank != min(self._last):
             return None
+
         reports = {rank: self._last[rank] for rank in sorted(self._last)}
         merged = merge(message, list(reports.values()))
         if HISTOGRAM in message:
@@ -104,11 +106,12 @@ class Ranks:
             merged |= latencies(self._latency)
             self._latency = {}
         merged |= self._counted(reports.values()) | self._counters(reports.values())
-        own = [
+
+        merged["ranks"] = [
             {"rank": rank, **{name: report[name] for name in OWN if name in report}}
             for rank, report in reports.items()
         ]
-        return merged | {"ranks": own} | server
+        return merged | server
 
     def final(self, rank: int, message: Metrics) -> Metrics:
         """Add the final report of a learner; returns that of the run, as far as it is known."""
@@ -135,18 +138,20 @@ class Ranks:
         """
         if rank in self._finals:
             return None
+
         self._awaited.discard(rank)
         last = self._last.pop(rank, {})
         self._died = True
         if not self._last:  # all are restarted from a checkpoint, whose counters are lower
             self._highest = {}
+
         dead = self._dead
         for key in COUNTED:
             dead[key].update(last.get(key, {}))
-        booked = trained + sum(sum(last.get(key, {}).values()) for key in ("dropped", "lost"))
-        dead["lost"][LOST] += max(0, produced - booked)
+        accounted = trained + sum(sum(last.get(key, {}).values()) for key in ("dropped", "lost"))
+        dead["lost"][LOST] += max(0, produced - accounted)
         dead["trained"] += trained
-        dead["produced"] += max(produced, booked)
+        dead["produced"] += max(produced, accounted)
         return self._sum() if self._finals else None
 
     def _sum(self) -> Metrics:
@@ -158,6 +163,7 @@ class Ranks:
             for key in ("produced", "trained", "in_flight")
         }
         accounting |= {key: _count(accounts, key) for key in ("dropped", "lost")}
+
         counted = self._counted(finals)
         if self._died:
             # Steps in flight to dead learners are known to the actors alone.
@@ -170,11 +176,14 @@ class Ranks:
                 accounting[key] = dict(Counter(accounting[key]) + dead[key])
             for lost in (accounting["lost"], counted["lost"]):
                 lost[LOST] = lost.get(LOST, 0) + unreported
-        together: Metrics = {"accounting": accounting}
+
+        summed: Metrics = {"accounting": accounting}
         if any("received" in final for final in finals):
-            together["received"] = _count(finals, "received")
-        together |= {key: max(f.get(key, 0) for f in finals) for key in MOST if key in finals[0]}
-        return {**finals[0], **counted, **together, **self._counters(finals)}
+            summed["received"] = _count(finals, "received")
+        for key in MOST:
+            if key in finals[0]:
+                summed[key] = max(final.get(key, 0) for final in finals)
+        return {**finals[0], **counted, **summed, **self._counters(finals)}
 
     def _counters(self, reports: Iterable[Metrics]) -> dict[str, int]:
         """Returns the highest value of each counter in these and all earlier reports."""
@@ -200,10 +209,13 @@ def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
         reports: those of all ranks.
     """
     named = {name: value for report in (*reports, lowest) for name, value in report.items()}
-    return {
-        name: value if name in GROUPS else _together(name, [r.get(name) for r in reports], value)
-        for name, value in named.items()
-    }
+    merged = {}
+    for name, value in named.items():
+        if name in GROUPS:
+            merged[name] = value
+        else:
+            merged[name] = _combined(name, [report.get(name) for report in reports], value)
+    return merged
 
 
 def whereabouts(places: Mapping[int, RankPhase]) -> str:
@@ -211,21 +223,27 @@ def whereabouts(places: Mapping[int, RankPhase]) -> str:
 
     "rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207"
     """
-    groups: dict[tuple[str, int | None], list[int]] = {}
+    ranks_by_phase: dict[tuple[str, int | None], list[int]] = {}
     for rank, place in sorted(places.items()):
-        groups.setdefault((place.phase, place.reduction), []).append(rank)
+        ranks_by_phase.setdefault((place.phase, place.reduction), []).append(rank)
+
+    rarest_first = sorted(ranks_by_phase.items(), key=lambda item: len(item[1]))
     parts: list[str] = []
-    for (phase, reduction), ranks in sorted(groups.items(), key=lambda item: len(item[1])):
-        named = ", ".join(map(str, ranks))
-        if not parts:
-            named = f"rank {named} is" if len(ranks) == 1 else f"ranks {named} are"
-        longest = max(places[rank].seconds for rank in ranks)
+    for (phase, reduction), ranks in rarest_first:
+        names = ", ".join(map(str, ranks))
         where = phase if reduction is None else f"{phase} {reduction}"
-        parts.append(f"{named} in {where}" + ("" if parts else f" for {longest:.0f} s"))
+        if parts:
+            parts.append(f"{names} in {where}")
+            continue
+
+        # Only the first part says how long: the others wait for it.
+        subject = f"rank {names} is" if len(ranks) == 1 else f"ranks {names} are"
+        longest_s = max(places[rank].seconds for rank in ranks)
+        parts.append(f"{subject} in {where} for {longest_s:.0f} s")
     return "; ".join(parts)
 
 
-def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
+def _combined(name: str, values: Sequence[Any], lowest: Any) -> Any:
     """Returns a figure of several ranks: added up or averaged; for a map, entry by entry.
 
     Args:
@@ -234,13 +252,15 @@ def _together(name: str, values: Sequence[Any], lowest: Any) -> Any:
         lowest: the value of the lowest rank that has one, whose type decides.
     """
     if isinstance(lowest, dict):
-        found = [value for value in values if isinstance(value, dict)]
-        keys = dict.fromkeys(key for value in found for key in value)
+        maps = [value for value in values if isinstance(value, dict)]
         if name.endswith("_histogram"):
-            return _count([{name: value} for value in found], name)
+            return _count([{name: value} for value in maps], name)
+
+        keys = dict.fromkeys(key for value in maps for key in value)
         if name in SUMMED:
-            return {key: sum(v.get(key, 0) for v in found) for key in keys}
-        return {key: _together(key, [v.get(key) for v in found], 0.0) for key in keys}
+            return {key: sum(value.get(key, 0) for value in maps) for key in keys}
+        return {key: _combined(key, [value.get(key) for value in maps], 0.0) for key in keys}
+
     numbers = [value for value in values if isinstance(value, int | float)]
     if not numbers or isinstance(lowest, bool | str | list):
         return lowest
@@ -264,7 +284,7 @@ def lags(histogram: Mapping[int, int]) -> Metrics:
         histogram: the number of steps with each lag.
     """
     steps = sum(histogram.values())
-    total = sum(lag * n for lag, n in histogram.items())
+    total = sum(lag * count for lag, count in histogram.items())
     return {
         "policy_lag_mean": total / steps if steps else None,
         "policy_lag_max": max(histogram, default=None),
