@@ -1,4 +1,4 @@
-"""What the heads of a run's checkpoints say of them, without reading the weights."""
+"""Reads what the heads of a run's checkpoints say of them, without reading the weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from penstock.core.run_dir import CHECKPOINT
 from penstock.monitor.run_folder.files import FORM_ERRORS, Row, names_in, open_in, stamp
 
 FOLDER, BEST = "checkpoints", "best"
-HEAD_NBYTES = 1 << 24
+HEAD_NBYTES = 1 << 24  # a longer head is damaged
 MOST_LISTED = 500
-MOST_HEADS = 20  # of the newest checkpoints, whose steps are read
+# The steps of so many checkpoints are read, the newest ones.
+MOST_HEADS = 20
 UNREADABLE = (OSError, struct.error, *FORM_ERRORS)
 
 
 class Best(NamedTuple):
-    """The mean return of the best checkpoint; by an evaluation of ``episodes`` after
-    ``trained_steps``, played in this ``way``, or without these by the return in training."""
+    """The mean return of the best checkpoint.
+
+    It is that of an evaluation of ``episodes`` after ``trained_steps``, played in this ``way``,
+    greedy or sampled. Without these it is the return in training.
+    """
 
     mean: float | None
     way: str | None = None
@@ -32,7 +36,12 @@ class Best(NamedTuple):
 
 
 def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
-    """The return of the best checkpoint; None if there is none."""
+    """Returns the return of the best checkpoint; None if there is none, or it is damaged.
+
+    Args:
+        run_dir: the folder of the run.
+        follow_links: as for `files.open_in`.
+    """
     try:
         meta = _read_meta(run_dir, BEST, follow_links)
         if "evaluation" not in meta or "play" not in meta:
@@ -49,8 +58,12 @@ def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
 
 
 def checkpoints(run_dir: Path) -> list[Row]:
-    """The checkpoints of a run, newest first: ``name``, ``nbytes`` and ``written``, and of the
-    newest `MOST_HEADS` the ``trained_steps``, None where these cannot be read."""
+    """Returns the checkpoints of a run, newest first.
+
+    Returns:
+        Rows with ``name``, ``nbytes`` and ``written``, in seconds since 1970; the newest
+        `MOST_HEADS` also with ``trained_steps``, None where these cannot be read.
+    """
     base = run_dir / FOLDER
     rows: list[Row] = []
     if base.is_symlink():
@@ -70,6 +83,7 @@ def checkpoints(run_dir: Path) -> list[Row]:
 
 
 def _trained_steps(run_dir: Path, name: str) -> float | None:
+    """Returns the trained steps of a checkpoint; None if they cannot be read."""
     try:
         return finite(_read_meta(run_dir, name, False)["progress"]["trained_steps"])
     except UNREADABLE:
@@ -77,8 +91,13 @@ def _trained_steps(run_dir: Path, name: str) -> float | None:
 
 
 def _read_meta(run_dir: Path, name: str, follow_links: bool) -> Mapping[str, Any]:
-    """What the learner has written into the head of a checkpoint's file. Raises one of
-    `UNREADABLE` where that is missing or damaged."""
+    """Reads what the learner has written into the head of a checkpoint's file.
+
+    The file has safetensors' format: the length of the head in 8 bytes, then the head as JSON.
+
+    Raises:
+        UNREADABLE: one of these if the head is missing or damaged.
+    """
     with open_in(run_dir, FOLDER, name, CHECKPOINT, follow_links=follow_links) as file:
         (nbytes,) = struct.unpack("<Q", file.read(8))
         head = from_json(file.read(nbytes) if nbytes <= HEAD_NBYTES else b"")

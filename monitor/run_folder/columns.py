@@ -16,9 +16,10 @@ from penstock.monitor.metric_groups import HISTOGRAM, by_rank
 
 MOST_COLUMNS = 8000  # 300 processes have some 3,000
 MOST_ROWS = 1 << 13  # ten times the points of a chart, so that its parts can be enlarged
-MOST_CELLS = 1 << 25  # 256 MiB, of a run of many processes
+MOST_CELLS = 1 << 25  # 256 MiB, which a run of many processes may need
+# A metric with a longer name is left out.
 NAME_LENGTH = 200
-FIRST_ROWS = 1024
+FIRST_ROWS = 1024  # capacity at the beginning
 AROUND = 2  # intervals on either side with which one is compared
 
 Points = tuple[Floats, Floats]
@@ -36,8 +37,12 @@ class MetricColumns:
     """
 
     def __init__(self, only: Iterable[str] | None = None) -> None:
-        """``only``: the paths of the metrics that are kept, of every line as far as `MOST_CELLS`
-        allows, also those of single bins of histograms; None: all metrics."""
+        """Begin without lines.
+
+        Args:
+            only: the paths of the metrics whose columns are wanted, of every line as far as
+                `MOST_CELLS` allows, also those of single bins of histograms; None: all metrics.
+        """
         self._most_rows = MOST_ROWS if only is None else MOST_CELLS
         self._kept = None if only is None else _with_parents(only)
         self._columns: dict[str, Floats] = {}
@@ -57,11 +62,11 @@ class MetricColumns:
         return list(self._columns)
 
     def below(self, prefix: str) -> list[str]:
-        """The names that ``prefix``, such as `ledger/`, and a last part make."""
+        """Returns the names that consist of ``prefix``, such as `ledger/`, and a last part."""
         return self._below.get(prefix, [])
 
     def extend(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append a row per line."""
+        """Append a row per line; if there are too many rows, some are removed."""
         self._full = None
         while lines:
             while self.rows == self._capacity:
@@ -81,9 +86,20 @@ class MetricColumns:
     def _write(
         self, prefix: str, rows: Sequence[int], objects: Sequence[Mapping[Any, Any]]
     ) -> None:
-        """Write the figures of an object per row, those of the same names together, a column at a
-        time: assigning single cells takes several times as long as parsing the lines. Nested ones
-        come last, so that those of many processes do not take the room of others."""
+        """Write the figures of objects, each into its row of ``rows``.
+
+        Objects with the same names are written together, a column at a time: assigning single cells
+        takes several times as long as parsing the lines. Nested objects come last, so that those of
+        many processes do not take the room of others.
+
+        Args:
+            prefix: the beginning of the figures' names.
+            rows: rising.
+            objects: one for each row.
+
+        Raises:
+            _ThinnedError: if a new column needed room, so that rows have moved.
+        """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for i, each in enumerate(objects):
             alike.setdefault(tuple(each), []).append(i)
@@ -112,18 +128,21 @@ class MetricColumns:
                 self._write(path, [row for row, _ in inner], [figures for _, figures in inner])
 
     def column(self, name: str) -> Floats:
-        """The values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
+        """Returns the values of a metric, float64 ``[rows]``; all NaN for an unknown one."""
         column = self._columns.get(name)
         return np.full(self.rows, np.nan) if column is None else column[: self.rows]
 
     def points(self, x: str, y: str) -> Points:
-        """The points that two metrics make, by rising ``x``."""
+        """Returns the points that two metrics make, by rising ``x``."""
         return rising_points(self.column(x), self.column(y))
 
     def full_intervals(self) -> NDArray[np.bool_]:
-        """Which rows cover a whole interval, compared with their neighbours, because each start of
-        a run may set another `run.interval_s`. Rates of the others, at the end of a run and around
-        a restart, are unreliable."""
+        """Returns which rows cover a whole interval, bool ``[rows]``.
+
+        They are compared with their neighbours, because each start of a run may set another
+        `run.interval_s`. Rates of the other rows, at the end of a run and around a restart, are
+        unreliable.
+        """
         if self._full is None:
             seconds, times = self.column("interval_s"), self.column("time_s")
             # Lines of an older version lack the interval, and are not further apart than it.
@@ -132,14 +151,18 @@ class MetricColumns:
         return self._full
 
     def last(self, name: str) -> float | None:
-        """The value of the last row; None if it has none."""
+        """Returns the value of the last row; None if it has none."""
         if not self.rows or name not in self._columns:
             return None
         value = float(self._columns[name][self.rows - 1])
         return None if np.isnan(value) else value
 
     def _add(self, name: str) -> Floats | None:
-        """A new column; None where there is no room for it."""
+        """Add a column, and return it; None where there is no room for it.
+
+        Raises:
+            _ThinnedError: if the others had to make room, so that rows have moved.
+        """
         if len(self._columns) >= MOST_COLUMNS or len(name) > NAME_LENGTH:
             self.left_out += 1
             return None
@@ -153,6 +176,7 @@ class MetricColumns:
         return self._columns[name]
 
     def _grow(self) -> None:
+        """Make room for a row: by a larger capacity where there is memory, or by removing rows."""
         larger = 2 * self._capacity
         if larger <= self._most_rows and (self._fits(larger, 0) or self._capacity <= FIRST_ROWS):
             self._reallocate(larger, np.arange(self.rows))
@@ -160,11 +184,14 @@ class MetricColumns:
             self._thin(self._capacity)
 
     def _fits(self, capacity: int, more: int) -> bool:
+        """Whether the columns and new ones may have so many rows."""
         return capacity * (len(self._columns) + more) <= MOST_CELLS
 
     def _thin(self, capacity: int) -> None:
-        """Keep the newest eighth of ``capacity`` rows, and of the lines before them so many at even
-        distances that a quarter of the rows is free."""
+        """Remove rows, so that at most three quarters of ``capacity`` are used.
+
+        The newest eighth of the capacity remains, and of the lines before, those at even distances.
+        """
         numbers = self._numbers[: self.rows]
         newest = numbers >= self.lines - capacity // 8
         while np.count_nonzero(chosen := (numbers % self.stride == 0) | newest) > capacity * 3 // 4:
@@ -172,9 +199,10 @@ class MetricColumns:
         self._reallocate(capacity, np.nonzero(chosen)[0])
 
     def _reallocate(self, capacity: int, chosen: NDArray[np.intp]) -> None:
-        """Copy the rows ``chosen`` to columns of ``capacity`` rows, one column at a time.
+        """Copy the rows ``chosen`` to columns of ``capacity`` rows.
 
-        So the memory of each old column is free again."""
+        One column is copied at a time, so that the memory of each old column is free again.
+        """
         rows, first = self.rows, np.append(0, chosen[:-1] + 1)  # of the rows that become one
         self._capacity, self.rows = capacity, len(chosen)
         numbers = np.zeros(capacity, np.int64)
@@ -193,7 +221,7 @@ class _ThinnedError(Exception):
 
 
 def rising_points(xs: Floats, ys: Floats) -> Points:
-    """The points with both coordinates, by rising ``xs``."""
+    """Returns the points that have both coordinates, by rising ``xs``; see `rising`."""
     is_complete = ~(np.isnan(xs) | np.isnan(ys))
     xs, ys = xs[is_complete], ys[is_complete]
     chosen = rising(xs)
@@ -201,8 +229,10 @@ def rising_points(xs: Floats, ys: Floats) -> Points:
 
 
 def rising(xs: Floats) -> NDArray[np.bool_]:
-    """Which points remain, so that ``xs`` rises: a resume from an older checkpoint repeats a part,
-    and the repetition replaces it."""
+    """Returns which points remain, so that ``xs`` rises; bool ``[points]``.
+
+    A resume from an older checkpoint repeats a part, and the repetition replaces it.
+    """
     later = np.minimum.accumulate(xs[::-1])[::-1]
     remains = np.ones(len(xs), np.bool_)
     remains[:-1] = xs[:-1] < later[1:]
@@ -210,7 +240,8 @@ def rising(xs: Floats) -> NDArray[np.bool_]:
 
 
 def _full(seconds: Floats) -> NDArray[np.bool_]:
-    """Which of the intervals are not much shorter than those around them."""
+    """Returns which of the intervals are at least half as long as the median of those around
+    them."""
     if not len(seconds) or np.isnan(seconds).all():
         return np.ones(len(seconds), np.bool_)
     seconds = np.where(np.isnan(seconds), np.nanmedian(seconds), seconds)
@@ -221,19 +252,26 @@ def _full(seconds: Floats) -> NDArray[np.bool_]:
 
 
 def _with_parents(paths: Iterable[str]) -> set[str]:
-    """The paths, and those of the figures in which these are nested."""
+    """Returns the paths, and those of the figures in which these are nested: of `a/b/c` also `a/b`
+    and `a`."""
     parts = [path.split("/") for path in paths]
     return {"/".join(each[:depth]) for each in parts for depth in range(1, len(each) + 1)}
 
 
 def _parts(cell: Any) -> Mapping[Any, Any] | None:
-    """Nested figures by their names, those in a list as `by_rank`; None for anything else."""
+    """Returns nested figures by their names, those in a list as `by_rank`; None for anything
+    else."""
     kind = type(cell)
     return cell if kind is dict else by_rank(cell) if kind is list else None
 
 
 def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:
-    """The numbers among values of some types, NaN for others; None if there are none."""
+    """Returns the numbers among values, NaN for others; None if there are none.
+
+    Args:
+        cells: the values.
+        kinds: their types.
+    """
     if kinds.isdisjoint((float, int)):
         return None
     if not kinds <= {float, int}:
@@ -249,5 +287,6 @@ def _numbers(cells: Sequence[Any], kinds: set[type]) -> Floats | None:
 
 
 def _number(cell: Any) -> float:
+    """Returns a number, or NaN: numpy takes None too, but ten times as long."""
     number = finite(cell)
-    return np.nan if number is None else number  # numpy takes None too, but ten times as long
+    return np.nan if number is None else number
