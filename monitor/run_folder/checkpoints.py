@@ -43,15 +43,16 @@ def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
         follow_links: as for `files.open_in`.
     """
     try:
-        meta = _read_meta(run_dir, BEST, follow_links)
+        meta = _read_meta(run_dir, BEST, follow_links=follow_links)
         if "evaluation" not in meta or "play" not in meta:
             return Best(finite(meta["best_return"]))
+
         play = meta["play"]
         return Best(
-            finite(meta["evaluation"]["mean"]),
-            str(play["way"]),
-            int(play["episodes"]),
-            int(play["trained_steps"]),
+            mean=finite(meta["evaluation"]["mean"]),
+            way=str(play["way"]),
+            episodes=int(play["episodes"]),
+            trained_steps=int(play["trained_steps"]),
         )
     except UNREADABLE:
         return None
@@ -68,29 +69,33 @@ def checkpoints(run_dir: Path) -> list[Row]:
     rows: list[Row] = []
     if base.is_symlink():
         return rows
+
     with suppress(OSError):
         for path in sorted(base.iterdir())[:MOST_LISTED]:
-            if not path.is_symlink() and path.is_dir():
-                files = [stamp(path, name) for name in names_in(base, path.name, MOST_LISTED)]
-                if files:
-                    written = max(ns for _, _, ns in files) * 1e-9
-                    nbytes = sum(size for _, size, _ in files)
-                    rows.append({"name": path.name, "nbytes": nbytes, "written": written})
-    rows.sort(key=lambda checkpoint: -checkpoint["written"])
-    for checkpoint in rows[:MOST_HEADS]:
-        checkpoint["trained_steps"] = _trained_steps(run_dir, checkpoint["name"])
+            if path.is_symlink() or not path.is_dir():
+                continue
+            files = [stamp(path, name) for name in names_in(base, path.name, MOST_LISTED)]
+            if files:
+                written_s = max(written_ns for _, _, written_ns in files) * 1e-9
+                nbytes = sum(size for _, size, _ in files)
+                rows.append({"name": path.name, "nbytes": nbytes, "written": written_s})
+
+    rows.sort(key=lambda row: -row["written"])
+    for row in rows[:MOST_HEADS]:
+        row["trained_steps"] = _trained_steps(run_dir, row["name"])
     return rows
 
 
 def _trained_steps(run_dir: Path, name: str) -> float | None:
     """Returns the trained steps of a checkpoint; None if they cannot be read."""
     try:
-        return finite(_read_meta(run_dir, name, False)["progress"]["trained_steps"])
+        meta = _read_meta(run_dir, name, follow_links=False)
+        return finite(meta["progress"]["trained_steps"])
     except UNREADABLE:
         return None
 
 
-def _read_meta(run_dir: Path, name: str, follow_links: bool) -> Mapping[str, Any]:
+def _read_meta(run_dir: Path, name: str, *, follow_links: bool) -> Mapping[str, Any]:
     """Reads what the learner has written into the head of a checkpoint's file.
 
     The file has safetensors' format: the length of the head in 8 bytes, then the head as JSON.
