@@ -61,14 +61,15 @@ KINDS = {
     "stop": "the run began to stop",
     "end": "the run has ended",
 }
-OF_TRAFFIC = ("drop", "lost", "rejected", "refused")
+OF_TRAFFIC = ("drop", "lost", "rejected", "refused")  # kinds whose number peers determine
 REPEAT_S = 10.0
 LATER_S = 3600.0
 RETRY_S = 1.0  # between two attempts to write to a disk that was full
 FILE_NBYTES = 16 << 20
-SHARE_NBYTES = 2 << 20
+SHARE_NBYTES = 2 << 20  # of the file, for each kind of `OF_TRAFFIC`
 WAITING_NBYTES = 4 << 20
-ALIKE = 1000  # distinct events whose repetitions are counted at a time
+# Distinct events whose repetitions are counted at a time; the count of the oldest is then written.
+ALIKE = 1000
 TEXT_LIMIT = 4000  # characters
 DATA_LIMIT = 8000  # characters of JSON
 
@@ -77,12 +78,13 @@ Alike = tuple[str, str | None, int | None, str]  # kind, role, incarnation, text
 
 @dataclass
 class _Repeated:
-    """Repetitions of one event: when its last line was written, how many came since, and the latest
-    of them."""
+    """Repetitions of one event since its last line was written."""
 
     written_s: float
+    """When the last line was written."""
     count: int = 0
     line: dict[str, Any] = field(default_factory=dict)
+    """The latest of the repetitions; empty if there is none."""
 
 
 class EventLog(MetricSink):
@@ -97,6 +99,7 @@ class EventLog(MetricSink):
         """Append to ``logs``/events.jsonl from now on.
 
         Args:
+            logs: the folder `logs` of the run.
             clock: seconds that never go back.
             now: seconds since 1970.
         """
@@ -128,8 +131,18 @@ class EventLog(MetricSink):
         incarnation: int | None = None,
         data: Json | None = None,
     ) -> None:
-        """Write one event, or count it if one with the same kind, role, incarnation and text was
-        written within `REPEAT_S`."""
+        """Write one event, or count it if an equal one was written within `REPEAT_S`.
+
+        The module describes the fields. Secrets are removed from text and data, and both are
+        shortened to their limits.
+
+        Args:
+            kind: one of `KINDS`, or another word that a role has reported.
+            text: one sentence.
+            role: name of the process that the event is about.
+            incarnation: which start of that process.
+            data: depends on the kind.
+        """
         now_s = self._clock()
         text = redacted(text)[:TEXT_LIMIT]
         if self._is_beyond_share(kind):
@@ -185,18 +198,22 @@ class EventLog(MetricSink):
         return kind in OF_TRAFFIC and self._used[kind] >= SHARE_NBYTES
 
     def _repeat_s(self, kind: str) -> float:
+        """The least time between two lines of equal events of this kind."""
         return LATER_S if self._is_beyond_share(kind) else REPEAT_S
 
     def _flush_repeated(self, key: Alike) -> None:
+        """Write the count of an event, if it has repetitions, and forget it."""
         repeated = self._alike.pop(key)
         if repeated.count:
             self._write_repeated(repeated, self._clock())
 
     def _write_repeated(self, repeated: _Repeated, now_s: float) -> None:
+        """Write the latest repetition with the count, and count from 0 again."""
         self._write({**repeated.line, "count": repeated.count})
         repeated.written_s, repeated.count, repeated.line = now_s, 0, {}
 
     def _write(self, line: dict[str, Any]) -> None:
+        """Write a line behind those that wait, or let it wait if the disk was full just now."""
         data = json.dumps(line).encode() + b"\n"
         self._used[line["kind"]] += len(data)
         self._waiting.append(data)
@@ -208,6 +225,7 @@ class EventLog(MetricSink):
             self._write_waiting()
 
     def _write_waiting(self) -> None:
+        """Write the lines that wait, as far as the disk has room for them."""
         try:
             if self._omitted:
                 self._append(self._omission_line())
@@ -219,6 +237,7 @@ class EventLog(MetricSink):
             self._retry_s = self._clock() + RETRY_S
 
     def _omission_line(self) -> bytes:
+        """Returns a line that stands for those that were omitted."""
         text = "events are missing here, because the disk was full for too long"
         line = {"kind": "note", "role": None, "incarnation": None, "text": text}
         about = {"schema": SCHEMA, "time": round(self._now(), 3)}
@@ -226,7 +245,12 @@ class EventLog(MetricSink):
         return json.dumps({**about, **line, "count": self._omitted, "data": {}}).encode() + b"\n"
 
     def _append(self, data: bytes) -> None:
-        """Write one line whole, or raise OSError; a part of a line is removed or ended later."""
+        """Write one complete line.
+
+        Raises:
+            OSError: if the disk has no room for all of it. A part that was written is removed, or
+                the next line begins with a line break.
+        """
         if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
             os.close(self._fd)
             self._fd = -1
@@ -249,6 +273,7 @@ class EventLog(MetricSink):
         self._nbytes += written
 
     def _open(self) -> None:
+        """Open the file, behind what is in it."""
         self._fd = open_private(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._nbytes = os.fstat(self._fd).st_size
         last = os.pread(self._fd, 1, self._nbytes - 1) if self._nbytes else b"\n"
@@ -256,7 +281,7 @@ class EventLog(MetricSink):
 
 
 def _checked(data: Json | None) -> Json:
-    """``data`` if it is JSON of limited size, otherwise a replacement."""
+    """Returns ``data`` if it is JSON of limited size, otherwise an object that says so."""
     try:
         fits = len(json.dumps(data, allow_nan=False)) <= DATA_LIMIT
         if fits and (data is None or isinstance(data, Mapping)):

@@ -27,10 +27,16 @@ written by anyone."""
 
 
 def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
-    """A regular file below ``folder``, opened for reading.
+    """Opens a regular file below a folder for reading.
 
-    Raises OSError for anything but a regular file; without ``follow_links`` also for a link, and
-    for the file of another user.
+    Args:
+        folder: the folder of a run.
+        parts: the names of folders on the way, then that of the file.
+        follow_links: whether links are followed, and files of other users opened.
+
+    Raises:
+        OSError: for anything but a regular file; without ``follow_links`` also for a link, and for
+            the file of another user.
     """
     if follow_links:
         return open_regular(folder.joinpath(*parts))
@@ -57,11 +63,15 @@ def is_trusted(uid: int) -> bool:
 
 
 def names_in(folder: Path, part: str, most: int) -> list[str]:
-    """The names of the files in a subfolder that is no link, sorted; at most ``most``."""
+    """Returns the names of the files in a subfolder, sorted; at most ``most``.
+
+    Empty if the subfolder is a link or cannot be read.
+    """
     names: list[str] = []
     with suppress(OSError):
         if stat.S_ISLNK(os.lstat(folder / part).st_mode):
             return []
+
         with os.scandir(folder / part) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
@@ -74,7 +84,14 @@ def names_in(folder: Path, part: str, most: int) -> list[str]:
 def read_text(
     folder: Path, *parts: str, most: int = TEXT_NBYTES, follow_links: bool = False
 ) -> str | None:
-    """The text of a file, at most its first ``most`` bytes; None if it cannot be read."""
+    """Returns the text of a file; None if it cannot be read.
+
+    Args:
+        folder: see `open_in`.
+        parts: see `open_in`.
+        most: as many bytes are read, from the beginning.
+        follow_links: see `open_in`.
+    """
     try:
         with open_in(folder, *parts, follow_links=follow_links) as file:
             return file.read(most).decode(errors="replace")
@@ -83,7 +100,8 @@ def read_text(
 
 
 def read_json(folder: Path, *parts: str, follow_links: bool = False) -> Row:
-    """The JSON object of a file; empty if there is none."""
+    """Returns the JSON object of a file; empty if there is none. The arguments are those of
+    `open_in`."""
     try:
         value = json.loads(read_text(folder, *parts, follow_links=follow_links) or "")
     except (ValueError, RecursionError):
@@ -92,7 +110,8 @@ def read_json(folder: Path, *parts: str, follow_links: bool = False) -> Row:
 
 
 def read_tail(folder: Path, *parts: str, most: int) -> str | None:
-    """The last ``most`` bytes of a file as text, from the first complete line on."""
+    """Returns the last ``most`` bytes of a file as text, from the first complete line on; None if
+    it cannot be read."""
     try:
         with open_in(folder, *parts) as file:
             size = file.seek(0, os.SEEK_END)
@@ -104,7 +123,8 @@ def read_tail(folder: Path, *parts: str, most: int) -> str | None:
 
 
 def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
-    """Changes when a file is replaced or written: its inode, size and time; zeros without one."""
+    """Returns what changes when a file is replaced or written: its inode, its size in bytes and
+    the time of its last change in nanoseconds; zeros if there is none."""
     with suppress(OSError):
         status = os.lstat(folder.joinpath(*parts))
         return status.st_ino, status.st_size, status.st_mtime_ns
@@ -112,6 +132,8 @@ def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
 
 
 def _name(part: str) -> str:
+    """Returns ``part`` if it is the name of a file or folder; raises PermissionError for a
+    path."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise PermissionError(f"{part!r} is no name of a file")
     return part
