@@ -22,8 +22,8 @@ FORM_ERRORS = (
     *(ArithmeticError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
-"""What it may raise to take figures from a file of another form: damaged, of another release, or
-written by anyone."""
+"""The errors that code raises which takes figures from a file of another form: damaged, of another
+release, or written by anyone."""
 
 
 def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
@@ -40,16 +40,20 @@ def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
     """
     if follow_links:
         return open_regular(folder.joinpath(*parts))
+
+    # Each folder is opened within the one above, so that none on the way can be a link, even if
+    # somebody replaces it meanwhile.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts[:-1]:
-            inner = os.open(_name(part), flags | os.O_DIRECTORY, dir_fd=at)
-            os.close(at)
-            at = inner
-        descriptor = os.open(_name(parts[-1]), flags, dir_fd=at)
+            subdirectory = os.open(_file_name(part), flags | os.O_DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = subdirectory
+        descriptor = os.open(_file_name(parts[-1]), flags, dir_fd=directory)
     finally:
-        os.close(at)
+        os.close(directory)
+
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or not is_trusted(status.st_uid):
         os.close(descriptor)
@@ -131,7 +135,7 @@ def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-def _name(part: str) -> str:
+def _file_name(part: str) -> str:
     """Returns ``part`` if it is the name of a file or folder; raises PermissionError for a
     path."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
