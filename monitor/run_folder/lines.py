@@ -1,4 +1,4 @@
-"""Files of JSON objects, one a line: whole, as they grow, or a sample of their lines.
+"""Reads files of JSON objects, one a line: whole, as they grow, or a sample of their lines.
 
 A line that is still being written, or was damaged by a crash or a full disk, is left out, and so is
 one of more than `LINE_NBYTES`. Memory is bounded also where a file has holes of many gigabytes.
@@ -17,16 +17,17 @@ from penstock.monitor.run_folder.files import Row, open_in, stamp
 
 LINE_NBYTES = 1 << 20
 CHUNK_NBYTES = 1 << 20  # read at a time
-LINES_NBYTES = 4 << 30  # of a longer file only the end is read
-LAST_LINE_NBYTES = (1 << 16, 1 << 21)  # the second where the last line is longer than the first
+LINES_NBYTES = 4 << 30  # only the end of a longer file is read
+# Bytes at the end of a file that are read for its last line; the second where that is longer.
+LAST_LINE_NBYTES = (1 << 16, 1 << 21)
 PROBES = 8  # places of a file at which the length of its lines is measured
-PROBED_LINES = 8  # at each
+PROBED_LINES = 8  # lines that are measured at each of these
 
 Lines = list[Row]
 
 
 def objects(text: bytes) -> Lines:
-    """The objects of complete lines of JSON."""
+    """Returns the JSON objects in the complete lines of ``text``; other lines are left out."""
     rows: Lines = []
     for line in text[: text.rfind(b"\n") + 1].split(b"\n"):
         # A quarter of the time of json.loads.
@@ -38,14 +39,20 @@ def objects(text: bytes) -> Lines:
 
 
 def lines(path: Path) -> Lines:
-    """The objects of a file's last `LINES_NBYTES`; an empty list if it cannot be read."""
+    """Returns the objects of a file's last `LINES_NBYTES`; empty if it cannot be read."""
     file = JsonLines(path.parent, path.name, most=LINES_NBYTES, follow_links=True)
     return [line for chunk in file.chunks() for line in chunk]
 
 
 def last_line(folder: Path, *parts: str, since: int = 0, follow_links: bool = False) -> Row:
-    """The last object of a file, of those that begin at the byte ``since`` or later; empty without
-    one."""
+    """Returns the last object of a file; empty without one.
+
+    Args:
+        folder: see `files.open_in`.
+        parts: see `files.open_in`.
+        since: only objects are taken that begin at this byte or later.
+        follow_links: see `files.open_in`.
+    """
     with suppress(OSError), open_in(folder, *parts, follow_links=follow_links) as file:
         size = file.seek(0, os.SEEK_END)
         for nbytes in LAST_LINE_NBYTES:
@@ -66,8 +73,10 @@ class CompleteLines:
         self._skips = skips  # within a line that is left out
 
     def add(self, chunk: bytes) -> bytes:
-        """The lines that ``chunk`` completes. Of these, the first may be `LINE_NBYTES` longer than
-        the chunk; longer ones are left out."""
+        """Returns the lines that ``chunk`` completes.
+
+        Of these, the first may be `LINE_NBYTES` longer than the chunk; longer ones are left out.
+        """
         complete, newline, self._left = (self._left + chunk).rpartition(b"\n")
         if newline and self._skips:
             complete = complete.partition(b"\n")[2]
@@ -87,11 +96,14 @@ class JsonLines:
     def __init__(
         self, folder: Path, *parts: str, most: int | None = None, follow_links: bool = False
     ) -> None:
-        """
+        """Begin before the first byte; the file need not be there yet.
+
         Args:
-            most: bytes at the end of the file, of those not read yet, before which all are left
-                out.
-            follow_links: as for `open_in`.
+            folder: see `files.open_in`.
+            parts: see `files.open_in`.
+            most: if more bytes than this are new, those at the beginning are left out; None: all
+                are read.
+            follow_links: see `files.open_in`.
         """
         self._folder, self._parts, self._most = folder, parts, most
         self._follow_links = follow_links
@@ -108,8 +120,8 @@ class JsonLines:
         return self._offset
 
     def follow(self, *parts: str) -> bool:
-        """Whether the file that was read is now that of another name, and is read there from now
-        on: a log that was rotated."""
+        """Continue in the file of another name if that is the one that was read: a log that was
+        rotated. Returns whether it is."""
         inode = stamp(self._folder, *parts)[0]
         if not self._inode or inode != self._inode:
             return False
@@ -117,7 +129,8 @@ class JsonLines:
         return True
 
     def chunks(self) -> Iterator[Lines]:
-        """The objects of new complete lines, a list per chunk; none if the file cannot be read."""
+        """Yields the objects of new complete lines, a list per chunk; none if the file cannot be
+        read."""
         try:
             opened = open_in(self._folder, *self._parts, follow_links=self._follow_links)
         except OSError:
@@ -140,10 +153,15 @@ class JsonLines:
 
 
 def read_sample(folder: Path, *parts: str, nbytes: int) -> Lines:
-    """The objects of lines at even distances over a file, and of its last lines, in their order.
+    """Returns the objects of lines at even distances over a file, and of its last lines, in their
+    order; empty if the file cannot be read.
 
-    Reads about ``nbytes``, however long the file is; a line that does not fit the distance at which
-    lines are read is left out. Empty if the file cannot be read.
+    A line that does not fit the distance at which lines are read is left out.
+
+    Args:
+        folder: see `files.open_in`.
+        parts: see `files.open_in`.
+        nbytes: about as many bytes are read, however long the file is.
     """
     try:
         with open_in(folder, *parts) as file:
@@ -169,7 +187,8 @@ def read_sample(folder: Path, *parts: str, nbytes: int) -> Lines:
 
 
 def _longest_line(data: bytes, begins_within_a_line: bool) -> int:
-    """The length of the longest of the first `PROBED_LINES` lines, or of an incomplete one."""
+    """Returns the length of the longest of the first `PROBED_LINES` lines, in bytes with its line
+    break; of an incomplete line if there is no other."""
     parts = data.split(b"\n", PROBED_LINES + 1)
     whole = parts[begins_within_a_line:-1]
     return 1 + max(map(len, whole or parts))

@@ -1,4 +1,4 @@
-"""Metrics, evaluations and events of a run, read as they grow: for the page of `penstock watch`,
+"""Reads metrics, evaluations and events of a run as they grow: for the page of `penstock watch`,
 and for the commands that plot and compare runs.
 
 The page keeps a reader for each open run and asks it again and again, for a part of a second at a
@@ -24,14 +24,18 @@ from penstock.monitor.run_folder.folder import RunFolder
 from penstock.monitor.run_folder.lines import LINES_NBYTES, JsonLines, Lines, read_sample
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, evaluation_figures
 
-SAMPLE_NBYTES = 4 << 20  # of a longer file of metrics a sample is read before all of it
-TAILS_NBYTES = 32 << 20  # of events and of evaluations; the most of either take some megabytes
+# Of a longer file of metrics a sample is read before all of it.
+SAMPLE_NBYTES = 4 << 20
+# The end of a longer file of events or evaluations is read; the most of either take some megabytes.
+TAILS_NBYTES = 32 << 20
 MOST_EVENTS = 20_000
 MOST_EVALUATIONS = 20_000
 
 EVALUATION = "eval_"  # the beginning of the names of an evaluation's figures
-EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}  # of the evaluated weights
-RETURNS = ("episode_return", "eval_return")  # their scale depends on the task
+# By axis, the field of an evaluation with the steps, or the time, of the evaluated weights.
+EVALUATED = {"env_steps": "trained_steps", "time_s": "time_s"}
+# The beginnings of the names of returns, whose scale depends on the task.
+RETURNS = ("episode_return", "eval_return")
 
 
 class RunReader(RunFolder):
@@ -40,7 +44,8 @@ class RunReader(RunFolder):
     def __init__(
         self, folder: Path, *, only: Iterable[str] | None = None, follow_links: bool = False
     ) -> None:
-        """
+        """Begin without measurements; `read` reads them.
+
         Args:
             folder: of the run.
             only: the metrics whose columns are kept, without gaps; None: all, as a screen needs
@@ -67,9 +72,17 @@ class RunReader(RunFolder):
         return JsonLines(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
 
     def read(self, budget_s: float = math.inf) -> float:
-        """Read what is new, for about ``budget_s`` seconds. Returns the share of the metrics that
-        has been read: below 1 there is more. With a budget, the first call on a long file returns
-        with a sample, without waiting for more."""
+        """Read what is new.
+
+        With a budget, the first call on a long file returns with a sample, without waiting for
+        more.
+
+        Args:
+            budget_s: about as many seconds are used.
+
+        Returns:
+            The share of the metrics that has been read: below 1 there is more.
+        """
         ends_s = time.monotonic() + budget_s
         with self.lock:
             for lines in self._evaluations.chunks():
@@ -104,9 +117,16 @@ class RunReader(RunFolder):
         return bool(sample)
 
     def curve(self, x: str, y: str) -> Points:
-        """A metric by rising ``x``, which is "env_steps" or "time_s". A figure of an evaluation is
-        at the steps, or the time, of the evaluated weights. Points that a resume from an older
-        checkpoint has repeated replace the earlier ones."""
+        """Returns the points of a metric, by rising ``x``.
+
+        A figure of an evaluation is at the steps, or the time, of the evaluated weights. Points
+        that a resume from an older checkpoint has repeated replace the earlier ones. Rates are
+        taken of whole intervals only.
+
+        Args:
+            x: "env_steps" or "time_s".
+            y: name of the metric.
+        """
         with self.lock:
             if is_evaluation(y):
                 return evaluation_curve(
@@ -131,12 +151,16 @@ class EventReader:
     """The newest events of a run, in their order, read as they are written."""
 
     def __init__(self, folder: Path) -> None:
+        """``folder``: of the run."""
         self._folder = folder
-        self._logs = [self._log(name) for name in (ROTATED, EVENTS)]
+        self._logs = [self._log(name) for name in (ROTATED, EVENTS)]  # the older file first
         self.events: Lines = []
 
     def read(self) -> None:
-        """Read what is new. What was read before the file was rotated is not read again."""
+        """Read what is new, and keep the newest `MOST_EVENTS`.
+
+        What was read before the file was rotated is not read again.
+        """
         if self._logs[1].follow("logs", ROTATED):
             self._logs = [self._logs[1], self._log(EVENTS)]
         for log in self._logs:
@@ -159,14 +183,19 @@ def is_return(name: str) -> bool:
 
 
 def evaluation_curve(evaluations: Lines, x: str, figure: Callable[[Row], float | None]) -> Points:
-    """A figure of evaluations by the steps ("env_steps") or the time ("time_s") of the evaluated
-    weights."""
+    """Returns the points of a figure of evaluations, by rising ``x``.
+
+    Args:
+        evaluations: lines of `evaluations.jsonl`.
+        x: "env_steps" or "time_s": the steps, or the time, of the evaluated weights.
+        figure: takes the figure of a line; None where there is none.
+    """
     places = np.array([finite(line.get(EVALUATED[x])) for line in evaluations], np.float64)
     return rising_points(places, np.array([figure(line) for line in evaluations], np.float64))
 
 
 def figures_of(evaluation: Row) -> Mapping[str, Any]:
-    """The metrics of an evaluation; empty for a line that was damaged."""
+    """Returns the metrics of an evaluation; empty for a line that was damaged."""
     try:
         return evaluation_figures(evaluation)
     except FORM_ERRORS:
@@ -174,10 +203,13 @@ def figures_of(evaluation: Row) -> Mapping[str, Any]:
 
 
 def lower_end(evaluation: Mapping[str, Any], way: Any = None) -> float | None:
-    """The figure by which evaluations are compared, of a line of `evaluations.jsonl`: the lower end
-    of the interval of the mean return, or in lines of earlier versions the mean.
+    """Returns the figure by which evaluations are compared.
+
+    It is the lower end of the interval of the mean return, or in lines of earlier versions the
+    mean. None if the line has neither.
 
     Args:
+        evaluation: a line of `evaluations.jsonl`.
         way: "greedy" or "sampled"; None: the better one.
     """
     about = evaluation.get(str(way or evaluation.get("play")))
@@ -187,14 +219,19 @@ def lower_end(evaluation: Mapping[str, Any], way: Any = None) -> float | None:
 
 
 def best_evaluation(evaluations: Iterable[Row], way: Any = None) -> Row | None:
-    """The line with the highest `lower_end`; None where no line has any."""
+    """Returns the line with the highest `lower_end`; None where no line has any.
+
+    Args:
+        evaluations: lines of `evaluations.jsonl`.
+        way: as for `lower_end`.
+    """
     known = [(lower_end(line, way), line) for line in evaluations]
     comparable = [(lower, line) for lower, line in known if lower is not None]
     return max(comparable, key=itemgetter(0))[1] if comparable else None
 
 
 def mean_return(evaluation: Mapping[str, Any]) -> float | None:
-    """The mean return in a line of `evaluations.jsonl`, also of earlier versions; None for a line
-    that was damaged."""
+    """Returns the mean return in a line of `evaluations.jsonl`, also of earlier versions; None for
+    a line that was damaged."""
     returns = evaluation.get("return")
     return finite(returns.get("mean")) if isinstance(returns, dict) else None

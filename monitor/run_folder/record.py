@@ -1,4 +1,4 @@
-"""The files of a run: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
+"""Writes the files of a run: a line of `metrics.jsonl` per interval and of `evaluations.jsonl` per
 evaluation, and `summary.json` at its end.
 
 A run may last for months, so lines of metrics become less frequent: their distance is 1/`FINENESS`
@@ -26,11 +26,12 @@ from penstock.profiling.histogram import latencies
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 SUMMARY = "summary.json"
-RESERVED = "summary.json.reserved"
+RESERVED = "summary.json.reserved"  # becomes `summary.json`
 RESERVED_NBYTES = 1 << 16
 FINENESS = 5000
 NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
-WHOLE = {  # metrics of the run so far; the others are of one interval
+# Metrics of the run so far; the others are of one interval.
+WHOLE = {
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
     "return_reached_at_s", "solved_at_s", "updates_skipped", "rollbacks",
     "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
@@ -39,7 +40,9 @@ WHOLE = {  # metrics of the run so far; the others are of one interval
     "eval_return_greedy", "eval_return_greedy_se", "eval_return_sampled", "eval_return_sampled_se",
     "eval_play", "eval_episodes", "closing_evaluation",
 }  # fmt: skip
-OF_A_MOMENT = {"actors_alive", "learners_alive"}  # although they stand beside the last counts
+# Metrics of a moment, although they stand beside the last counts.
+OF_A_MOMENT = {"actors_alive", "learners_alive"}
+# Shares of an interval's time, of which the summary has those of the whole run.
 SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
 LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
 
@@ -49,6 +52,7 @@ class Thinned(MetricSink):
     last."""
 
     def __init__(self, sink: MetricSink) -> None:
+        """``sink``: the sink to which calls are forwarded."""
         self._sink = sink
         self._passed_s: float | None = None  # `time_s` of the last interval that was passed on
         self._held: Json | None = None
@@ -61,12 +65,14 @@ class Thinned(MetricSink):
             self._pass_on()
 
     def _due(self, time_s: float | None) -> bool:
+        """Whether an interval that ends at ``time_s`` is to be forwarded at once."""
         before_s = self._passed_s
         if time_s is None or before_s is None:
             return True
         return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
 
     def _pass_on(self) -> None:
+        """Forward the last interval, unless that was done."""
         metrics, self._held = self._held, None
         if metrics is not None:
             self._passed_s = metrics.get("time_s")
@@ -82,6 +88,7 @@ class Thinned(MetricSink):
         self._sink.tick()
 
     def close(self) -> None:
+        """Forward the last interval, and close the sink."""
         with suppress(OSError):
             self._pass_on()
         self._sink.close()
@@ -100,7 +107,7 @@ class _MetricsFile(MetricSink):
 
 
 class Record(MetricSink):
-    """Writes the files of a run's figures, and keeps the last figures."""
+    """Writes the files of a run's figures, and has the newest value of each figure."""
 
     def __init__(
         self,
@@ -159,7 +166,11 @@ class Record(MetricSink):
             self._lines.metrics(metrics)
 
     def event(self, event: RunEvent) -> bool:
-        """Append an evaluation; keep the summary for the end."""
+        """Append an evaluation; keep the summary for the end.
+
+        Raises:
+            OSError: if the evaluation cannot be written.
+        """
         if event.kind == "end":
             self._summary = event.result
         elif event.kind == "evaluation" and event.result is not None:
@@ -194,7 +205,8 @@ class Record(MetricSink):
                 self._shares[name, part] = before_s + (each or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
-        """The metrics of the whole run; those of one interval are under `last_interval`."""
+        """Returns the metrics of the whole run; those of one interval are under
+        `last_interval`."""
         last = self.last
         whole = {name: value for name, value in last.items() if name in self._whole}
         interval = {name: value for name, value in last.items() if name not in self._whole}
@@ -216,7 +228,12 @@ class Record(MetricSink):
         return whole | ({"last_interval": interval} if interval else {})
 
     def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
-        """`summary.json` of a run that has ended."""
+        """Returns the contents of `summary.json` of a run that has ended.
+
+        Args:
+            exit_reason: why the run has ended.
+            error: the sentence of a failure.
+        """
         return {
             "solved_at_s": None,
             "resumed": self._resumed,
@@ -238,7 +255,11 @@ class Record(MetricSink):
 
     def _write_summary(self, summary: Json) -> None:
         """Write the summary into space that was reserved at the start, so that it is written on a
-        full disk too. If it is too long, the last interval is left out."""
+        full disk too. If it is too long, the last interval is left out.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         text = json.dumps(summary, indent=2) + "\n"
         if self._reserved and len(text) > RESERVED_NBYTES:
             text = self._shortened(text, summary)
@@ -252,6 +273,8 @@ class Record(MetricSink):
             raise OSError(error.errno, error.strerror, SUMMARY) from error
 
     def _shortened(self, text: str, summary: Json) -> str:
+        """Returns a text of the summary for which there is room: ``text`` if the disk has more
+        than was reserved, otherwise one without the last interval."""
         try:
             write_atomic(self._run_dir / RESERVED, text)
             return text
@@ -261,12 +284,13 @@ class Record(MetricSink):
 
 
 def _closing_figures(evaluation: Json) -> dict[str, Any]:
+    """Returns the metrics of an evaluation that decides whether the run is solved."""
     about = {name: evaluation[name] for name in ("play", "trained_steps")}
     return {"closing_evaluation": evaluation["closing"] | about}
 
 
 def _reserve(path: Path) -> bool:
-    """Whether ``path`` has `RESERVED_NBYTES` on the disk."""
+    """Reserves `RESERVED_NBYTES` on the disk for a file; returns whether there is room."""
     with suppress(OSError), open(path, "ab", opener=open_private) as file:
         os.posix_fallocate(file.fileno(), 0, RESERVED_NBYTES)
         return True
@@ -274,6 +298,7 @@ def _reserve(path: Path) -> bool:
 
 
 def _write_in_place(path: Path, text: str) -> None:
+    """Replaces the contents of a file without giving its space back before."""
     with path.open("r+b") as file:
         file.write(text.encode())
         file.truncate()
@@ -282,7 +307,14 @@ def _write_in_place(path: Path, text: str) -> None:
 
 
 def evaluation_figures(evaluation: Json) -> Json:
-    """The metrics of an evaluation."""
+    """Returns the metrics of an evaluation, with None for NaN.
+
+    Args:
+        evaluation: a line of `evaluations.jsonl`.
+
+    Raises:
+        LookupError, TypeError: for a line that was damaged.
+    """
     figures = {
         "eval_return_mean": evaluation["return"]["mean"],
         "eval_return_best": evaluation["best_return_mean"],
@@ -298,12 +330,18 @@ def evaluation_figures(evaluation: Json) -> Json:
 
 
 def _append(path: Path, value: Json) -> None:
-    """Append a line, separated from an incomplete one. Raises OSError if it does not fit."""
+    """Appends a line, on a line of its own behind an incomplete one.
+
+    Raises:
+        OSError: if it does not fit.
+    """
     data = json.dumps(value).encode() + b"\n"
     with open(path, "ab+", buffering=0, opener=open_private) as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 data = b"\n" + data
-        while data:  # a disk with little room takes a part of it
+
+        # A disk with little room takes a part of the data at a time.
+        while data:
             data = data[file.write(data) :]
