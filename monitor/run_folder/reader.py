@@ -64,9 +64,12 @@ class RunReader(RunFolder):
             self.columns = MetricColumns(self._only)
             """The metrics that are shown: until all are read for the first time, of a sample."""
             self.last: Row = {}
-            """The last line of metrics."""
-            self._whole, self._newest = self.columns, self.last  # of what was read, shown or not
+            """The last line of metrics that are shown."""
             self.evaluations: Lines = []
+
+            # The columns and the last line of what was read so far, shown or not.
+            self._columns_so_far = self.columns
+            self._last_so_far = self.last
 
     def _lines_of(self, name: str, most_nbytes: int) -> JsonLines:
         return JsonLines(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
@@ -83,38 +86,48 @@ class RunReader(RunFolder):
         Returns:
             The share of the metrics that has been read: below 1 there is more.
         """
-        ends_s = time.monotonic() + budget_s
+        deadline_s = time.monotonic() + budget_s
         with self.lock:
-            for lines in self._evaluations.chunks():
-                if self._evaluations.replaced:
-                    self.evaluations.clear()
-                self.evaluations += lines
-                del self.evaluations[:-MOST_EVALUATIONS]
-            is_first = not self._metrics.offset and self.columns is self._whole
+            self._read_evaluations()
+            is_first = not self._metrics.offset and self.columns is self._columns_so_far
             if is_first and budget_s < math.inf and self._show_sample():
                 return 0.0
+
             for lines in self._metrics.chunks():
                 if self._metrics.replaced:
-                    self.columns = self._whole = MetricColumns(self._only)
-                    self._newest = {}
-                self._whole.extend(lines)
-                self._newest = lines[-1] if lines else self._newest
-                if time.monotonic() > ends_s:
+                    self.columns = self._columns_so_far = MetricColumns(self._only)
+                    self._last_so_far = {}
+                self._columns_so_far.extend(lines)
+                self._last_so_far = lines[-1] if lines else self._last_so_far
+                if time.monotonic() > deadline_s:
                     break
+
             if self._metrics.offset < self._metrics.nbytes:
                 return self._metrics.offset / self._metrics.nbytes
-            self.columns, self.last = self._whole, self._newest
+            self.columns = self._columns_so_far
+            self.last = self._last_so_far
             return 1.0
+
+    def _read_evaluations(self) -> None:
+        """Read the new evaluations, and keep the newest `MOST_EVALUATIONS`."""
+        for lines in self._evaluations.chunks():
+            if self._evaluations.replaced:
+                self.evaluations.clear()
+            self.evaluations += lines
+            del self.evaluations[:-MOST_EVALUATIONS]
 
     def _show_sample(self) -> bool:
         """Show lines at even distances of a long file; returns whether it is one."""
-        sample: Lines = []
-        if stamp(self.folder, METRICS)[1] > SAMPLE_NBYTES:
-            sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
-        if sample:
-            self.columns, self.last = MetricColumns(self._only), sample[-1]
-            self.columns.extend(sample)
-        return bool(sample)
+        if stamp(self.folder, METRICS)[1] <= SAMPLE_NBYTES:
+            return False
+        sample = read_sample(self.folder, METRICS, nbytes=SAMPLE_NBYTES)
+        if not sample:
+            return False
+
+        self.columns = MetricColumns(self._only)
+        self.columns.extend(sample)
+        self.last = sample[-1]
+        return True
 
     def curve(self, x: str, y: str) -> Points:
         """Returns the points of a metric, by rising ``x``.
@@ -132,18 +145,20 @@ class RunReader(RunFolder):
                 return evaluation_curve(
                     self.evaluations, x, lambda line: finite(figures_of(line).get(y))
                 )
-            xs, ys = self.columns.column(x), self.columns.column(y)
+
+            xs = self.columns.column(x)
+            ys = self.columns.column(y)
             if not is_return(y):
-                full = self.columns.full_intervals()
-                xs, ys = xs[full], ys[full]
+                is_full = self.columns.full_intervals()
+                xs, ys = xs[is_full], ys[is_full]
             return rising_points(xs, ys)
 
     def has(self, metric: str) -> bool:
         """Whether any line that was read has a number of this name."""
         with self.lock:
             if is_evaluation(metric):
-                figures = (figures_of(line).get(metric) for line in self.evaluations)
-                return any(finite(value) is not None for value in figures)
+                values = (figures_of(line).get(metric) for line in self.evaluations)
+                return any(finite(value) is not None for value in values)
             return not np.isnan(self.columns.column(metric)).all()
 
 
@@ -190,8 +205,9 @@ def evaluation_curve(evaluations: Lines, x: str, figure: Callable[[Row], float |
         x: "env_steps" or "time_s": the steps, or the time, of the evaluated weights.
         figure: takes the figure of a line; None where there is none.
     """
-    places = np.array([finite(line.get(EVALUATED[x])) for line in evaluations], np.float64)
-    return rising_points(places, np.array([figure(line) for line in evaluations], np.float64))
+    xs = np.array([finite(line.get(EVALUATED[x])) for line in evaluations], np.float64)
+    ys = np.array([figure(line) for line in evaluations], np.float64)
+    return rising_points(xs, ys)
 
 
 def figures_of(evaluation: Row) -> Mapping[str, Any]:
@@ -212,10 +228,10 @@ def lower_end(evaluation: Mapping[str, Any], way: Any = None) -> float | None:
         evaluation: a line of `evaluations.jsonl`.
         way: "greedy" or "sampled"; None: the better one.
     """
-    about = evaluation.get(str(way or evaluation.get("play")))
-    if not isinstance(about, dict):
+    interval = evaluation.get(str(way or evaluation.get("play")))
+    if not isinstance(interval, dict):
         return mean_return(evaluation) if way is None else None
-    return finite(about.get("lower", about.get("mean")))
+    return finite(interval.get("lower", interval.get("mean")))
 
 
 def best_evaluation(evaluations: Iterable[Row], way: Any = None) -> Row | None:
@@ -225,8 +241,8 @@ def best_evaluation(evaluations: Iterable[Row], way: Any = None) -> Row | None:
         evaluations: lines of `evaluations.jsonl`.
         way: as for `lower_end`.
     """
-    known = [(lower_end(line, way), line) for line in evaluations]
-    comparable = [(lower, line) for lower, line in known if lower is not None]
+    lower_ends = [(lower_end(line, way), line) for line in evaluations]
+    comparable = [(lower, line) for lower, line in lower_ends if lower is not None]
     return max(comparable, key=itemgetter(0))[1] if comparable else None
 
 

@@ -54,28 +54,29 @@ class Thinned(MetricSink):
     def __init__(self, sink: MetricSink) -> None:
         """``sink``: the sink to which calls are forwarded."""
         self._sink = sink
-        self._passed_s: float | None = None  # `time_s` of the last interval that was passed on
-        self._held: Json | None = None
+        self._forwarded_s: float | None = None  # `time_s` of the last interval that was forwarded
+        self._pending: Json | None = None  # the last interval, if it was not forwarded
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         if final:
             return
-        self._held = metrics
-        if self._due(metrics.get("time_s")):
-            self._pass_on()
+        self._pending = metrics
+        if self._is_due(metrics.get("time_s")):
+            self._forward()
 
-    def _due(self, time_s: float | None) -> bool:
+    def _is_due(self, time_s: float | None) -> bool:
         """Whether an interval that ends at ``time_s`` is to be forwarded at once."""
-        before_s = self._passed_s
-        if time_s is None or before_s is None:
+        if time_s is None or self._forwarded_s is None:
             return True
-        return not 0.0 <= time_s - before_s <= time_s / FINENESS  # it goes back in a resume
+        distance_s = time_s - self._forwarded_s
+        # After a resume from a checkpoint the time of the run is earlier.
+        return not 0.0 <= distance_s <= time_s / FINENESS
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         """Forward the last interval, unless that was done."""
-        metrics, self._held = self._held, None
+        metrics, self._pending = self._pending, None
         if metrics is not None:
-            self._passed_s = metrics.get("time_s")
+            self._forwarded_s = metrics.get("time_s")
             self._sink.metrics(metrics)
 
     def event(self, event: RunEvent) -> bool:
@@ -90,7 +91,7 @@ class Thinned(MetricSink):
     def close(self) -> None:
         """Forward the last interval, and close the sink."""
         with suppress(OSError):
-            self._pass_on()
+            self._forward()
         self._sink.close()
 
 
@@ -132,11 +133,33 @@ class Record(MetricSink):
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
         self.last: dict[str, Any] = {}
-        evaluations = lines(run_dir / EVALUATIONS)
+        """The newest value of each figure."""
+        self._read_evaluations(env, goal)
+
+        self._lines = Thinned(_MetricsFile(run_dir / METRICS))
+        self._summary: Json | None = None  # once the run has ended
+
+        # What is added up over the intervals, for the summary.
+        self._time_s: float | None = None  # `time_s` of the last interval
+        self._span_s = 0.0  # duration of the intervals whose shares were added up
+        self._seconds: dict[tuple[str, str], float] = {}  # by figure of `SHARES` and its part
+        self._lag: Counter[int] = Counter()
+        self._latency: Counter[int] = Counter()
+
+        # Names of the metrics that are of the whole run.
+        recorded_columns = () if env is None else env.record
+        recorded_means = (name.format(key) for key in recorded_columns for name in RECORD_MEANS)
+        self._whole = {*WHOLE, *recorded_means}
+        self._is_reserved = _reserve(run_dir / RESERVED)
+
+    def _read_evaluations(self, env: EnvConfig | None, goal: float | None) -> None:
+        """Read the last evaluation, and the last closing one, of earlier processes of the run."""
+        evaluations = lines(self._run_dir / EVALUATIONS)
         for line in evaluations[-1:]:
             with suppress(*FORM_ERRORS):
                 if env is None or env.is_same(line.get("env", {})):
                     self.evaluation = evaluation_figures(line)
+
         # A resume of a run that is solved does not evaluate again.
         for line in evaluations:
             with suppress(*FORM_ERRORS):
@@ -144,16 +167,6 @@ class Record(MetricSink):
                     continue
                 if env is None or env.is_same(line.get("env", {})):
                     self.last |= _closing_figures(line)
-        self._lines = Thinned(_MetricsFile(run_dir / METRICS))
-        self._summary: Json | None = None
-        self._time_s: float | None = None  # of the last interval
-        self._span_s = 0.0  # of the intervals whose shares were added up
-        self._shares: dict[tuple[str, str], float] = {}  # seconds, by figure and part
-        self._lag: Counter[int] = Counter()
-        self._latency: Counter[int] = Counter()
-        record = () if env is None else env.record
-        self._whole = {*WHOLE, *(name.format(key) for key in record for name in RECORD_MEANS)}
-        self._reserved = _reserve(run_dir / RESERVED)
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
         """Append an interval if it is due. Final figures are written to the summary only."""
@@ -161,7 +174,8 @@ class Record(MetricSink):
         if final:
             self._whole.update(metrics.keys() - OF_A_MOMENT)
             return
-        self._count_time(metrics)
+
+        self._add_up(metrics)
         if self._folder.is_in_place():
             self._lines.metrics(metrics)
 
@@ -186,23 +200,30 @@ class Record(MetricSink):
                 raise OSError(error.errno, error.strerror, EVALUATIONS) from error
         return False
 
-    def _count_time(self, metrics: Json) -> None:
+    def _add_up(self, metrics: Json) -> None:
         """Add up histograms and time shares for the whole run."""
         for name, total in ((LAG, self._lag), (LATENCY, self._latency)):
             for bin_, steps in (metrics.get(name) or {}).items():
                 total[int(bin_)] += steps
-        time_s, share = metrics.get("time_s"), metrics.get("learner_compute_fraction")
-        if time_s is None or share is None:
+
+        time_s = metrics.get("time_s")
+        if time_s is None or metrics.get("learner_compute_fraction") is None:
             return
-        first_s = metrics.get("interval_s") or 0.0
-        span_s = first_s if self._time_s is None else max(0.0, time_s - self._time_s)
+
+        # A line may be missing, so the time since the last one counts, not the interval.
+        if self._time_s is None:
+            span_s = metrics.get("interval_s") or 0.0
+        else:
+            span_s = max(0.0, time_s - self._time_s)
         self._time_s = time_s
         self._span_s += span_s
+
         for name in SHARES:
             value = metrics.get(name)
-            for part, each in value.items() if isinstance(value, dict) else [("", value)]:
-                before_s = self._shares.get((name, part), 0.0)
-                self._shares[name, part] = before_s + (each or 0.0) * span_s
+            shares = value if isinstance(value, dict) else {"": value}
+            for part, share in shares.items():
+                seconds = self._seconds.get((name, part), 0.0)
+                self._seconds[name, part] = seconds + (share or 0.0) * span_s
 
     def _of_the_run(self) -> dict[str, Any]:
         """Returns the metrics of the whole run; those of one interval are under
@@ -210,22 +231,28 @@ class Record(MetricSink):
         last = self.last
         whole = {name: value for name, value in last.items() if name in self._whole}
         interval = {name: value for name, value in last.items() if name not in self._whole}
+
         seconds = last.get("time_s")
         for name, steps in (("steps_per_s", "env_steps"), ("trained_steps_per_s", "trained_steps")):
             if name in last:
-                known = seconds and last.get(steps) is not None
-                whole[name] = last[steps] / seconds if known else None
+                is_known = seconds and last.get(steps) is not None
+                whole[name] = last[steps] / seconds if is_known else None
+
         if self._span_s:
-            parts: dict[str, dict[str, float]] = {}
-            for (name, part), part_s in self._shares.items():
-                parts.setdefault(name, {})[part] = part_s / self._span_s
-            whole |= {name: by_part.get("", by_part) for name, by_part in parts.items()}
+            shares: dict[str, dict[str, float]] = {}
+            for (name, part), part_s in self._seconds.items():
+                shares.setdefault(name, {})[part] = part_s / self._span_s
+            # A figure that is a single number has one part, without a name.
+            whole |= {name: by_part.get("", by_part) for name, by_part in shares.items()}
             whole["utilization"] = whole["learner_compute_fraction"]
         if self._lag:
             whole |= lags(self._lag)
         if self._latency:
             whole |= latencies(self._latency)
-        return whole | ({"last_interval": interval} if interval else {})
+
+        if interval:
+            whole["last_interval"] = interval
+        return whole
 
     def summary(self, exit_reason: str, error: str | None) -> dict[str, Any]:
         """Returns the contents of `summary.json` of a run that has ended.
@@ -261,10 +288,10 @@ class Record(MetricSink):
             OSError: if it cannot be written.
         """
         text = json.dumps(summary, indent=2) + "\n"
-        if self._reserved and len(text) > RESERVED_NBYTES:
-            text = self._shortened(text, summary)
+        if self._is_reserved and len(text) > RESERVED_NBYTES:
+            text = self._fitting_text(text, summary)
         try:
-            if self._reserved:
+            if self._is_reserved:
                 _write_in_place(self._run_dir / RESERVED, text)
                 (self._run_dir / RESERVED).replace(self._run_dir / SUMMARY)
             else:
@@ -272,7 +299,7 @@ class Record(MetricSink):
         except OSError as error:
             raise OSError(error.errno, error.strerror, SUMMARY) from error
 
-    def _shortened(self, text: str, summary: Json) -> str:
+    def _fitting_text(self, text: str, summary: Json) -> str:
         """Returns a text of the summary for which there is room: ``text`` if the disk has more
         than was reserved, otherwise one without the last interval."""
         try:
@@ -285,8 +312,8 @@ class Record(MetricSink):
 
 def _closing_figures(evaluation: Json) -> dict[str, Any]:
     """Returns the metrics of an evaluation that decides whether the run is solved."""
-    about = {name: evaluation[name] for name in ("play", "trained_steps")}
-    return {"closing_evaluation": evaluation["closing"] | about}
+    details = {name: evaluation[name] for name in ("play", "trained_steps")}
+    return {"closing_evaluation": evaluation["closing"] | details}
 
 
 def _reserve(path: Path) -> bool:
@@ -322,10 +349,11 @@ def evaluation_figures(evaluation: Json) -> Json:
         "eval_trained_steps": evaluation["trained_steps"],
     }
     if "play" in evaluation:  # absent in lines of earlier versions
-        figures |= {"eval_play": evaluation["play"], "eval_episodes": evaluation["episodes"]}
-        for way in ("greedy", "sampled"):
-            figures[f"eval_return_{way}"] = evaluation[way]["mean"]
-            figures[f"eval_return_{way}_se"] = evaluation[way]["se"]
+        figures["eval_play"] = evaluation["play"]
+        figures["eval_episodes"] = evaluation["episodes"]
+        for play in ("greedy", "sampled"):
+            figures[f"eval_return_{play}"] = evaluation[play]["mean"]
+            figures[f"eval_return_{play}_se"] = evaluation[play]["se"]
     return without_nan(figures)  # type: ignore[no-any-return]
 
 
