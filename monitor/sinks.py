@@ -25,13 +25,17 @@ from penstock.monitor.run_folder.record import METRICS, Thinned, evaluation_figu
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-SHOWN = ("note", "restart", "refused", "rollback")  # events that are shown at once
+SHOWN = ("note", "restart", "refused", "rollback")  # kinds of events that are shown at once
 ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
-KIND = re.compile("[a-z][a-z_]{0,31}")
+KIND = re.compile("[a-z][a-z_]{0,31}")  # the form of a kind that a role may report
 
 
 def check_libraries(config: Config) -> None:
-    """Raise UserError for a missing library that the config needs."""
+    """Checks that the libraries of the requested sinks are installed.
+
+    Raises:
+        UserError: for one that is missing.
+    """
     for spec, value in _requested(config):
         found = find_spec(spec.library) if spec.library else None
         if spec.library and (found is None or found.origin is None):  # or a folder of that name
@@ -44,8 +48,10 @@ def check_libraries(config: Config) -> None:
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
-    """The optional sinks that the config requests; unless their spec says otherwise, they get the
-    same intervals as `metrics.jsonl`."""
+    """Makes the optional sinks that the config requests.
+
+    Unless their spec says otherwise, they get the same intervals as `metrics.jsonl`.
+    """
     sinks: list[MetricSink] = []
     for spec, _ in _requested(config):
         make: SinkFactory = resolve_name(spec.entry_point)
@@ -55,7 +61,7 @@ def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
 
 
 def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
-    """The requested optional sinks, and the values of their options."""
+    """Yields the requested optional sinks, and the values of their options."""
     options = config.run.model_dump()
     for spec in SINKS.specs.values():
         value = options[spec.name]
@@ -77,10 +83,11 @@ class FanOut(MetricSink):
         evaluation: Json | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Calls are forwarded to the ``sinks`` in order. The first is closed last, so that it can
-        record notes of the others.
+        """Forward calls to the sinks.
 
         Args:
+            sinks: they are called in order. The first is closed last, so that it can record notes
+                of the others.
             evaluation: figures of the last evaluation before a resume.
             clock: seconds that never go back.
         """
@@ -90,7 +97,11 @@ class FanOut(MetricSink):
         self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
 
     def metrics(self, metrics: Json, *, final: bool = False) -> bool:
-        """Forward the metrics of an interval, with the figures of the last evaluation."""
+        """Forward the metrics of an interval, with the figures of the last evaluation.
+
+        Returns:
+            Whether a sink asks for the end of the run.
+        """
         metrics = without_nan({**metrics} if final else {**metrics, **self._evaluation})
         end = False
         for sink in self._sinks:
@@ -99,6 +110,11 @@ class FanOut(MetricSink):
         return end
 
     def event(self, event: RunEvent) -> bool:
+        """Forward an event, and show it if it concerns the user.
+
+        Returns:
+            Whether a sink asks for the end of the run.
+        """
         shown = event.reported or event.kind in SHOWN
         event = replace(event, text=redacted(event.text))
         if event.reported:
@@ -134,6 +150,7 @@ class FanOut(MetricSink):
 
     @contextmanager
     def _contained(self, told: bool = True) -> Iterator[None]:
+        """Catch an OSError of a sink; it becomes a note if ``notes_failure``."""
         try:
             yield
         except OSError as error:
@@ -141,8 +158,13 @@ class FanOut(MetricSink):
                 self.note(_failure(error))
 
     def _limited(self, event: RunEvent) -> tuple[RunEvent, bool]:
-        """The event, and whether its role is within its rate. Events beyond it are replaced by one
-        that is only counted: a role can neither fill the disk nor displace the events of others.
+        """Limit the rate of the events that a role reports.
+
+        Events beyond it are replaced by one that is only counted: a role can neither fill the disk
+        nor displace the events of others.
+
+        Returns:
+            The event to forward, and whether its role is within its rate.
         """
         role, now_s = event.role or "", self._clock()
         left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
@@ -158,4 +180,5 @@ class FanOut(MetricSink):
 
 
 def _failure(error: OSError) -> str:
+    """Returns the sentence about a file that a sink cannot write."""
     return f"{error.filename or METRICS} cannot be written: {error.strerror or error}"

@@ -26,11 +26,13 @@ from penstock.monitor.supervisor_client import STACKS, Report, give_order, reach
 from penstock.profiling.dump import stacks_path
 
 TIMEOUT_S = 2.0
-ELSEWHERE_S = 6.0  # if some are on other hosts
+# The time that the processes of a run with other hosts have.
+ELSEWHERE_S = 6.0
 POLL_S = 0.01
-FILE_NBYTES = 1 << 20  # of old stacks that are kept
+# A file with more bytes of old stacks is emptied before new ones are appended.
+FILE_NBYTES = 1 << 20
 MODULE = "penstock.launch.role"
-BIT = 1 << signal.SIGUSR1 - 1
+BIT = 1 << signal.SIGUSR1 - 1  # of a signal mask
 
 
 @dataclass
@@ -41,7 +43,9 @@ class Asked:
     pid: int
     path: Path
     start: int = 0
+    """Size of the file before the request."""
     why_not: str | None = None
+    """Why there are no stacks; None as long as there is no reason."""
     elsewhere: bool = False
     """Whether the process is on another host, from where the supervisor gets its stacks."""
 
@@ -77,6 +81,7 @@ class Asked:
 
     @property
     def text(self) -> str | None:
+        """The stacks that were appended since the request; None if there are none."""
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(self.start)
             return file.read(FILE_NBYTES).decode(errors="replace").strip() or None
@@ -84,9 +89,18 @@ class Asked:
 
 
 def stacks(run: str) -> Report:
-    """The stacks of the supervisor and of each process, or the reason for missing ones.
+    """Gets the stacks of the supervisor and of each process of a run, or the reason for missing
+    ones.
 
-    Raises UserError if the run is not live.
+    Args:
+        run: the folder of the run.
+
+    Returns:
+        ``processes``, each as `_outcome` describes it, and ``supervisor_answers``, whether the
+        supervisor has replied.
+
+    Raises:
+        UserError: if the run is not live.
     """
     reached = reach(run)
     told = {p["name"]: p for p in (reached.report or {"processes": []})["processes"]}
@@ -118,20 +132,28 @@ def stacks(run: str) -> Report:
 
 
 def describe(report: Report) -> str:
-    """The report as text: a heading for each process, then its stacks, innermost call first."""
+    """Returns the report of `stacks` as text: a heading for each process, then its stacks,
+    innermost call first."""
     blocks: list[str] = []
     for process in report["processes"]:
         title = f"== {process['name']}, pid {process['pid']}"
         if process["status"] is not None:
             title = f"== {process['name']}, {in_a_line(process['status'])}"
         blocks.append(f"{title}\n{process['stacks'] or process['why_not']}")
+
     if not report["supervisor_answers"]:
         blocks.append("the supervisor does not reply: it is busy, or hangs in the call shown above")
     return "\n\n".join(blocks)
 
 
 def _order(run: str, names: list[str], told: Report) -> list[Asked]:
-    """Have the supervisor ask the processes that it has started on other hosts."""
+    """Has the supervisor request the stacks of processes that it has started on other hosts.
+
+    Args:
+        run: the folder of the run.
+        names: of the processes.
+        statuses: by name, what the supervisor has reported of each.
+    """
     found = []
     for name in names:
         path = stacks_path(Path(run), name)
@@ -145,6 +167,16 @@ def _order(run: str, names: list[str], told: Report) -> list[Asked]:
 
 
 def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
+    """Returns what came of a request.
+
+    Args:
+        request: the process that was requested to append its stacks.
+        status: what the supervisor has reported of it; empty if unknown.
+
+    Returns:
+        Name, pid and status of the process, and either ``stacks`` or ``why_not``; the other is
+        None.
+    """
     text, why_not = one.text, one.why_not
     if why_not is None and not one.done:
         limit_s = ELSEWHERE_S if one.elsewhere else TIMEOUT_S
@@ -161,13 +193,20 @@ def _outcome(one: Asked, status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _doing(status: dict[str, Any]) -> str:
-    """The last known state of a process that does not reply."""
+    """Returns the last known state of a process that does not reply, with the part of its code in
+    which its main thread is."""
     state = f"; it is {status['state']}" if status.get("state") else ""
     main = [t for t in status.get("threads", []) if t["part"] is not None][:1]
     return state + "".join(f", in {t['part']} for {lasting(t['for_s'])}" for t in main)
 
 
 def _hold(pid: int, open_fds: ExitStack) -> int:
+    """Opens a pidfd of a process, which ``open_fds`` closes.
+
+    Raises:
+        ProcessLookupError: if there is no such process.
+        UserError: if this process may not access it.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -182,15 +221,15 @@ def _hold(pid: int, open_fds: ExitStack) -> int:
 
 
 def _descendants_of(pid: int) -> list[psutil.Process]:
-    """All descendants of the supervisor, which include the roles."""
+    """Returns all descendants of the supervisor by their pids; these include the roles."""
     with suppress(psutil.NoSuchProcess):
         return sorted(psutil.Process(pid).children(recursive=True), key=lambda child: child.pid)
     return []
 
 
 def _role_of(process: psutil.Process) -> str | None:
-    """The name of the role of a process; None for other processes, such as a role's shim, whose
-    command line contains that of the role."""
+    """Returns the name of the role of a process; None for other processes, such as a role's shim,
+    whose command line contains that of the role."""
     words: list[str] = process.cmdline()
     if "-c" in words or MODULE not in words[:-1]:
         return None
@@ -198,4 +237,5 @@ def _role_of(process: psutil.Process) -> str | None:
 
 
 def _size(path: Path) -> int:
+    """Returns the size of a file in bytes; 0 without one."""
     return path.stat().st_size if path.exists() else 0

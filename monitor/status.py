@@ -10,13 +10,18 @@ from penstock.monitor.supervisor_client import TIMEOUT_S, Report, reach
 from penstock.profiling.ledger import fractions
 
 WINDOW_S = 1.0
-SHOWN_PARTS = 4
+SHOWN_PARTS = 4  # parts of a thread's time, the largest ones
 
 
 def status(run: str, window_s: float = WINDOW_S) -> Report:
-    """The status of the processes of a run, with their time shares over ``window_s``.
+    """Returns the status of the processes of a run, with their time shares.
 
-    Raises UserError if the run is not live, or the supervisor does not reply.
+    Args:
+        run: the folder of the run.
+        window_s: as many seconds pass, of which the shares are.
+
+    Raises:
+        UserError: if the run is not live, or the supervisor does not reply.
     """
     before = _must_answer(run)
     time.sleep(window_s)
@@ -26,8 +31,14 @@ def status(run: str, window_s: float = WINDOW_S) -> Report:
 
 
 def add_shares(report: Report, before: Report) -> None:
-    """Add to a report the shares of time since an earlier one: `ledger` of each thread, in place of
-    its `seconds`, and `cpu` of each process. ``before`` keeps its `seconds`."""
+    """Adds to a report the shares of time since an earlier one.
+
+    They are `ledger` of each thread, in place of its `seconds`, and `cpu` of each process.
+
+    Args:
+        report: of the supervisor; it is changed.
+        earlier: of the same supervisor; it keeps its `seconds`.
+    """
     report["window_s"] = report["running_s"] - before["running_s"]
     earlier = {(p["name"], p["pid"]): p for p in before["processes"]}
     for process in report["processes"]:
@@ -35,13 +46,18 @@ def add_shares(report: Report, before: Report) -> None:
 
 
 def probe(run: str) -> int:
-    """The pid of the supervisor of a run, which replies. Raises UserError if it does not."""
+    """Returns the pid of the supervisor of a run, which replies.
+
+    Raises:
+        UserError: if it does not.
+    """
     pid: int = _must_answer(run)["pid"]
     return pid
 
 
 def describe(report: Report) -> str:
-    """The report as text: a line for each process, and one for each of its threads."""
+    """Returns the report of `status` as text: a line for each process, and one for each of its
+    threads."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report["since"]))
     lines = [
         f"{report['run']}: since {began}, for {lasting(report['running_s'])}; supervisor pid "
@@ -58,7 +74,12 @@ def describe(report: Report) -> str:
 
 
 def in_a_line(process: Report) -> str:
-    """A process in a line: "pid 71, stopped, silent for 41 s, in phase environment for 41 s"."""
+    """Returns a process as text: "pid 71, stopped, silent for 41 s, in phase environment for
+    41 s".
+
+    Args:
+        process: one of the ``processes`` of a report.
+    """
     if process["pid"] is None:
         return "does not run: it has ended, or will be restarted"
     silent_s = process["silent_s"]
@@ -72,7 +93,8 @@ def in_a_line(process: Report) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """0.0213 -> "0.02 s", 41.3 -> "41 s", 200 -> "3 min 20 s", 7400 -> "2 h 3 min"."""
+    """Returns a duration as text: 0.0213 -> "0.02 s", 41.3 -> "41 s", 200 -> "3 min 20 s", 7400 ->
+    "2 h 3 min"."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < 120:
@@ -83,6 +105,8 @@ def lasting(seconds: float) -> str:
 
 
 def _thread_line(thread: Report, width: int) -> str:
+    """Returns a thread as a line, behind so many columns: what it does, and the largest shares of
+    its time."""
     inside = "not started yet"
     if thread["part"] is not None:
         inside = f"in {thread['part']} for {lasting(thread['for_s'])}"
@@ -92,7 +116,14 @@ def _thread_line(thread: Report, width: int) -> str:
 
 
 def _add_shares(process: Report, before: Report, window_s: float) -> None:
-    """Shares of each thread's time, and of a processor, since ``before``; or since its start."""
+    """Adds to a process the shares of each thread's time, and of a processor.
+
+    Args:
+        process: one of the ``processes`` of a report; it is changed.
+        earlier: the same process in the earlier report; empty if it was not there, then shares are
+            since its start.
+        window_s: seconds between both.
+    """
     threads = {thread["name"]: thread["seconds"] for thread in before.get("threads", [])}
     for thread in process.get("threads", []):
         thread["ledger"] = fractions(thread.pop("seconds"), threads.get(thread["name"], {}))
@@ -101,6 +132,11 @@ def _add_shares(process: Report, before: Report, window_s: float) -> None:
 
 
 def _must_answer(run: str) -> Report:
+    """Returns the report of the supervisor of a run.
+
+    Raises:
+        UserError: if it does not reply.
+    """
     reached = reach(run)
     if reached.report is None:
         raise UserError(
