@@ -61,13 +61,14 @@ class ScrapeServer(ThreadingMixIn, TCPServer):
         Raises:
             OSError: the address cannot be used.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = addresses[0]
         super().__init__(address, _Handler)  # type: ignore[arg-type]
         self.page = page
         self.port: int = self.socket.getsockname()[1]
+
         self._open: dict[Any, None] = {}  # connections, the oldest first
-        self._lock = threading.Lock()  # of `_open`
+        self._lock = threading.Lock()  # held while `_open` is read or changed
         self._closes = threading.Event()
         self._thread = threading.Thread(
             target=self.serve_forever, args=(POLL_S,), name="scrapes", daemon=True

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.run import SINKS, SinkOptions, SinkSpec
@@ -26,8 +26,19 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 SHOWN = ("note", "restart", "refused", "rollback")  # kinds of events that are shown at once
+
+ROLE_BURST = 100.0  # events that one role may report at once
+
+ROLE_RATE = 5.0  # events that one role may report in a second
 ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
 KIND = re.compile("[a-z][a-z_]{0,31}")  # the form of a kind that a role may report
+
+
+class _Allowance(NamedTuple):
+    """How many events a role might report at a time."""
+
+    events: float
+    time_s: float
 
 
 def check_libraries(config: Config) -> None:
@@ -37,14 +48,20 @@ def check_libraries(config: Config) -> None:
         UserError: for one that is missing.
     """
     for spec, value in _requested(config):
-        found = find_spec(spec.library) if spec.library else None
-        if spec.library and (found is None or found.origin is None):  # or a folder of that name
-            default = SinkOptions.model_fields[spec.name].default
-            raise UserError(
-                f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
-                f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '
-                f"run.{spec.name}={json.dumps(default)}"
-            )
+        if not spec.library or _is_installed(spec.library):
+            continue
+        default = SinkOptions.model_fields[spec.name].default
+        raise UserError(
+            f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
+            f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '
+            f"run.{spec.name}={json.dumps(default)}"
+        )
+
+
+def _is_installed(library: str) -> bool:
+    """Whether a library can be imported; a folder of that name, without code, is none."""
+    module = find_spec(library)
+    return module is not None and module.origin is not None
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
@@ -94,7 +111,7 @@ class FanOut(MetricSink):
         self._sinks = sinks
         self._evaluation = evaluation or {}
         self._clock = clock
-        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
+        self._allowances: dict[str, _Allowance] = {}  # by role, after its last event
 
     def metrics(self, metrics: Json, *, final: bool = False) -> bool:
         """Forward the metrics of an interval, with the figures of the last evaluation.
@@ -115,17 +132,20 @@ class FanOut(MetricSink):
         Returns:
             Whether a sink asks for the end of the run.
         """
-        shown = event.reported or event.kind in SHOWN
+        is_shown = event.reported or event.kind in SHOWN
         event = replace(event, text=redacted(event.text))
         if event.reported:
-            event, shown = self._limited(event)
+            event, is_shown = self._limited(event)
         if event.kind == "evaluation" and event.result is not None:
             self._evaluation = evaluation_figures(event.result)
+
         end = False
         for sink in self._sinks:
-            with self._contained(told=event.kind != "note"):
+            # A failure to record a note is no note, which might fail again.
+            with self._contained(notes_failure=event.kind != "note"):
                 end = sink.event(event) or end
-        if shown:
+
+        if is_shown:
             for sink in self._sinks:
                 with suppress(OSError):
                     sink.note(event.text)
@@ -149,12 +169,12 @@ class FanOut(MetricSink):
                     print(_failure(error), file=sys.stderr, flush=True)
 
     @contextmanager
-    def _contained(self, told: bool = True) -> Iterator[None]:
+    def _contained(self, *, notes_failure: bool = True) -> Iterator[None]:
         """Catch an OSError of a sink; it becomes a note if ``notes_failure``."""
         try:
             yield
         except OSError as error:
-            if told:
+            if notes_failure:
                 self.note(_failure(error))
 
     def _limited(self, event: RunEvent) -> tuple[RunEvent, bool]:
@@ -166,17 +186,23 @@ class FanOut(MetricSink):
         Returns:
             The event to forward, and whether its role is within its rate.
         """
-        role, now_s = event.role or "", self._clock()
-        left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
-        left = min(ROLE_BURST, left + (now_s - since_s) * ROLE_RATE)
-        taken = left >= 1.0
-        self._allowance[role] = (left - taken, now_s)
+        role = event.role or ""
+        now_s = self._clock()
+        allowance = self._allowances.get(role, _Allowance(ROLE_BURST, now_s))
+
+        # The allowance is refilled with time.
+        refilled = allowance.events + (now_s - allowance.time_s) * ROLE_RATE
+        available = min(ROLE_BURST, refilled)
+        is_within_rate = available >= 1.0
+        remaining = available - 1.0 if is_within_rate else available
+        self._allowances[role] = _Allowance(remaining, now_s)
+
         if not KIND.fullmatch(event.kind):
             event = replace(event, kind="note")
-        if not taken:
+        if not is_within_rate:
             text = "reports too many events; the rest is counted only"
             event = replace(event, text=text, data={})
-        return event, taken
+        return event, is_within_rate
 
 
 def _failure(error: OSError) -> str:

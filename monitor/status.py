@@ -23,14 +23,14 @@ def status(run: str, window_s: float = WINDOW_S) -> Report:
     Raises:
         UserError: if the run is not live, or the supervisor does not reply.
     """
-    before = _must_answer(run)
+    earlier = _must_answer(run)
     time.sleep(window_s)
     report = _must_answer(run)
-    add_shares(report, before)
+    add_shares(report, earlier)
     return report
 
 
-def add_shares(report: Report, before: Report) -> None:
+def add_shares(report: Report, earlier: Report) -> None:
     """Adds to a report the shares of time since an earlier one.
 
     They are `ledger` of each thread, in place of its `seconds`, and `cpu` of each process.
@@ -39,10 +39,11 @@ def add_shares(report: Report, before: Report) -> None:
         report: of the supervisor; it is changed.
         earlier: of the same supervisor; it keeps its `seconds`.
     """
-    report["window_s"] = report["running_s"] - before["running_s"]
-    earlier = {(p["name"], p["pid"]): p for p in before["processes"]}
+    window_s = report["running_s"] - earlier["running_s"]
+    report["window_s"] = window_s
+    previous = {(process["name"], process["pid"]): process for process in earlier["processes"]}
     for process in report["processes"]:
-        _add_shares(process, earlier.get((process["name"], process["pid"]), {}), report["window_s"])
+        _add_shares(process, previous.get((process["name"], process["pid"]), {}), window_s)
 
 
 def probe(run: str) -> int:
@@ -63,11 +64,12 @@ def describe(report: Report) -> str:
         f"{report['run']}: since {began}, for {lasting(report['running_s'])}; supervisor pid "
         f"{report['pid']}; shares are of the last {lasting(report['window_s'])}"
     ]
-    width = max((len(p["name"]) for p in report["processes"]), default=0)
+
+    width = max((len(process["name"]) for process in report["processes"]), default=0)
+    supervisor_host = report.get("host")
     for process in report["processes"]:
-        here = report.get("host")
-        host = process.get("host", here)
-        place = "" if host == here else f"{host}: "
+        host = process.get("host", supervisor_host)
+        place = "" if host == supervisor_host else f"{host}: "
         lines.append(f"{process['name']:{width}}  {place}{in_a_line(process)}")
         lines += [_thread_line(thread, width) for thread in process.get("threads", [])]
     return "\n".join(lines)
@@ -82,12 +84,13 @@ def in_a_line(process: Report) -> str:
     """
     if process["pid"] is None:
         return "does not run: it has ended, or will be restarted"
+
     silent_s = process["silent_s"]
-    said = "no sign of life yet" if silent_s is None else f"silent for {lasting(silent_s)}"
+    sign = "no sign of life yet" if silent_s is None else f"silent for {lasting(silent_s)}"
     cpu = f", cpu {percent(process['cpu'])}" if process.get("cpu") is not None else ""
-    again = f", incarnation {process['incarnation']}" if process["incarnation"] else ""
+    incarnation = f", incarnation {process['incarnation']}" if process["incarnation"] else ""
     return (
-        f"pid {process['pid']}{again}, {process.get('state', 'ended')}, {said}, in phase "
+        f"pid {process['pid']}{incarnation}, {process.get('state', 'ended')}, {sign}, in phase "
         f"{process['phase']} for {lasting(process['phase_for_s'])}{cpu}"
     )
 
@@ -107,15 +110,15 @@ def lasting(seconds: float) -> str:
 def _thread_line(thread: Report, width: int) -> str:
     """Returns a thread as a line, behind so many columns: what it does, and the largest shares of
     its time."""
-    inside = "not started yet"
+    activity = "not started yet"
     if thread["part"] is not None:
-        inside = f"in {thread['part']} for {lasting(thread['for_s'])}"
-    most = sorted(thread["ledger"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
-    shares = ", ".join(f"{part} {share:.0%}" for part, share in most if share >= 0.005)
-    return f"{'':{width}}    {thread['name']:8}  {inside:24}  {shares}"
+        activity = f"in {thread['part']} for {lasting(thread['for_s'])}"
+    largest = sorted(thread["ledger"].items(), key=lambda item: -item[1])[:SHOWN_PARTS]
+    shares = ", ".join(f"{part} {share:.0%}" for part, share in largest if share >= 0.005)
+    return f"{'':{width}}    {thread['name']:8}  {activity:24}  {shares}"
 
 
-def _add_shares(process: Report, before: Report, window_s: float) -> None:
+def _add_shares(process: Report, earlier: Report, window_s: float) -> None:
     """Adds to a process the shares of each thread's time, and of a processor.
 
     Args:
@@ -124,11 +127,12 @@ def _add_shares(process: Report, before: Report, window_s: float) -> None:
             since its start.
         window_s: seconds between both.
     """
-    threads = {thread["name"]: thread["seconds"] for thread in before.get("threads", [])}
+    earlier_seconds = {thread["name"]: thread["seconds"] for thread in earlier.get("threads", [])}
     for thread in process.get("threads", []):
-        thread["ledger"] = fractions(thread.pop("seconds"), threads.get(thread["name"], {}))
-    if "cpu_s" in process and "cpu_s" in before and window_s > 0:
-        process["cpu"] = (process["cpu_s"] - before["cpu_s"]) / window_s
+        seconds = thread.pop("seconds")
+        thread["ledger"] = fractions(seconds, earlier_seconds.get(thread["name"], {}))
+    if "cpu_s" in process and "cpu_s" in earlier and window_s > 0:
+        process["cpu"] = (process["cpu_s"] - earlier["cpu_s"]) / window_s
 
 
 def _must_answer(run: str) -> Report:
@@ -137,10 +141,10 @@ def _must_answer(run: str) -> Report:
     Raises:
         UserError: if it does not reply.
     """
-    reached = reach(run)
-    if reached.report is None:
+    supervisor = reach(run)
+    if supervisor.report is None:
         raise UserError(
-            f"the supervisor of {run} (pid {reached.pid}) did not reply within {TIMEOUT_S:g} s; "
+            f"the supervisor of {run} (pid {supervisor.pid}) did not reply within {TIMEOUT_S:g} s; "
             f"penstock stacks {run} shows where it hangs"
         )
-    return reached.report
+    return supervisor.report

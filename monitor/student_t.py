@@ -30,4 +30,6 @@ def half_95(se: float | None, count: float | None) -> float | None:
     Returns:
         None where one of these is unknown, and for a single value.
     """
-    return None if se is None or count is None or count < 2 else t_95(int(count)) * se
+    if se is None or count is None or count < 2:
+        return None
+    return t_95(int(count)) * se
