@@ -15,14 +15,19 @@ from penstock.monitor.student_t import NORMAL_95
 
 Rows = list[tuple[str, str]]
 
-LIMITS = ("return", "env_steps", "learner_steps", "minutes")  # of `stop`
+LIMITS = ("return", "env_steps", "learner_steps", "minutes")  # limits in `stop`
 INTERRUPTED = ("interrupted", "terminated")
 FAILED = ("fault", "user_error")
-STOPPED = "stopped"  # by the learner of another machine
+STOPPED = "stopped"  # ended by the learner of another machine
 
 
 def rows(summary: Metrics, run_dir: Path) -> Rows:
-    """The rows of the summary: labels and texts."""
+    """Returns the rows of the summary, as labels and texts.
+
+    Args:
+        summary: the contents of `summary.json`.
+        run_dir: the folder of the run.
+    """
     m = summary.get
     resumed = bool(m("resumed"))
     seconds, steps = m("time_s") or 0.0, m("env_steps") or 0
@@ -55,7 +60,13 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
 
 
 def accounting(a: Mapping[str, Any], *, resumed: bool = False) -> dict[str, str]:
-    """Accounting of all samples since the start or the resume, and whether it balances."""
+    """Returns the accounting of all samples as a row, and a second one if it does not balance.
+
+    Args:
+        terms: ``accounting`` of `summary.json`, since the start or the resume; a number that is
+            unknown is None.
+        resumed: whether the run was resumed.
+    """
     terms = {
         key: "unknown" if a[key] is None else f"{a[key]:,}"
         for key in ("produced", "trained", "in_flight")
@@ -76,7 +87,7 @@ def accounting(a: Mapping[str, Any], *, resumed: bool = False) -> dict[str, str]
 
 
 def _next(exit_reason: str, run_dir: Path) -> Rows:
-    """What to do next, by how the run has ended."""
+    """Returns rows that say what to do next, by how the run has ended."""
     folder = shlex.quote(str(run_dir))
     resume = f"penstock train {folder} --resume must"
     commands = [f"penstock {name} {folder}" for name in ("eval", "record", "plot")]
@@ -95,12 +106,18 @@ def _next(exit_reason: str, run_dir: Path) -> Rows:
 
 
 def show(shown: Rows, stream: TextIO) -> None:
-    """Print the rows as a panel on a terminal, otherwise as lines."""
+    """Prints the rows as a panel on a terminal, otherwise as lines.
+
+    Args:
+        shown: what `rows` returned.
+        stream: where it is printed.
+    """
     if not stream.isatty():
         width = max(len(label) for label, _ in shown)
         lines = (f"{label:{width}}  {text}" for label, text in shown)
         print(*lines, sep="\n", file=stream, flush=True)
         return
+
     from rich.console import Console
     from rich.panel import Panel
     from rich.table import Table
@@ -113,7 +130,7 @@ def show(shown: Rows, stream: TextIO) -> None:
 
 
 def _ended_by(summary: Metrics) -> str:
-    """The exit reason, and what to do where a resumed run was at its limit already."""
+    """Returns the exit reason, and what to do where a resumed run was at its limit already."""
     reason = str(summary["exit_reason"])
     if reason == STOPPED:
         return "stopped, because the learner of another machine has reached a limit"
@@ -123,7 +140,7 @@ def _ended_by(summary: Metrics) -> str:
 
 
 def _solved(summary: Metrics) -> str:
-    """Whether `stop.return` was reached, and by which evidence."""
+    """Returns whether `stop.return` was reached, and by which evidence."""
     m = summary.get
     solved_s, closing = m("solved_at_s"), m("closing_evaluation")
     if solved_s is None:
@@ -139,7 +156,12 @@ def _solved(summary: Metrics) -> str:
 
 
 def _not_solved(summary: Metrics, closing: Mapping[str, Any] | None) -> str:
-    """Why `stop.return`, which the return in training reached, does not count as reached."""
+    """Returns why `stop.return`, which the return in training reached, does not count as reached.
+
+    Args:
+        summary: the contents of `summary.json`.
+        closing: its last evaluation that was to confirm the return; None without one.
+    """
     reached = (
         f"the return in training reached stop.return after {summary['return_reached_at_s']:.2f} s"
     )
@@ -156,7 +178,7 @@ def _not_solved(summary: Metrics, closing: Mapping[str, Any] | None) -> str:
 
 
 def _best(found: Best) -> str:
-    """The return of the best checkpoint, and by which episodes."""
+    """Returns the return of the best checkpoint as text, and by which episodes."""
     if found.way is None:
         return f"{number(found.mean)} by the return in training, in checkpoints/best"
     return (
@@ -166,7 +188,7 @@ def _best(found: Best) -> str:
 
 
 def _return(summary: Metrics) -> str:
-    """The mean return in training, and the episodes that it covers."""
+    """Returns the mean return in training as text, and the episodes that it covers."""
     episodes = summary.get("episodes") or 0
     if not episodes:
         return "none, because no episode has ended"
@@ -179,7 +201,12 @@ def _return(summary: Metrics) -> str:
 
 
 def _frames(summary: Metrics, rate: float | None) -> str:
-    """Emulator frames, if the environment has an emulator."""
+    """Returns emulator frames as text; empty if the environment has no emulator.
+
+    Args:
+        summary: the contents of `summary.json`.
+        rate: agent steps per second.
+    """
     steps, frames = summary.get("env_steps"), summary.get("env_frames")
     if not steps or frames in (None, steps):
         return ""

@@ -27,34 +27,51 @@ from penstock.monitor.run_folder.record import SUMMARY
 Report = dict[str, Any]
 
 STATUS = "status"
-SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"  # the orders
+# The orders, which are requests for something else than the status.
+SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"
 TIMEOUT_S = 5.0
+# A longer reply is not read.
 REPLY_NBYTES = 1 << 26
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A live supervisor: its pid in this process's namespace, and its reply; None if it is too
-    busy or hangs."""
+    """A live supervisor."""
 
     pid: int
+    """Its pid, in the namespace of this process."""
     report: Report | None
+    """Its reply; None if it is too busy or hangs."""
 
 
 def reach(run: str) -> Reached:
-    """The supervisor of a run, and its status. Raises UserError if the run is not live."""
+    """Asks the supervisor of a run for its status.
+
+    Args:
+        run: the folder of the run.
+
+    Raises:
+        UserError: if the run is not live.
+    """
     return _ask(run, {"request": STATUS}, TIMEOUT_S)
 
 
 def save(run: str, timeout_s: float) -> dict[str, Any]:
-    """Have a live run write a checkpoint now, and wait for it.
+    """Has a live run write a checkpoint now, and waits for it.
 
-    Returns: its folder, with the steps and the return of the run at that time.
+    Args:
+        run: the folder of the run.
+        timeout_s: seconds to wait.
 
-    Raises UserError if the run is not live, or if nothing was saved within the time.
+    Returns:
+        The folder of the checkpoint, with the steps and the return of the run at that time.
+
+    Raises:
+        UserError: if the run is not live, or if nothing was saved within the time.
     """
     if not 0 < timeout_s < math.inf:
         raise UserError(f"--timeout is {timeout_s:g}; it must be a number above 0, such as 60")
+
     try:
         reply = give_order(run, SAVE, timeout_s)
     except TimeoutError:
@@ -62,6 +79,7 @@ def save(run: str, timeout_s: float) -> dict[str, Any]:
             f"{run} wrote no checkpoint within {timeout_s:g} s; `penstock status {run}` shows what "
             "its learner does, and a larger --timeout waits longer"
         ) from None
+
     if "error" in reply or "folder" not in reply:
         why = reply.get("error", "it was started by an older release of Penstock")
         raise UserError(f"{run} was not saved: {why}")
@@ -69,9 +87,17 @@ def save(run: str, timeout_s: float) -> dict[str, Any]:
 
 
 def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-    """Send an order with its ``fields`` to the supervisor of a run, and wait for the reply.
+    """Sends an order to the supervisor of a run, and returns its reply.
 
-    Raises TimeoutError without a reply in time, UserError if the run is not live.
+    Args:
+        run: the folder of the run.
+        order: `SAVE`, `STACKS` or `TIMELINE`.
+        timeout_s: seconds to wait for the reply.
+        fields: further fields of the request.
+
+    Raises:
+        TimeoutError: without a reply in time.
+        UserError: if the run is not live.
     """
     reached = _ask(run, {"request": order, **fields}, timeout_s)
     if reached.report is None:
@@ -80,8 +106,16 @@ def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[st
 
 
 def _ask(run: str, request: Report, timeout_s: float) -> Reached:
-    """The supervisor of a run, and its reply to ``request``; None without one in time. Raises
-    UserError if the run is not live."""
+    """Sends a request to the supervisor of a run, and waits for its reply.
+
+    Args:
+        run: the folder of the run.
+        request: the object that is sent.
+        timeout_s: seconds to wait; without a reply by then, ``report`` of the result is None.
+
+    Raises:
+        UserError: if the run is not live, or is that of another user.
+    """
     folder = Path(run)
     about = _about(folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -118,7 +152,17 @@ def _ask(run: str, request: Report, timeout_s: float) -> Reached:
 
 
 def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
-    """The complete reply to ``request``; None if it takes too long or cannot be read."""
+    """Sends a request, and returns the complete reply; None if it takes too long or cannot be read.
+
+    Args:
+        connection: to the supervisor.
+        request: the object that is sent.
+        timeout_s: seconds to wait.
+        run: the folder of the run, for errors.
+
+    Raises:
+        UserError: if the run ends meanwhile.
+    """
     data = bytearray()
     ends_s = time.monotonic() + timeout_s
     try:
@@ -141,12 +185,16 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
 
 
 def _lives(about: Report) -> bool:
-    """Whether the supervisor's pid still belongs to the supervisor."""
+    """Whether the pid in `supervisor.json` still belongs to the supervisor."""
     return bool(began_ticks(about["pid"]) == about["began"])
 
 
 def _about(folder: Path) -> Report:
-    """The contents of `supervisor.json`. Raises UserError if they name no live run of this host."""
+    """Reads `supervisor.json`, which names the socket and the process of a live supervisor.
+
+    Raises:
+        UserError: if it names no live run of this host.
+    """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a run")
     try:
@@ -176,13 +224,16 @@ def _about(folder: Path) -> Report:
 
 
 def _how_it_ended(folder: Path) -> str:
+    """Returns a sentence about the run in a folder whose supervisor is not there."""
     if in_use(folder):
         return f"the run in {folder} is starting or ending; try again in a moment"
+
     summary = read_json(folder, SUMMARY, follow_links=True)
     if not summary:
         return (
             f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
         )
+
     ended_s = (folder / SUMMARY).stat().st_mtime
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
     error = f" ({summary['error']})" if summary.get("error") else ""
@@ -190,6 +241,7 @@ def _how_it_ended(folder: Path) -> str:
 
 
 def _not_ours(folder: Path) -> UserError:
+    """Returns the error for a run of another user."""
     owner = "another user"
     with suppress(OSError, KeyError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name

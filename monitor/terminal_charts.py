@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-MOST_POINTS = 512  # of a history; more are merged in pairs
+# A longer history is merged in pairs.
+MOST_POINTS = 512
 TICKS, ASCII_TICKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 FILLS, ASCII_FILLS = "█░▒", "#.="  # of a bar: the first part, the second, all others
 
@@ -27,13 +28,15 @@ class History:
         if len(self._waiting) == self._values_per_point:
             self.points.append(sum(self._waiting) / len(self._waiting))
             self._waiting.clear()
+
         if len(self.points) == MOST_POINTS:
             self.points = merged(self.points, MOST_POINTS // 2)
             self._values_per_point *= 2
 
 
 def merged(values: Sequence[float], count: int) -> list[float]:
-    """``values`` as ``count`` means of successive ones; as they are, if there are not more."""
+    """Returns ``values`` as ``count`` means of successive ones; as they are, if there are not
+    more."""
     if len(values) <= count:
         return list(values)
     edges = [i * len(values) // count for i in range(count + 1)]
@@ -42,7 +45,13 @@ def merged(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], columns: int, ascii_only: bool = False) -> str:
-    """``values`` between their least and greatest, in at most so many columns."""
+    """Returns a curve of ``values`` between their least and greatest, one character each.
+
+    Args:
+        values: of equal distance; successive ones are merged where there are too many.
+        columns: the most characters.
+        ascii_only: whether the stream lacks other characters.
+    """
     ticks = ASCII_TICKS if ascii_only else TICKS
     shown = merged(values, max(1, columns))
     least, most = min(shown, default=0.0), max(shown, default=0.0)
@@ -53,8 +62,17 @@ def sparkline(values: Sequence[float], columns: int, ascii_only: bool = False) -
 def bar(
     shares: Mapping[str, float], columns: int, ascii_only: bool = False
 ) -> list[tuple[str, str]]:
-    """Parts of a whole side by side, at most ``columns`` in all: the name and the characters of
-    each. The first two have characters of their own."""
+    """Draws parts of a whole side by side.
+
+    Args:
+        shares: of each part, by its name; together at most 1. The first two parts have characters
+            of their own.
+        columns: characters of the whole.
+        ascii_only: whether the stream lacks other characters.
+
+    Returns:
+        Name and characters of each part.
+    """
     fills = ASCII_FILLS if ascii_only else FILLS
     parts: list[tuple[str, str]] = []
     total, drawn = 0.0, 0
