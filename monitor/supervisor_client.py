@@ -99,10 +99,10 @@ def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[st
         TimeoutError: without a reply in time.
         UserError: if the run is not live.
     """
-    reached = _ask(run, {"request": order, **fields}, timeout_s)
-    if reached.report is None:
+    supervisor = _ask(run, {"request": order, **fields}, timeout_s)
+    if supervisor.report is None:
         raise TimeoutError(f"the supervisor of {run} did not reply within {timeout_s:g} s")
-    return reached.report
+    return supervisor.report
 
 
 def _ask(run: str, request: Report, timeout_s: float) -> Reached:
@@ -117,38 +117,43 @@ def _ask(run: str, request: Report, timeout_s: float) -> Reached:
         UserError: if the run is not live, or is that of another user.
     """
     folder = Path(run)
-    about = _about(folder)
+    supervisor = _read_supervisor_file(folder)
+    pid = supervisor["pid"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(about["socket"])
+            connection.connect(supervisor["socket"])
         except PermissionError as error:
             raise _not_ours(folder) from error
         except (TimeoutError, BlockingIOError) as error:  # the latter if many clients are connected
-            if not _lives(about):  # here its pid is that of another process
+            # In another container its pid is, here, that of another process.
+            if not _lives(supervisor):
                 raise UserError(
                     f"the supervisor of {run} is busy, and runs in another container; run this "
                     "command in the container of the run"
                 ) from error
-            return Reached(about["pid"], None)
+            return Reached(pid, None)
         except OSError as error:
-            if _about(folder) != about:  # it ended just now, and another has begun
+            # It may have ended just now, and another has begun.
+            if _read_supervisor_file(folder) != supervisor:
                 return _ask(run, request, timeout_s)
-            if _lives(about):
+            if _lives(supervisor):
                 raise UserError(
-                    f"the supervisor of {run} (pid {about['pid']}) runs, but its socket "
-                    f"{about['socket']} was deleted; end the run with: kill {about['pid']}"
+                    f"the supervisor of {run} (pid {pid}) runs, but its socket "
+                    f"{supervisor['socket']} was deleted; end the run with: kill {pid}"
                 ) from error
             raise UserError(
-                f"the supervisor of {run} (pid {about['pid']}) has died without ending the run, "
-                "and its processes end with it; resume the run with --resume auto"
+                f"the supervisor of {run} (pid {pid}) has died without ending the run, and its "
+                "processes end with it; resume the run with --resume auto"
             ) from error
 
-        ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, uid, _ = struct.unpack("3i", ucred)
-        if os.geteuid() not in (0, uid):  # a folder of another user can name any socket
+        # A folder of another user can name any socket, so the peer is asked who it is. Its pid is
+        # that in the namespace of this process, which the file may not know.
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
+        if os.geteuid() not in (0, peer_uid):
             raise _not_ours(folder)
-        return Reached(pid, _reply(connection, request, timeout_s, run))
+        return Reached(peer_pid, _reply(connection, request, timeout_s, run))
 
 
 def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
@@ -164,12 +169,12 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
         UserError: if the run ends meanwhile.
     """
     data = bytearray()
-    ends_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     try:
         connection.sendall(json.dumps(request).encode() + b"\n")
         while chunk := connection.recv(1 << 16):
             data += chunk
-            if len(data) > REPLY_NBYTES or time.monotonic() > ends_s:
+            if len(data) > REPLY_NBYTES or time.monotonic() > deadline_s:
                 return None
     except TimeoutError:
         return None
@@ -177,6 +182,7 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
         raise UserError(f"the run in {run} has just ended ({error.strerror})") from error
     if not data:
         raise UserError(f"the run in {run} has just ended, without a reply")
+
     try:
         reply: Report = json.loads(data)
     except (ValueError, RecursionError):
@@ -184,12 +190,12 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
     return reply if isinstance(reply, dict) else None
 
 
-def _lives(about: Report) -> bool:
+def _lives(supervisor: Report) -> bool:
     """Whether the pid in `supervisor.json` still belongs to the supervisor."""
-    return bool(began_ticks(about["pid"]) == about["began"])
+    return bool(began_ticks(supervisor["pid"]) == supervisor["began"])
 
 
-def _about(folder: Path) -> Report:
+def _read_supervisor_file(folder: Path) -> Report:
     """Reads `supervisor.json`, which names the socket and the process of a live supervisor.
 
     Raises:
@@ -197,15 +203,17 @@ def _about(folder: Path) -> Report:
     """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a run")
+
     try:
-        about: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
-        host = about["host"]
+        supervisor: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
+        host = supervisor["host"]
         kinds = {"socket": str, "pid": int, "began": int}
-        if wrong := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
-            raise ValueError(f"its {wrong[0]} is {about[wrong[0]]!r:.40}")
-        if "\0" in about["socket"]:
+        wrong = [name for name, kind in kinds.items() if type(supervisor[name]) is not kind]
+        if wrong:
+            raise ValueError(f"its {wrong[0]} is {supervisor[wrong[0]]!r:.40}")
+        if "\0" in supervisor["socket"]:
             raise ValueError("its socket is no path")
-        about["socket"].encode()
+        supervisor["socket"].encode()  # raises ValueError for half a surrogate pair
     except FileNotFoundError:
         raise UserError(_how_it_ended(folder)) from None
     except PermissionError as error:
@@ -215,12 +223,13 @@ def _about(folder: Path) -> Report:
             f"{folder / SUPERVISOR_FILE} is damaged ({error}); check whether the run is live: "
             "ps ax | grep penstock"
         ) from error
+
     if host != socket.gethostname():
         raise UserError(
             f"{folder} is of a run on {host}, and this host is {socket.gethostname()}; run this "
             f"command on {host}"
         )
-    return about
+    return supervisor
 
 
 def _how_it_ended(folder: Path) -> str:
@@ -245,7 +254,7 @@ def _not_ours(folder: Path) -> UserError:
     owner = "another user"
     with suppress(OSError, KeyError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
-    me = os.geteuid()
+    user_id = os.geteuid()
     return UserError(
-        f"{folder} is a run of {owner}, and you are user {me}; run this command as that user"
+        f"{folder} is a run of {owner}, and you are user {user_id}; run this command as that user"
     )

@@ -10,8 +10,11 @@ from itertools import pairwise
 
 # A longer history is merged in pairs.
 MOST_POINTS = 512
-TICKS, ASCII_TICKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-FILLS, ASCII_FILLS = "█░▒", "#.="  # of a bar: the first part, the second, all others
+TICKS = "▁▂▃▄▅▆▇█"
+ASCII_TICKS = "_.-=+*%#"
+# The characters of a bar: of the first part, of the second, of all others.
+FILLS = "█░▒"
+ASCII_FILLS = "#.="
 
 
 class History:
@@ -19,8 +22,9 @@ class History:
 
     def __init__(self) -> None:
         self.points: list[float] = []
+        """Means of successive values."""
         self._values_per_point = 1
-        self._waiting: list[float] = []
+        self._waiting: list[float] = []  # values of the next point
 
     def add(self, value: float) -> None:
         """Add a value."""
@@ -54,9 +58,10 @@ def sparkline(values: Sequence[float], columns: int, ascii_only: bool = False) -
     """
     ticks = ASCII_TICKS if ascii_only else TICKS
     shown = merged(values, max(1, columns))
-    least, most = min(shown, default=0.0), max(shown, default=0.0)
-    per_value = (len(ticks) - 1) / (most - least) if most > least else 0.0
-    return "".join(ticks[round((value - least) * per_value)] for value in shown)
+    least = min(shown, default=0.0)
+    greatest = max(shown, default=0.0)
+    ticks_per_unit = (len(ticks) - 1) / (greatest - least) if greatest > least else 0.0
+    return "".join(ticks[round((value - least) * ticks_per_unit)] for value in shown)
 
 
 def bar(
@@ -75,10 +80,13 @@ def bar(
     """
     fills = ASCII_FILLS if ascii_only else FILLS
     parts: list[tuple[str, str]] = []
-    total, drawn = 0.0, 0
+    total_share = 0.0
+    begin = 0
     for number, (name, share) in enumerate(shares.items()):
-        total += max(0.0, share)
-        end = min(columns, round(total * columns))
-        parts.append((name, fills[min(number, len(fills) - 1)] * (end - drawn)))
-        drawn = end
+        # The ends are rounded, not the lengths, so that errors do not add up.
+        total_share += max(0.0, share)
+        end = min(columns, round(total_share * columns))
+        fill = fills[min(number, len(fills) - 1)]
+        parts.append((name, fill * (end - begin)))
+        begin = end
     return parts
