@@ -36,7 +36,7 @@ COMPARED = tuple(
     map(tag, ("episode_return_mean", "eval_return_mean", "steps_per_s", "ledger/compute"))
 )
 """Figures beside the hyper-parameters."""
-GIF_S = 20  # the beginning of a video
+GIF_S = 20  # only the beginning of a longer video is shown
 GIF_PICTURES_PER_S = 10
 GIF_WIDTH = 320
 GIF_NBYTES = 8 << 20  # a larger one is left out
@@ -50,24 +50,37 @@ GIF_FILTER = (
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """The sink of `run.tensorboard`."""
+    """Makes the sink of `run.tensorboard`."""
     return Board(run_dir, config.model_dump(mode="json"))
 
 
 class Board(MetricSink):
-    """Writes each interval as scalars over agent steps. The library is imported with the first
-    interval, so that it does not delay the start of a run."""
+    """Writes each interval as scalars over agent steps.
+
+    The library is imported with the first interval, so that it does not delay the start of a run.
+    """
 
     def __init__(self, run_dir: Path, config: Json) -> None:
+        """Begin without a file.
+
+        Args:
+            run_dir: the folder of the run.
+            config: its options, which are shown as hyper-parameters.
+        """
         self._folder = run_dir / "tensorboard"
         self._config = config
-        self._writer: Any = None
+        self._writer: Any = None  # an `_EventsFile`, from the first interval on
         self._gifs = _Gifs(run_dir, self._folder / ".video.gif")
-        self._step = 0
+        self._step = 0  # agent steps of the last interval
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Write at once, in this thread. The library's own thread would hide a full disk, and its
-        full queue would block the caller. Raises OSError."""
+        """Write at once, in this thread.
+
+        The library's own thread would hide a full disk, and its full queue would block the caller.
+
+        Raises:
+            OSError: if the disk is full.
+        """
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import hparams
 
@@ -91,6 +104,7 @@ class Board(MetricSink):
             self._write([Summary.Value(tag=TAG, image=image)])
 
     def _write(self, values: Sequence[Any]) -> None:
+        """Write values at the steps of the last interval."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
@@ -113,17 +127,29 @@ class Board(MetricSink):
 
 
 class _EventsFile:
-    """A file of whole records. TensorBoard reads nothing behind a damaged record, and the writer of
-    tensorboardX leaves one on a full disk."""
+    """A file of TensorBoard that contains complete records only.
+
+    TensorBoard reads nothing behind a damaged record, and the writer of tensorboardX leaves one on
+    a full disk.
+    """
 
     def __init__(self, folder: Path, summaries: Sequence[Any]) -> None:
-        """``summaries`` are at the beginning of the file."""
+        """Create the file, without contents.
+
+        Args:
+            folder: where it is.
+            summaries: they are written before the first event.
+        """
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
         self._fd = open_private(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._summaries = summaries
 
     def write(self, event: Any) -> None:
-        """Append an event, or raise OSError and leave the file as it was."""
+        """Append an event.
+
+        Raises:
+            OSError: if the disk is full; the file is then as it was.
+        """
         from tensorboardX.proto.event_pb2 import Event
 
         events, size = [event], os.fstat(self._fd).st_size
@@ -145,7 +171,7 @@ class _EventsFile:
 
 
 def _record(data: bytes) -> bytes:
-    """A record of an events file: the length and the content, each before its checksum."""
+    """Returns a record of an events file: the length and the content, each before its checksum."""
     from tensorboardX.record_writer import masked_crc32c
 
     length = struct.pack("<Q", len(data))
@@ -158,7 +184,12 @@ class _Gifs:
     caller does not wait."""
 
     def __init__(self, run_dir: Path, part: Path) -> None:
-        """``part``: the file that is written."""
+        """Begin without a conversion.
+
+        Args:
+            run_dir: the folder of the run.
+            part: the file that a conversion writes.
+        """
         self._videos = NewVideos(run_dir)
         self._part = part
         self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
@@ -177,7 +208,11 @@ class _Gifs:
         return self._process is not None or bool(self._waiting)
 
     def turn(self) -> bytes | None:
-        """A GIF that is whole; None while there is none. Never blocks."""
+        """Returns the GIF of a conversion that has ended, and begins the next one; never blocks.
+
+        Called again and again, it does one step at a time: it begins a conversion, ends one that
+        takes too long, or returns the result; None without a result.
+        """
         self.find_new()
         if not self.busy:
             return None
@@ -197,6 +232,7 @@ class _Gifs:
         return gif
 
     def _start(self, video: Path) -> None:
+        """Begin the conversion of a video; without ffmpeg the video is left out."""
         if find_spec("imageio_ffmpeg") is None:
             return
         from imageio_ffmpeg import get_ffmpeg_exe
@@ -232,7 +268,7 @@ def main() -> None:
 
 
 def _hyper_parameters(config: Json) -> dict[str, str | bool | float]:
-    """The options of a config by their dotted names, without null. Lists are text."""
+    """Returns the options of a config by their dotted names, without null. Lists are text."""
     return {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
         for name, value in flat(config)

@@ -26,15 +26,16 @@ LINE_EVERY_S = 10.0
 REDRAWN_EVERY_S = 1.0
 AGAIN_S = 60.0  # between two displays of the same note
 NOTES = 1000  # different notes that are counted
-EVENTS = 4  # the last ones, which a panel lists; 2 on a terminal of fewer rows than `HIGH_ROWS`
+EVENTS = 4  # events that a panel lists, the last ones
 HIGH_ROWS = 30
 NOT_LISTED = ("note", "end")  # a note is above the panel, and the end below it
-LABEL_COLUMNS = 10  # of the labels, so that the parts of a panel align
+LABEL_COLUMNS = 10  # least width of the labels, so that the parts of a panel align
 GAP = 2  # columns between a label and its value
-SIDE_BY_SIDE_COLUMNS = (92, 156)  # inside a panel, from which figures are in two, or three groups
+# From these widths inside a panel on, figures are in two, or in three groups side by side.
+SIDE_BY_SIDE_COLUMNS = (92, 156)
 TRAINING = ("time", "steps", "frames", "trained", "return", "evaluation", "loss")
 FLOW = ("lag", "queue", "latency", "dropped", "learners")
-PART_STYLES = {"compute": "green", "wait_data": "red"}  # of the bar's parts
+PART_STYLES = {"compute": "green", "wait_data": "red"}  # styles of the bar's parts
 
 
 def make_view(
@@ -44,10 +45,14 @@ def make_view(
     about: str | None = None,
     log: Log = "text",
 ) -> MetricSink:
-    """The live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
+    """Makes the live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
 
     Args:
+        stream: where it is shown.
+        title: the first line, or the title of the panel.
+        stop: the limits of the run; None: unknown.
         about: environment, algorithm and preset of the run.
+        log: `run.log`.
     """
     if isinstance(stream, TextIOWrapper):  # a character that it lacks must not end a run
         stream.reconfigure(errors="backslashreplace")
@@ -60,7 +65,7 @@ def make_view(
 
 
 def make_deferred(make: Callable[[], MetricSink], log: Log) -> MetricSink:
-    """A `DeferredView`, or at once the view of JSON lines, which receives every event."""
+    """Makes a `DeferredView`, or at once the view of JSON lines, which receives every event."""
     return make() if log == "json" else DeferredView(make)
 
 
@@ -97,7 +102,15 @@ class LiveView(MetricSink):
         about: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` gives seconds that never go back."""
+        """Draw the panel without figures.
+
+        Args:
+            stream: the terminal.
+            title: the title of the panel.
+            stop: the limits of the run; None: unknown.
+            about: environment, algorithm and preset of the run.
+            clock: seconds that never go back.
+        """
         from rich.console import Console
         from rich.live import Live
 
@@ -105,11 +118,11 @@ class LiveView(MetricSink):
         self._stop = stop
         self._about = about
         self._clock = clock
-        self._best: float | None = None
+        self._best: float | None = None  # the best mean return in training
         self._returns = History()
         self._events: deque[str] = deque(maxlen=EVENTS)
-        self._newest: Json = {}
-        self._due = False  # what is drawn is not the newest
+        self._newest: Json = {}  # metrics of the last interval
+        self._due = False  # whether something has changed since it was drawn
         self._next_s = clock() + REDRAWN_EVERY_S
         self._console = Console(file=stream)
         self._live = Live(self._panel(), console=self._console, auto_refresh=False)
@@ -119,13 +132,15 @@ class LiveView(MetricSink):
         mean = finite(metrics.get("episode_return_mean"))
         if mean is not None and not final:
             self._returns.add(mean)
-            if (metrics.get("episodes") or 0) >= RECENT:  # a mean of fewer is no best return
+            # The mean of fewer episodes is no best return.
+            if (metrics.get("episodes") or 0) >= RECENT:
                 self._best = mean if self._best is None else max(self._best, mean)
         self._newest = metrics
         self._due = True
         self._draw()
 
     def event(self, event: RunEvent) -> bool:
+        """Add an event to those that are listed, as a line with the time of day."""
         text, role = event.text, event.role
         if role and not text.startswith(role):
             text = f"{role} {text}"
@@ -146,6 +161,7 @@ class LiveView(MetricSink):
         self._draw()
 
     def close(self) -> None:
+        """Draw what has changed, at once, and leave the panel on the terminal."""
         if self._due:
             self._next_s = 0.0
             self._draw()
@@ -159,6 +175,7 @@ class LiveView(MetricSink):
             self._live.update(self._panel(), refresh=True)
 
     def _panel(self) -> Any:
+        """Returns the panel: what the run is, its charts and figures, and the last events."""
         from rich.console import Group
         from rich.panel import Panel
         from rich.text import Text
@@ -180,8 +197,16 @@ class LiveView(MetricSink):
         return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
 
     def _charts(self, shown: dict[str, str], columns: int) -> list[tuple[str, Any]]:
-        """The rows of the return, with its sparkline, and of the learner's time, with its bar;
-        takes their figures out of ``shown``."""
+        """Takes the return and the learner's time out of the figures, and adds their charts.
+
+        Args:
+            shown: figures by their labels; two are removed.
+            columns: width of a chart.
+
+        Returns:
+            Labels and values of the rows: the return below its sparkline, once it has two points,
+            and the learner's time below its bar, once it is known.
+        """
         from rich.text import Text
 
         ascii_only = self._console.options.ascii_only
@@ -199,7 +224,15 @@ class LiveView(MetricSink):
 
 
 def _columns(shown: dict[str, str], columns: int) -> list[Any]:
-    """The figures side by side, as many groups as fit; the rest below each other."""
+    """Arranges figures in groups side by side, as many as fit; the rest below each other.
+
+    Args:
+        shown: texts by their labels; those of the groups are removed.
+        columns: width in all.
+
+    Returns:
+        One or two tables.
+    """
     from rich.table import Table
 
     wide = sum(columns >= least for least in SIDE_BY_SIDE_COLUMNS)
@@ -216,7 +249,11 @@ def _columns(shown: dict[str, str], columns: int) -> list[Any]:
 
 
 def _grid(rows: Iterable[tuple[str, Any]]) -> Any:
-    """Labels and values, texts or `rich.text.Text`, one below the other."""
+    """Returns a table of labels and values, one below the other.
+
+    Args:
+        rows: a label, and a value that is a text or a `rich.text.Text`.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -236,6 +273,13 @@ class ProgressLine(MetricSink):
     """
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
+        """Show the title.
+
+        Args:
+            stream: where the line is shown.
+            title: the line before the first metrics.
+            stop: the limits of the run; None: unknown.
+        """
         self._stream = stream
         self._stop = stop
         self._redraws = stream.isatty() or type(stream).__module__.startswith("ipykernel.")
@@ -263,6 +307,7 @@ class ProgressLine(MetricSink):
         print("" if self._redraws else self._line, file=self._stream, flush=True)
 
     def _draw(self, line: str) -> None:
+        """Draw a line in place of the last one, of which spaces cover the rest."""
         padded = f"{line:{len(self._line)}}"
         self._line = line
         if self._redraws:
@@ -277,9 +322,12 @@ class Silent(MetricSink):
 class _Note:
     """A note that was shown, or will be when the view exists."""
 
-    clock: str  # time of day of the last display
-    count: int = 0  # since it was last shown
-    next_s: float = 0.0  # when it may be shown again
+    clock: str
+    """Time of day of the last display, or of the note if it was not shown yet."""
+    count: int = 0
+    """How often it came since it was last shown."""
+    next_s: float = 0.0
+    """When it may be shown again; 0: it was not shown yet."""
 
 
 class DeferredView(MetricSink):
@@ -291,13 +339,15 @@ class DeferredView(MetricSink):
     """
 
     def __init__(self, make: Callable[[], MetricSink]) -> None:
+        """``make``: makes the view."""
         self._make = make
         self._view: MetricSink | None = None
-        self._last: dict[str, Any] = {}
-        self._notes: dict[str, _Note] = {}
+        self._last: dict[str, Any] = {}  # newest value of each figure
+        self._notes: dict[str, _Note] = {}  # by text
         self._early: deque[RunEvent] = deque(maxlen=EVENTS)  # events before the view exists
 
     def tick(self) -> None:
+        """Make the view if it does not exist, with what came before; then let it draw."""
         with suppress(OSError):
             if self._view is None:
                 self._view = self._make()
@@ -333,6 +383,7 @@ class DeferredView(MetricSink):
             self._show_note(self._view, text, note)
 
     def _show_note(self, view: MetricSink, text: str, note: _Note) -> None:
+        """Show a note, and how often it came since it was last shown."""
         often = f" ({note.count} times)" if note.count > 1 and note.next_s else ""
         note.count, note.next_s = 0, time.monotonic() + AGAIN_S
         with suppress(OSError):

@@ -36,7 +36,7 @@ NAME = "W&B"
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """The sink of `run.wandb`."""
+    """Makes the sink of `run.wandb`."""
     project = config.run.wandb or ""
     return WandbWriter(run_dir, project, config.model_dump(mode="json"), config.run.grace_s)
 
@@ -45,7 +45,14 @@ class WandbWriter(MetricSink):
     """Sends each interval to the process of W&B."""
 
     def __init__(self, run_dir: Path, project: str, config: Json, finish_s: float) -> None:
-        """``finish_s``: seconds that the process has at the end of the run."""
+        """Start the process.
+
+        Args:
+            run_dir: the folder of the run.
+            project: name at W&B.
+            config: options of the run.
+            finish_s: seconds that the process has at the end of the run.
+        """
         self._finish_s = finish_s
         self._stored = run_dir / "wandb"
         self._log = run_dir / "logs" / "wandb.log"
@@ -65,7 +72,11 @@ class WandbWriter(MetricSink):
         self._channel.send({**about, "config": config})
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
-        """Send one interval, or raise OSError with the reason why not."""
+        """Send one interval.
+
+        Raises:
+            OSError: with the reason, if it cannot be sent: the process is too slow, or has ended.
+        """
         if self._channel.send({"metrics": metrics}):
             return
         if self._process.poll() is None:
@@ -93,7 +104,11 @@ class WandbWriter(MetricSink):
 
 
 def main() -> None:
-    """Main function of the process: log received metrics until the connection is closed."""
+    """Main function of the process: log received metrics until the connection is closed.
+
+    Its arguments are the descriptor of the connection, and the pid of the supervisor, with which it
+    ends.
+    """
     channel, parent_pid = Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2])
     die_with(parent_pid, signal.SIGTERM)
     os.nice(NICE)
@@ -129,6 +144,7 @@ def main() -> None:
 
 
 def _messages(channel: Channel) -> Iterator[dict[str, Any]]:
+    """Yields the messages of the writer, and waits for more until it closes the connection."""
     while not channel.closed:
         yield from channel.receive()
         if not channel.closed:
@@ -136,7 +152,7 @@ def _messages(channel: Channel) -> Iterator[dict[str, Any]]:
 
 
 def _id(run_dir: Path) -> str:
-    """The id of the run at W&B, unchanged after a resume."""
+    """Returns the id of the run at W&B, unchanged after a resume."""
     path = run_dir / ID_FILE
     with contextlib.suppress(OSError):
         if found := path.read_text():
