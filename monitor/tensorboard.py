@@ -43,6 +43,8 @@ GIF_NBYTES = 8 << 20  # a larger one is left out
 GIFS_WAITING = 5
 CONVERSION_S = 60.0  # a video takes some seconds at the lowest priority
 LAST_S = 10.0  # at the end of a run, for videos that wait
+
+RGB = 3  # TensorBoard's number of a colour space
 GIF_FILTER = (
     f"fps={GIF_PICTURES_PER_S},scale=w='min({GIF_WIDTH},iw)':h=-2,"
     "split[a][b];[a]palettegen[p];[b][p]paletteuse"
@@ -86,9 +88,13 @@ class Board(MetricSink):
 
         if self._writer is None:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            about = hparams(_hyper_parameters(self._config), COMPARED)[:2]  # not the end
-            self._writer = _EventsFile(self._folder, about)
-        values = [Summary.Value(tag=tag(n), simple_value=value) for n, value in scalars(metrics)]
+            # The third summary would mark the end of the run, and is left out.
+            first_summaries = hparams(_hyper_parameters(self._config), COMPARED)[:2]
+            self._writer = _EventsFile(self._folder, first_summaries)
+
+        values = [
+            Summary.Value(tag=tag(path), simple_value=value) for path, value in scalars(metrics)
+        ]
         self._step = metrics.get("env_steps", 0)
         self._write(values)
         self._write_gif()
@@ -97,11 +103,14 @@ class Board(MetricSink):
         """Write a video, if one has been converted since the last call."""
         from tensorboardX.proto.summary_pb2 import Summary
 
-        if (gif := self._gifs.turn()) is not None:
-            width, height = struct.unpack_from("<HH", gif, 6)
-            size = {"width": width, "height": height, "colorspace": 3}
-            image = Summary.Image(encoded_image_string=gif, **size)
-            self._write([Summary.Value(tag=TAG, image=image)])
+        gif = self._gifs.next_gif()
+        if gif is None:
+            return
+
+        # Width and height stand behind the six bytes of a GIF's signature.
+        width, height = struct.unpack_from("<HH", gif, 6)
+        image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=RGB)
+        self._write([Summary.Value(tag=TAG, image=image)])
 
     def _write(self, values: Sequence[Any]) -> None:
         """Write values at the steps of the last interval."""
@@ -113,13 +122,14 @@ class Board(MetricSink):
 
     def close(self) -> None:
         """Write the videos that wait, for at most `LAST_S`."""
-        ends_s = time.monotonic() + LAST_S
+        deadline_s = time.monotonic() + LAST_S
         self._gifs.find_new()
         with suppress(OSError):
-            while self._writer is not None and self._gifs.busy and time.monotonic() < ends_s:
+            while self._writer is not None and self._gifs.busy and time.monotonic() < deadline_s:
                 self._write_gif()
                 time.sleep(0.05)
         self._gifs.close()
+
         writer, self._writer = self._writer, None
         if writer is not None:
             with suppress(OSError):
@@ -152,14 +162,17 @@ class _EventsFile:
         """
         from tensorboardX.proto.event_pb2 import Event
 
-        events, size = [event], os.fstat(self._fd).st_size
+        size = os.fstat(self._fd).st_size
+        events = [event]
         if not size:
-            first = Event(wall_time=time.time(), file_version="brain.Event:2")
-            about = [Event(wall_time=time.time(), summary=each) for each in self._summaries]
-            events = [first, *about, event]
+            version = Event(wall_time=time.time(), file_version="brain.Event:2")
+            summaries = [Event(wall_time=time.time(), summary=each) for each in self._summaries]
+            events = [version, *summaries, event]
+
         data = b"".join(_record(each.SerializeToString()) for each in events)
         try:
-            while data:  # a disk with little room takes a part of it
+            # A disk with little room takes a part of the data at a time.
+            while data:
                 data = data[os.write(self._fd, data) :]
         except OSError:
             os.ftruncate(self._fd, size)
@@ -175,8 +188,9 @@ def _record(data: bytes) -> bytes:
     from tensorboardX.record_writer import masked_crc32c
 
     length = struct.pack("<Q", len(data))
-    sums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
-    return b"".join((length, next(sums), data, next(sums)))
+    length_sum = struct.pack("<I", masked_crc32c(length))
+    data_sum = struct.pack("<I", masked_crc32c(data))
+    return b"".join((length, length_sum, data, data_sum))
 
 
 class _Gifs:
@@ -193,10 +207,10 @@ class _Gifs:
         self._videos = NewVideos(run_dir)
         self._part = part
         self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ends_s = 0.0  # of the conversion
+        self._process: subprocess.Popen[bytes] | None = None  # the conversion that is in progress
+        self._deadline_s = 0.0  # when it is ended
         with suppress(OSError):
-            part.unlink()  # of a run that was killed
+            part.unlink()  # a run that was killed has left it
 
     def find_new(self) -> None:
         """Add the new videos to those that wait, of which the oldest may be left out."""
@@ -207,7 +221,7 @@ class _Gifs:
         """Whether a video waits, or is being converted."""
         return self._process is not None or bool(self._waiting)
 
-    def turn(self) -> bytes | None:
+    def next_gif(self) -> bytes | None:
         """Returns the GIF of a conversion that has ended, and begins the next one; never blocks.
 
         Called again and again, it does one step at a time: it begins a conversion, ends one that
@@ -220,13 +234,14 @@ class _Gifs:
             self._start(self._waiting.popleft())
             return None
         if self._process.poll() is None:
-            if time.monotonic() > self._ends_s:
+            if time.monotonic() > self._deadline_s:
                 self.close()
             return None
-        code, self._process = self._process.returncode, None
+
+        exit_code, self._process = self._process.returncode, None
         gif = None
         with suppress(OSError):
-            if code == 0 and self._part.stat().st_size <= GIF_NBYTES:
+            if exit_code == 0 and self._part.stat().st_size <= GIF_NBYTES:
                 gif = self._part.read_bytes()
             self._part.unlink()
         return gif
@@ -237,7 +252,7 @@ class _Gifs:
             return
         from imageio_ffmpeg import get_ffmpeg_exe
 
-        with suppress(OSError, RuntimeError):  # without ffmpeg there are no videos
+        with suppress(OSError, RuntimeError):
             command = [get_ffmpeg_exe(), "-v", "quiet", "-nostdin", "-y", "-threads", "1"]
             command += ["-t", str(GIF_S), "-i", str(video), "-filter_complex", GIF_FILTER]
             command += ["-f", "gif", str(self._part)]
@@ -248,7 +263,7 @@ class _Gifs:
                 stderr=subprocess.DEVNULL,
                 umask=0o077,
             )
-            self._ends_s = time.monotonic() + CONVERSION_S
+            self._deadline_s = time.monotonic() + CONVERSION_S
 
     def close(self) -> None:
         """End a conversion, of which nothing remains."""
