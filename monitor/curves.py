@@ -250,6 +250,7 @@ def parse_ranges(arguments: Sequence[str]) -> Ranges:
             low, high = map(float, ends.split(","))
         except ValueError:
             low = high = 0.0  # refused below, as one that is empty
+
         if not task or not low < high or not np.isfinite([low, high]).all():
             raise UserError(
                 f"--range {argument} is not ENV=LOW,HIGH with LOW below HIGH; give the returns "

@@ -91,9 +91,11 @@ def evaluated(metrics: Metrics) -> str:
         for play in ("greedy", "sampled")
         if f"eval_return_{play}" in metrics
     ]
+
     text = ", ".join(returns) or number(m("eval_return_mean"))
     if "eval_episodes" in metrics:
         text += f" ({_evaluated_episodes(metrics)} each)"
+
     trained_steps = count(m("eval_trained_steps"))
     return f"{text} at {trained_steps} steps, best {number(m('eval_return_best'))}"
 
@@ -187,7 +189,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         if play:
             episodes = _evaluated_episodes(metrics)
             parts.append(f"evaluation {_with_interval(metrics, play)} over {episodes}")
-        else:  # of an earlier version
+        else:  # an evaluation of an earlier version
             parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
 

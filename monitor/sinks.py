@@ -50,6 +50,7 @@ def check_libraries(config: Config) -> None:
     for spec, value in _requested(config):
         if not spec.library or _is_installed(spec.library):
             continue
+
         default = SinkOptions.model_fields[spec.name].default
         raise UserError(
             f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"

@@ -194,6 +194,7 @@ def _request_elsewhere(run: str, names: list[str], statuses: Report) -> list[Sta
         path = stacks_path(Path(run), name)
         pid = statuses[name]["pid"]
         requests.append(StackRequest(name, pid, path, start=_size(path), elsewhere=True))
+
     try:
         give_order(run, STACKS, TIMEOUT_S, roles=names)
     except (TimeoutError, UserError):
@@ -220,6 +221,7 @@ def _outcome(request: StackRequest, status: dict[str, Any]) -> dict[str, Any]:
         why_not = f"no reply within {limit_s:g} s{_last_state(status)}"
     elif why_not is None and text is None:
         why_not = "the process has ended"
+
     return {
         "name": request.name,
         "pid": request.pid,
@@ -255,6 +257,7 @@ def _open_pidfd(pid: int, open_fds: ExitStack) -> int:
             f"process {pid} cannot be accessed: {error.strerror}; run this command in the "
             "container of the run"
         ) from error
+
     open_fds.callback(os.close, pidfd)
     return pidfd
 

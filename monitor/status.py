@@ -41,6 +41,7 @@ def add_shares(report: Report, earlier: Report) -> None:
     """
     window_s = report["running_s"] - earlier["running_s"]
     report["window_s"] = window_s
+
     previous = {(process["name"], process["pid"]): process for process in earlier["processes"]}
     for process in report["processes"]:
         _add_shares(process, previous.get((process["name"], process["pid"]), {}), window_s)
@@ -131,6 +132,7 @@ def _add_shares(process: Report, earlier: Report, window_s: float) -> None:
     for thread in process.get("threads", []):
         seconds = thread.pop("seconds")
         thread["ledger"] = fractions(seconds, earlier_seconds.get(thread["name"], {}))
+
     if "cpu_s" in process and "cpu_s" in earlier and window_s > 0:
         process["cpu"] = (process["cpu_s"] - earlier["cpu_s"]) / window_s
 

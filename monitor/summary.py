@@ -238,5 +238,6 @@ def _frames(summary: Metrics, rate: float | None) -> str:
     frames = summary.get("env_frames")
     if not steps or frames in (None, steps):
         return ""
+
     frame_rate = frames_per_s({**summary, "steps_per_s": rate})
     return f" ({count(frames)} frames, {count(frame_rate)}/s)"

@@ -209,6 +209,7 @@ class _Gifs:
         self._waiting: deque[Path] = deque(maxlen=GIFS_WAITING)
         self._process: subprocess.Popen[bytes] | None = None  # the conversion that is in progress
         self._deadline_s = 0.0  # when it is ended
+
         with suppress(OSError):
             part.unlink()  # a run that was killed has left it
 

@@ -58,6 +58,7 @@ def sparkline(values: Sequence[float], columns: int, ascii_only: bool = False) -
     """
     ticks = ASCII_TICKS if ascii_only else TICKS
     shown = merged(values, max(1, columns))
+
     least = min(shown, default=0.0)
     greatest = max(shown, default=0.0)
     ticks_per_unit = (len(ticks) - 1) / (greatest - least) if greatest > least else 0.0

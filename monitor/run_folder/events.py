@@ -66,7 +66,8 @@ REPEAT_S = 10.0
 LATER_S = 3600.0
 RETRY_S = 1.0  # between two attempts to write to a disk that was full
 FILE_NBYTES = 16 << 20
-SHARE_NBYTES = 2 << 20  # of the file, for each kind of `OF_TRAFFIC`
+# The share of each kind of `OF_TRAFFIC` in the file.
+SHARE_NBYTES = 2 << 20
 WAITING_NBYTES = 4 << 20
 # Distinct events whose repetitions are counted at a time; the count of the oldest is then written.
 ALIKE = 1000

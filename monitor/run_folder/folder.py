@@ -212,7 +212,7 @@ def _answers(path: str) -> bool:
         try:
             connection.connect(path)
         except (PermissionError, BlockingIOError, TimeoutError):
-            return True  # of another user, or busy
+            return True  # a supervisor of another user, or a busy one
         except (OSError, ValueError):  # ValueError for an invalid path
             return False
         return True

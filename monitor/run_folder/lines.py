@@ -79,10 +79,12 @@ class CompleteLines:
 
         Of these, the first may be `LINE_NBYTES` longer than the chunk; longer ones are left out.
         """
+        # Behind the last line break stands the beginning of the next line.
         complete, newline, self._incomplete = (self._incomplete + chunk).rpartition(b"\n")
         if newline and self._skips:
             complete = complete.partition(b"\n")[2]
             self._skips = False
+
         if len(self._incomplete) > LINE_NBYTES:
             self._incomplete = b""
             self._skips = True

@@ -192,6 +192,7 @@ class Record(MetricSink):
             self.last |= evaluation_figures(evaluation)
             if "closing" in evaluation:
                 self.last |= _closing_figures(evaluation)
+
             if not self._folder.is_in_place():
                 return False
             try:
@@ -290,6 +291,7 @@ class Record(MetricSink):
         text = json.dumps(summary, indent=2) + "\n"
         if self._is_reserved and len(text) > RESERVED_NBYTES:
             text = self._fitting_text(text, summary)
+
         try:
             if self._is_reserved:
                 _write_in_place(self._run_dir / RESERVED, text)
@@ -348,6 +350,7 @@ def evaluation_figures(evaluation: Json) -> Json:
         "eval_length_mean": evaluation["length"]["mean"],
         "eval_trained_steps": evaluation["trained_steps"],
     }
+
     if "play" in evaluation:  # absent in lines of earlier versions
         figures["eval_play"] = evaluation["play"]
         figures["eval_episodes"] = evaluation["episodes"]
