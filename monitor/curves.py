@@ -137,7 +137,7 @@ def load_run(folder: Path, metrics: Collection[str] | None = None) -> RunCurves:
 
 
 def run_curve(
-    run: RunCurves, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
+    run: RunCurves, x: str, y: str, *, smooth: int = 1, ranges: Ranges | None = None
 ) -> Points:
     """Returns the points of the metric ``y`` of a run by rising ``x``; see `RunReader.curve`.
 
@@ -168,7 +168,13 @@ def smoothed(values: Floats, count: int) -> Floats:
 
 
 def strata(
-    setting: Setting, places: Floats, x: str, y: str, smooth: int = 1, ranges: Ranges | None = None
+    setting: Setting,
+    places: Floats,
+    x: str,
+    y: str,
+    *,
+    smooth: int = 1,
+    ranges: Ranges | None = None,
 ) -> list[Floats]:
     """Interpolates a metric of all runs of a setting at the same places of an axis.
 
@@ -186,7 +192,7 @@ def strata(
     """
     tasks = []
     for runs in setting.tasks.values():
-        curves = [run_curve(run, x, y, smooth, ranges) for run in runs]
+        curves = [run_curve(run, x, y, smooth=smooth, ranges=ranges) for run in runs]
         rows = [
             np.interp(places, xs, ys, left=np.nan, right=np.nan) for xs, ys in curves if len(xs)
         ]
@@ -231,7 +237,7 @@ def observed_ranges(settings: Sequence[Setting], y: str, smooth: int = 1) -> Ran
     for setting in settings:
         for task, runs in setting.tasks.items():
             for run in runs:
-                _, ys = run_curve(run, "env_steps", y, smooth)
+                _, ys = run_curve(run, "env_steps", y, smooth=smooth)
                 if len(ys):
                     extremes.setdefault(task, []).extend([ys.min(), ys.max()])
     return {task: (min(values), max(values)) for task, values in extremes.items()}

@@ -80,7 +80,7 @@ class JsonView(MetricSink):
         self._next_metrics_s = self._clock() + METRICS_EVERY_S
         text = line(self._figures, self._stop)
         numbers = {name: n for name, n in self._figures.items() if finite(n) is not None}
-        write_line(self._stream, "info", "metrics", text, numbers)
+        write_line(self._stream, "info", "metrics", text, data=numbers)
 
     def event(self, event: RunEvent) -> bool:
         """Write a line, or count the event if its last line was written less than a minute ago."""

@@ -63,9 +63,11 @@ DOTS = {"marker": "o", "markersize": 3.5}
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
-MINUTE_S, HOUR_S = 60.0, 3600.0
+MINUTE_S = 60.0
+HOUR_S = 3600.0
 # From these lengths on, an axis of time is in minutes, or in hours.
-LEAST_MINUTES_S, LEAST_HOURS_S = 600.0, 7200.0
+LEAST_MINUTES_S = 600.0
+LEAST_HOURS_S = 7200.0
 
 
 def plot(
@@ -123,7 +125,15 @@ def plot(
     for row, name in zip(cells, panels, strict=True):
         scales = ranges_of(settings, name, user_ranges, smooth)
         for cell, column in zip(row, columns, strict=True):
-            draw(cell, settings, AXES[column], name, smooth, statistic, scales)
+            draw(
+                cell,
+                settings,
+                x=AXES[column],
+                y=name,
+                smooth=smooth,
+                statistic=statistic,
+                scales=scales,
+            )
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
@@ -143,11 +153,11 @@ def plot(
     return path
 
 
-def _output_path(folders: Sequence[str], out: str | None) -> Path:
+def _output_path(folders: Sequence[str], user_path: str | None) -> Path:
     """Returns the path that the user names, or `plot.png` in the only folder, or in the current
     one if there are several."""
-    if out:
-        return Path(out)
+    if user_path:
+        return Path(user_path)
     folder = Path(folders[0]) if len(folders) == 1 else Path()
     return folder / "plot.png"
 
@@ -194,6 +204,7 @@ def draw(
     settings: Sequence[Setting],
     x: str,
     y: str,
+    *,
     smooth: int = 1,
     statistic: str | None = None,
     scales: Ranges | None = None,
@@ -212,7 +223,16 @@ def draw(
     for index, setting in enumerate(settings):
         repetition, place = divmod(index, len(COLOURS))
         style = {"color": COLOURS[place], "linestyle": DASHES[repetition % len(DASHES)]}
-        _draw_setting(cell, setting, x, y, smooth, statistic, scales, style)
+        _draw_setting(
+            cell,
+            setting,
+            x=x,
+            y=y,
+            smooth=smooth,
+            statistic=statistic,
+            scales=scales,
+            style=style,
+        )
         if y == RETURN and scales is None:
             for run in setting.runs:
                 xs, ys = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
@@ -227,6 +247,7 @@ def draw(
 def _draw_setting(
     cell: Any,
     setting: Setting,
+    *,
     x: str,
     y: str,
     smooth: int,
@@ -240,7 +261,7 @@ def _draw_setting(
     have no part of the axis in common, so that there is no such line.
     """
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
-    curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
+    curves = [thinned(*run_curve(run, x, y, smooth=smooth, ranges=scales)) for run in runs]
     label = text(setting.label(len(runs)))
 
     if len(curves) == 1 and scales is None:
@@ -266,7 +287,8 @@ def _draw_setting(
 
     places = np.linspace(*span, GRID)
     statistic_name = statistic or default_statistic(len(setting.tasks))
-    estimate = band(strata(setting, places, x, y, smooth, scales), statistic_name)
+    values = strata(setting, places, x, y, smooth=smooth, ranges=scales)
+    estimate = band(values, statistic_name)
     colour = style["color"]
     cell.plot(places, estimate.middle, linewidth=1.8, label=label, **style)
     cell.fill_between(places, estimate.low, estimate.high, color=colour, alpha=0.2, linewidth=0)

@@ -40,7 +40,8 @@ OWN = (
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "queue_fill",
     "actors_alive", "ledger", "received",
 )  # fmt: skip
-HISTOGRAM, LATENCY = "policy_lag_histogram", "latency_histogram"
+LAG = "policy_lag_histogram"
+LATENCY = "latency_histogram"
 LOST = "learner"
 
 
@@ -91,7 +92,7 @@ class Ranks:
         if not self._several:
             return message | server | (self._counted([message]) if self._died else {})
 
-        self._lag.update({int(lag): steps for lag, steps in message.get(HISTOGRAM, {}).items()})
+        self._lag.update({int(lag): steps for lag, steps in message.get(LAG, {}).items()})
         for bin_, steps in message.get(LATENCY, {}).items():
             self._latency[int(bin_)] = self._latency.get(int(bin_), 0.0) + steps
         if self._awaited or rank != min(self._last):
@@ -99,7 +100,7 @@ class Ranks:
 
         reports = {rank: self._last[rank] for rank in sorted(self._last)}
         merged = merge(message, list(reports.values()))
-        if HISTOGRAM in message:
+        if LAG in message:
             merged |= lags(self._lag)
             self._lag = Counter()
         if LATENCY in message:
@@ -288,5 +289,5 @@ def lags(histogram: Mapping[int, int]) -> Metrics:
     return {
         "policy_lag_mean": total / steps if steps else None,
         "policy_lag_max": max(histogram, default=None),
-        HISTOGRAM: {str(lag): histogram[lag] for lag in sorted(histogram)},
+        LAG: {str(lag): histogram[lag] for lag in sorted(histogram)},
     }

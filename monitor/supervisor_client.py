@@ -28,7 +28,9 @@ Report = dict[str, Any]
 
 STATUS = "status"
 # The orders, which are requests for something else than the status.
-SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"
+SAVE = "save"
+STACKS = "stacks"
+TIMELINE = "timeline"
 TIMEOUT_S = 5.0
 # A longer reply is not read.
 REPLY_NBYTES = 1 << 26
@@ -153,10 +155,12 @@ def _ask(run: str, request: Report, timeout_s: float) -> Reached:
         peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
         if os.geteuid() not in (0, peer_uid):
             raise _not_ours(folder)
-        return Reached(peer_pid, _reply(connection, request, timeout_s, run))
+        return Reached(peer_pid, _reply(connection, request, timeout_s, run=run))
 
 
-def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
+def _reply(
+    connection: socket.socket, request: Report, timeout_s: float, *, run: str
+) -> Report | None:
     """Sends a request, and returns the complete reply; None if it takes too long or cannot be read.
 
     Args:

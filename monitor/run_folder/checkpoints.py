@@ -14,7 +14,8 @@ from penstock.core.formatting import finite
 from penstock.core.run_dir import CHECKPOINT
 from penstock.monitor.run_folder.files import FORM_ERRORS, Row, names_in, open_in, stamp
 
-FOLDER, BEST = "checkpoints", "best"
+FOLDER = "checkpoints"
+BEST = "best"
 HEAD_NBYTES = 1 << 24  # a longer head is damaged
 MOST_LISTED = 500
 # The steps of so many checkpoints are read, the newest ones.

@@ -145,15 +145,15 @@ class MetricColumns:
             if is_open and not kinds.isdisjoint((dict, list)):
                 nested.append((f"{path}/", cells))
 
-        for path, cells in nested:
+        for inner_prefix, inner_cells in nested:
             inner_rows = []
             inner_objects = []
-            for row, cell in zip(rows, cells, strict=True):
+            for row, cell in zip(rows, inner_cells, strict=True):
                 figures = _parts(cell)
                 if figures:
                     inner_rows.append(row)
                     inner_objects.append(figures)
-            self._write(path, inner_rows, inner_objects)
+            self._write(inner_prefix, inner_rows, inner_objects)
 
     def column(self, name: str) -> Floats:
         """Returns the values of a metric, float64 ``[rows]``; all NaN for an unknown one."""

@@ -162,7 +162,9 @@ class EventLog(MetricSink):
         if self._is_beyond_share(kind):
             # All further events of the kind are one, whose repetitions are counted.
             text = "more events of this kind; they are only counted, so that the file has room"
-            role, incarnation, data = None, None, None
+            role = None
+            incarnation = None
+            data = None
 
         line: dict[str, Any] = {
             "schema": SCHEMA,

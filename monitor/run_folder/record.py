@@ -24,7 +24,8 @@ from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.monitor.run_folder.lines import lines
 from penstock.profiling.histogram import latencies
 
-METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 SUMMARY = "summary.json"
 RESERVED = "summary.json.reserved"  # becomes `summary.json`
 RESERVED_NBYTES = 1 << 16
@@ -44,7 +45,8 @@ WHOLE = {
 OF_A_MOMENT = {"actors_alive", "learners_alive"}
 # Shares of an interval's time, of which the summary has those of the whole run.
 SHARES = ("learner_wait_fraction", "learner_compute_fraction", "ledger")
-LAG, LATENCY = "policy_lag_histogram", "latency_histogram"
+LAG = "policy_lag_histogram"
+LATENCY = "latency_histogram"
 
 
 class Thinned(MetricSink):
