@@ -42,7 +42,7 @@ class _RepeatedLine(NamedTuple):
     line."""
 
     next_s: float
-    count: int
+    repetitions: int
 
 
 class JsonView(MetricSink):
@@ -88,7 +88,7 @@ class JsonView(MetricSink):
             return False
 
         key = event.kind, event.role, event.incarnation, event.text
-        first = _RepeatedLine(next_s=self._clock(), count=0)
+        first = _RepeatedLine(next_s=self._clock(), repetitions=0)
         next_s, earlier = self._repeated.pop(key, first)
         count = earlier + 1
         if self._clock() >= next_s:
