@@ -1,4 +1,7 @@
-"""`penstock compare`: settings at equal agent steps, the way to a return, options that differ."""
+"""`penstock compare`: compares settings at equal agent steps and by their way to a return.
+
+It also lists the options in which they differ.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,9 +37,17 @@ from penstock.monitor.curves import (
 from penstock.monitor.run_folder.folder import versions
 from penstock.monitor.run_folder.reader import evaluation_curve, lower_end, mean_return
 
-LONGEST = 40  # characters of a value
+# A longer value of an option is cut to as many characters.
+LONGEST = 40
 
 Result = dict[str, Any]
+
+
+class _Reach(NamedTuple):
+    """When a run first had a value: after how many agent steps, and after how many seconds."""
+
+    env_steps: float
+    time_s: float
 
 
 def compare(
@@ -46,108 +57,144 @@ def compare(
     reach: float | None = None,
     ranges: Sequence[str] = (),
 ) -> Result:
-    """The comparison of runs as plain data.
+    """Returns the comparison of runs as plain data, which `--json` prints and `describe` shows.
 
     Args:
         folders: see `curves.load`.
         metric: name in `metrics.jsonl`.
-        at: agent steps; None: those of the shortest run.
+        at: agent steps at which settings are compared; None: those of the shortest run.
         reach: steps and time are measured to the first value at or above it; None: `stop.return`,
             if the metric is the return, it is not scaled, and all runs have the same.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError for a folder that is not a run, an unknown metric, a number that is not finite,
-    or `at` where no setting has a value.
+    Raises:
+        UserError: for a folder that is not a run, an unknown metric, a number that is not finite,
+            or `at` where no setting has a value.
     """
     if at is not None and not 0 < at < math.inf:
         raise UserError(f"--at is {at:g}; it must be a number of agent steps above 0, such as 1e6")
     if reach is not None and not math.isfinite(reach):
         raise UserError(f"--reach is {reach:g}; it must be a finite value of {metric}")
-    given, settings = parse_ranges(ranges), load(folders, [metric])
+
+    user_ranges = parse_ranges(ranges)
+    settings = load(folders, [metric])
     check_metric(settings, metric)
-    check_ranges(settings, [metric], given)
-    scales = ranges_of(settings, metric, given)
+    check_ranges(settings, [metric], user_ranges)
+
+    scales = ranges_of(settings, metric, user_ranges)
     steps = _shortest(settings, metric) if at is None else at
-    values = [_value(setting, metric, steps, scales) for setting in settings]
+    values = [_value_at(setting, metric, steps, scales) for setting in settings]
     if at is not None and all(value["value"] is None for value in values):
         raise UserError(f"--at is {at:g}, {_where(settings, metric)}")
     if reach is None and metric == RETURN and scales is None:
         reach = _common_goal(settings)
+
+    rows = []
+    for setting, value in zip(settings, values, strict=True):
+        row: Result = {
+            "name": setting.name,
+            "runs": [str(run.files.folder) for run in setting.runs],
+            "environments": list(setting.tasks),
+            "statistic": default_statistic(len(setting.tasks)),
+        }
+        rows.append(row | value | _reaching(setting, metric, reach, scales) | _totals(setting))
+
     return {
         "metric": metric,
         "at_env_steps": steps,
         "reach": reach,
         "scaled": scales is not None,
-        "settings": [
-            {
-                "name": setting.name,
-                "runs": [str(run.files.folder) for run in setting.runs],
-                "environments": list(setting.tasks),
-                "statistic": default_statistic(len(setting.tasks)),
-                **value,
-                **_way(setting, metric, reach, scales),
-                **_totals(setting),
-            }
-            for setting, value in zip(settings, values, strict=True)
-        ],
+        "settings": rows,
         "options": _differences(settings),
     }
 
 
 def describe(result: Result) -> str:
-    """The comparison as text: a table of results, and one of the options that differ."""
-    rows = [["run", "runs", result["metric"], "95 %"]]
+    """Returns a comparison as text: a table of results, and one of the options that differ.
+
+    Args:
+        result: what `compare` returned.
+    """
+    lines = [_heading(result), *aligned(_table(result), numbers_from=1)]
+    if not result["options"]:
+        return "\n".join([*lines, "", "no option differs"])
+
+    names = [setting["name"] for setting in result["settings"]]
+    options = [["option", *names]]
+    options += [[key, *map(_short, values)] for key, values in result["options"].items()]
+    return "\n".join([*lines, "", *aligned(options)])
+
+
+def _heading(result: Result) -> str:
+    """Says above the table what its values are."""
+    settings = result["settings"]
+    heading = f"{result['metric']} at {count(result['at_env_steps'])} agent steps"
+    if any(len(setting["runs"]) > 1 for setting in settings):
+        names = dict.fromkeys(STATISTIC_NAMES[setting["statistic"]] for setting in settings)
+        heading += f"; {' or '.join(names)} of the runs, with its bootstrap interval"
+    if result["scaled"]:
+        heading += "; returns are scaled by environment"
+    if all(setting["value"] is None for setting in settings):
+        heading += "; the runs of a line have no value in common there"
+    return heading
+
+
+def _table(result: Result) -> list[list[str]]:
+    """The cells of the results: a row of titles, then one for each setting."""
     goal = result["reach"]
-    rows[0] += [] if goal is None else [f"steps to {number(goal)}", "time", "reached"]
-    solved = any(found["solved"] is not None for found in result["settings"])
-    rows[0] += ["solved"] if solved else []
-    rows[0] += ["steps/s", "best evaluation", "steps", "time"]
-    for found in result["settings"]:
-        low, high = found["low"], found["high"]
-        runs, averaged = len(found["runs"]), found["averaged"]
-        of = str(runs) if averaged == runs else f"{averaged} of {runs}"
-        row = [found["name"], of, number(found["value"])]
-        row.append("-" if low is None else f"{number(low)} to {number(high)}")
+    shows_solved = any(setting["solved"] is not None for setting in result["settings"])
+
+    titles = ["run", "runs", result["metric"], "95 %"]
+    if goal is not None:
+        titles += [f"steps to {number(goal)}", "time", "reached"]
+    if shows_solved:
+        titles.append("solved")
+    titles += ["steps/s", "best evaluation", "steps", "time"]
+
+    rows = [titles]
+    for setting in result["settings"]:
+        runs = len(setting["runs"])
+        averaged = setting["averaged"]
+        low = setting["low"]
+
+        row = [setting["name"]]
+        row.append(str(runs) if averaged == runs else f"{averaged} of {runs}")
+        row.append(number(setting["value"]))
+        row.append("-" if low is None else f"{number(low)} to {number(setting['high'])}")
         if goal is not None:
-            row += [count(found["reach_env_steps"]), _time(found["reach_s"])]
-            row.append(f"{found['reached']} of {runs}")
-        if solved:
-            row.append("-" if found["solved"] is None else f"{found['solved']} of {runs}")
-        row += [count(found["steps_per_s"]), number(found["evaluation_best"])]
-        rows.append([*row, count(found["env_steps"]), _time(found["time_s"])])
-    kinds = dict.fromkeys(STATISTIC_NAMES[found["statistic"]] for found in result["settings"])
-    about = f"{result['metric']} at {count(result['at_env_steps'])} agent steps"
-    if any(len(found["runs"]) > 1 for found in result["settings"]):
-        about += f"; {' or '.join(kinds)} of the runs, with its bootstrap interval"
-    about += "; returns are scaled by environment" if result["scaled"] else ""
-    if all(found["value"] is None for found in result["settings"]):
-        about += "; the runs of a line have no value in common there"
-    lines = [about, *aligned(rows, numbers_from=1)]
-    if result["options"]:
-        names = [found["name"] for found in result["settings"]]
-        table = [["option", *names]]
-        table += [[key, *map(_short, values)] for key, values in result["options"].items()]
-        lines += ["", *aligned(table)]
-    else:
-        lines += ["", "no option differs"]
-    return "\n".join(lines)
+            row.append(count(setting["reach_env_steps"]))
+            row.append(_time(setting["reach_s"]))
+            row.append(f"{setting['reached']} of {runs}")
+        if shows_solved:
+            solved = setting["solved"]
+            row.append("-" if solved is None else f"{solved} of {runs}")
+        row.append(count(setting["steps_per_s"]))
+        row.append(number(setting["evaluation_best"]))
+        row.append(count(setting["env_steps"]))
+        row.append(_time(setting["time_s"]))
+        rows.append(row)
+    return rows
 
 
 def _shortest(settings: Sequence[Setting], metric: str) -> float:
-    """The agent steps up to which all runs have the metric."""
+    """Returns the agent steps up to which all runs have the metric.
+
+    Raises UserError if no run has it.
+    """
     ends = []
     for setting in settings:
         for run in setting.runs:
             xs, _ = run_curve(run, "env_steps", metric)
             if len(xs):
                 ends.append(float(xs[-1]))
+
     if not ends:
         raise UserError(f"no run has {metric} at a known number of agent steps; give another run")
     return min(ends)
 
 
 def _where(settings: Sequence[Setting], metric: str) -> str:
-    """Where `at` can be, as the end of an error."""
+    """Returns the end of an error about `--at`: which agent steps it may name."""
     span = common_span([run for setting in settings for run in setting.runs], "env_steps", metric)
     if span is None:
         return f"and the runs have {metric} at no common agent steps; compare fewer runs"
@@ -156,139 +203,186 @@ def _where(settings: Sequence[Setting], metric: str) -> str:
 
 
 def _common_goal(settings: Sequence[Setting]) -> float | None:
+    """Returns the `stop.return` of all runs; None if they differ, or have none."""
     goals = [finite(run.options.get("stop.return")) for setting in settings for run in setting.runs]
     return goals[0] if len({*goals}) == 1 else None
 
 
-def _value(setting: Setting, metric: str, at: float, scales: Ranges | None) -> Result:
-    """The statistic of a setting at ``at`` agent steps, with its interval if any environment has
-    several runs, and the number of runs that have the metric; null if one of these has no value
-    there."""
-    places = np.array([at])
+def _value_at(setting: Setting, metric: str, env_steps: float, scales: Ranges | None) -> Result:
+    """Computes the statistic of a setting's metric after so many agent steps.
+
+    Returns:
+        ``value``, with ``low`` and ``high``, the ends of its interval, if any environment has
+        several runs; all are None if a run that has the metric has no value there. ``averaged`` is
+        the number of runs that have the metric.
+    """
+    places = np.array([env_steps])
     values = strata(setting, places, "env_steps", metric, ranges=scales)
     averaged = sum(map(len, values))
-    if not values or any(np.isnan(each).any() for each in values):
+    if not values or any(np.isnan(runs).any() for runs in values):
         return {"averaged": averaged, "value": None, "low": None, "high": None}
-    found = band(values, default_statistic(len(setting.tasks)))
-    alone = all(len(each) == 1 for each in values)
-    low, high = (None, None) if alone else (float(found.low[0]), float(found.high[0]))
-    return {"averaged": averaged, "value": float(found.middle[0]), "low": low, "high": high}
+
+    estimate = band(values, default_statistic(len(setting.tasks)))
+    value = float(estimate.middle[0])
+    if all(len(runs) == 1 for runs in values):
+        return {"averaged": averaged, "value": value, "low": None, "high": None}
+    low = float(estimate.low[0])
+    high = float(estimate.high[0])
+    return {"averaged": averaged, "value": value, "low": low, "high": high}
 
 
-def _way(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
-    """Means of the agent steps and of the time to a value, over the runs that have reached it; and
-    how many of the runs are solved, None where the value is not the `stop.return` of all."""
-    goes_to_goal = metric == RETURN and scales is None and reach == _common_goal([setting])
-    ways: list[tuple[float, float]] = []
+def _reaching(setting: Setting, metric: str, reach: float | None, scales: Ranges | None) -> Result:
+    """Computes how the runs of a setting reach a value.
+
+    Returns:
+        ``reached``, the number of runs that have reached it; the means over these of the agent
+        steps and of the seconds until then; and ``solved``, how many of the runs are solved, None
+        where the value is not the `stop.return` of all.
+    """
+    is_goal = metric == RETURN and scales is None and reach == _common_goal([setting])
+    reaches: list[_Reach] = []
     for run in setting.runs:
-        way = None if reach is None else _first_at(run, metric, reach, scales)
-        if way is None and reach is not None and goes_to_goal:
-            way = _noted(run)
-        ways += [] if way is None else [way]
+        first = None if reach is None else _first_at(run, metric, reach, scales)
+        if first is None and reach is not None and is_goal:
+            first = _goal_by_learner(run)
+        if first is not None:
+            reaches.append(first)
+
     solved = [run for run in setting.runs if _moment(run, "solved_at_s") is not None]
     return {
-        "reached": len(ways),
-        "reach_env_steps": statistics.fmean(steps for steps, _ in ways) if ways else None,
-        "reach_s": statistics.fmean(seconds for _, seconds in ways) if ways else None,
-        "solved": len(solved) if reach is not None and goes_to_goal else None,
+        "reached": len(reaches),
+        "reach_env_steps": _mean_or_none([first.env_steps for first in reaches]),
+        "reach_s": _mean_or_none([first.time_s for first in reaches]),
+        "solved": len(solved) if reach is not None and is_goal else None,
     }
 
 
-def _first_at(
-    run: RunCurves, metric: str, reach: float, scales: Ranges | None
-) -> tuple[float, float] | None:
-    """Agent steps and seconds of the first measurement at or above a value; None without one."""
-    xs, ys = run_curve(run, "env_steps", metric, ranges=scales)
-    times, same = run_curve(run, "time_s", metric, ranges=scales)
-    if not (ys >= reach).any() or not (same >= reach).any():
+def _first_at(run: RunCurves, metric: str, reach: float, scales: Ranges | None) -> _Reach | None:
+    """Finds the first measurement at or above a value; None without one."""
+    steps, by_steps = run_curve(run, "env_steps", metric, ranges=scales)
+    times, by_time = run_curve(run, "time_s", metric, ranges=scales)
+    if not (by_steps >= reach).any() or not (by_time >= reach).any():
         return None
-    return float(xs[np.argmax(ys >= reach)]), float(times[np.argmax(same >= reach)])
+
+    # `argmax` of truth values is the place of the first that is true.
+    first_step = float(steps[np.argmax(by_steps >= reach)])
+    first_s = float(times[np.argmax(by_time >= reach)])
+    return _Reach(first_step, first_s)
 
 
-def _noted(run: RunCurves) -> tuple[float, float] | None:
-    """Agent steps and seconds at which the return in training reached `stop.return` by the
-    learner's own account, which also knows the time between two lines of metrics."""
+def _goal_by_learner(run: RunCurves) -> _Reach | None:
+    """Finds when the return in training reached `stop.return`, by the learner's own account.
+
+    The learner also notices what happens between two lines of metrics. None if the return has not
+    been reached.
+    """
     at_s = _moment(run, "return_reached_at_s")
     times, steps = run.files.columns.points("time_s", "env_steps")
     if at_s is None or not len(times):
         return None
-    return float(np.interp(at_s, times, steps)), at_s
+    return _Reach(float(np.interp(at_s, times, steps)), at_s)
 
 
 def _moment(run: RunCurves, name: str) -> float | None:
-    """A time of the run, in seconds of training; None if it has not come."""
+    """Returns a time of the run, in seconds of training; None if it has not come."""
     return finite({**run.files.last, **run.files.summary}.get(name))
 
 
 def _totals(setting: Setting) -> Result:
-    """Means over the runs: steps, duration and their ratio; the mean of the best evaluations, if
-    they are of one environment."""
-    ends = [
-        (finite(run.files.last.get("env_steps")), finite(run.files.last.get("time_s")))
-        for run in setting.runs
-    ]
-    known = [(steps, seconds) for steps, seconds in ends if steps and seconds]
-    best = [found for run in setting.runs if (found := _best_evaluation(run)) is not None]
+    """Returns means over the runs of a setting: steps, seconds and steps per second.
+
+    Also the mean of the best evaluations, if every run has one and all are of one environment.
+    A figure that no run has is None.
+    """
+    totals = []
+    for run in setting.runs:
+        steps = finite(run.files.last.get("env_steps"))
+        seconds = finite(run.files.last.get("time_s"))
+        if steps and seconds:
+            totals.append((steps, seconds))
+
+    best = []
+    for run in setting.runs:
+        evaluation = _best_evaluation(run)
+        if evaluation is not None:
+            best.append(evaluation)
     comparable = len(best) == len(setting.runs) and len(setting.tasks) == 1
+
     return {
-        "env_steps": statistics.fmean(steps for steps, _ in known) if known else None,
-        "time_s": statistics.fmean(seconds for _, seconds in known) if known else None,
-        "steps_per_s": statistics.fmean(s / t for s, t in known) if known else None,
+        "env_steps": _mean_or_none([steps for steps, _ in totals]),
+        "time_s": _mean_or_none([seconds for _, seconds in totals]),
+        "steps_per_s": _mean_or_none([steps / seconds for steps, seconds in totals]),
         "evaluation_best": statistics.fmean(best) if comparable else None,
     }
 
 
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
 def _best_evaluation(run: RunCurves) -> float | None:
-    """The mean return of the best of the evaluations in the environment of the run, without those
-    after a checkpoint to which the run has returned."""
-    found = run.files.evaluations
+    """Returns the mean return of the best evaluation in the environment of the run.
+
+    Evaluations after a checkpoint to which the run has returned do not count. None if there are no
+    others.
+    """
+    evaluations = run.files.evaluations
     if run.env is not None:
-        found = [line for line in found if _is_in(line.get("env"), run.env)]
-    _, means = evaluation_curve(found, "env_steps", mean_return)
-    _, lower = evaluation_curve(found, "env_steps", lower_end)
-    return float(means[lower.argmax()]) if len(means) else None
+        evaluations = [line for line in evaluations if _is_in(line.get("env"), run.env)]
+    _, means = evaluation_curve(evaluations, "env_steps", mean_return)
+    _, lower_ends = evaluation_curve(evaluations, "env_steps", lower_end)
+    return float(means[lower_ends.argmax()]) if len(means) else None
 
 
-def _is_in(known: Any, env: EnvConfig) -> bool:
+def _is_in(recorded_env: Any, env: EnvConfig) -> bool:
     """Whether an evaluation was in an environment; older versions did not record it."""
-    return not isinstance(known, dict) or env.is_same(known)
+    return not isinstance(recorded_env, dict) or env.is_same(recorded_env)
 
 
 def _differences(settings: Sequence[Setting]) -> dict[str, list[Any]]:
-    """Options and versions that differ between settings: one value for each, None where it has no
-    such option; a list of the values where the runs of a setting differ."""
+    """Finds the options and versions that differ between settings.
+
+    Returns:
+        By dotted name, in the order of their sections, one value for each setting: None where it
+        has no such option, a list of the values where the runs of a setting differ.
+    """
     tables = [[{**run.options, **_versions(run)} for run in setting.runs] for setting in settings]
     keys = dict.fromkeys(key for table in tables for options in table for key in options)
     sections = list(dict.fromkeys(key.partition(".")[0] for key in keys))
-    found = {}
+
+    differences = {}
     for key in sorted(keys, key=lambda key: sections.index(key.partition(".")[0])):
         if key in OF_ONE_RUN:
             continue
+
         columns = [_distinct([options.get(key) for options in table]) for table in tables]
         if len({json.dumps(column, default=str) for column in columns}) > 1:
-            found[key] = [column[0] if len(column) == 1 else column for column in columns]
-    return found
+            differences[key] = [column[0] if len(column) == 1 else column for column in columns]
+    return differences
 
 
 def _distinct(values: Sequence[Any]) -> list[Any]:
+    """Returns the values without repetitions; they need not be hashable."""
     return list({json.dumps(value, default=str): value for value in values}.values())
 
 
 def _versions(run: RunCurves) -> dict[str, Any]:
-    """Machine and versions at the last start of a run, by names such as `versions.torch`."""
-    last = next(reversed(run.files.starts), {})
-    return {f"versions.{name}": value for name, value in versions(last).items()}
+    """Returns machine and versions at the last start of a run, by names such as
+    `versions.torch`."""
+    last_start = next(reversed(run.files.starts), {})
+    return {f"versions.{name}": value for name, value in versions(last_start).items()}
 
 
 def _time(seconds: float | None) -> str:
-    """A duration; with tenths of seconds below a minute."""
+    """Returns a duration as text, with tenths of seconds below a minute; "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def _short(value: Any) -> str:
+    """Returns the value of an option as text of at most `LONGEST` characters; "-" for None."""
     if value is None:
         return "-"
-    shown = value if isinstance(value, str) else json.dumps(value, default=str)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -16,40 +16,51 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 
-RECENT = 100  # episodes that `episode_return_mean` is of, at most
-SHOWN_RANKS = 8  # more would fill a terminal; `metrics.jsonl` has all
+RECENT = 100  # the most episodes whose mean is `episode_return_mean`
+# More learners would fill a terminal; `metrics.jsonl` has all.
+SHOWN_RANKS = 8
 BEST = "return_best"  # the highest mean return that a view has seen
 
 
 def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
-    """The figures of the last interval as text, by label."""
+    """Returns the figures of an interval as text, by their labels, in the order of display.
+
+    Args:
+        metrics: a line of `metrics.jsonl`, and `BEST` if the view knows it.
+        stop: the limits of the run, which give the time to go and the goal; None: unknown.
+    """
     m = metrics.get
-    left_s = eta_s(metrics, stop)
-    to_go = "" if left_s is None else f", {clock(left_s)} to go"
-    goal = None if stop is None else stop.return_
-    playing = shares(role_mean(m("ledgers") or {}, "actor"))
-    frames = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
+
+    remaining_s = eta_s(metrics, stop)
+    to_go = "" if remaining_s is None else f", {clock(remaining_s)} to go"
     shown = {
         "time": clock(m("time_s")) + to_go,
         "steps": f"{count(m('env_steps'))}, {count(m('steps_per_s'))}/s",
-        **({"frames": frames} if m("env_frames") != m("env_steps") else {}),
-        "trained": f"{count(m('trained_steps_per_s'))}/s, {count(m('learner_steps'))} updates",
-        "return": f"{number(m('episode_return_mean'))} in training, "
-        + _recent_episodes(m("episodes"))
-        + (f", best {number(m(BEST))}" if BEST in metrics else "")
-        + ("" if goal is None else f", goal {number(goal)}"),
-        **_losses(metrics),
-        "lag": f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
-        + (f"; limit {count(m('policy_lag_limit'))}" if m("policy_lag_limit") else ""),
-        "queue": f"{percent(m('queue_fill'))} full",
-        "learner": shares(m("ledger") or {}) + _ceiling(metrics),
-        **_each_learner(metrics),
-        **_connectors(metrics),
-        "latency": f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}",
-        "dropped": reasons(m("dropped") or {}),
-        "actors": f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
-        + (f"; {playing}" if playing else ""),
     }
+    # Frames are shown where an environment repeats actions.
+    if m("env_frames") != m("env_steps"):
+        shown["frames"] = f"{count(m('env_frames'))}, {count(frames_per_s(metrics))}/s"
+
+    trained_per_s = count(m("trained_steps_per_s"))
+    shown["trained"] = f"{trained_per_s}/s, {count(m('learner_steps'))} updates"
+    shown["return"] = _training_return(metrics, None if stop is None else stop.return_)
+    shown |= _losses(metrics)
+
+    shown["lag"] = f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
+    if m("policy_lag_limit"):
+        shown["lag"] += f"; limit {count(m('policy_lag_limit'))}"
+    shown["queue"] = f"{percent(m('queue_fill'))} full"
+
+    shown["learner"] = shares(m("ledger") or {}) + _ceiling(metrics)
+    shown |= _each_learner(metrics)
+    shown |= _connectors(metrics)
+    shown["latency"] = f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}"
+    shown["dropped"] = reasons(m("dropped") or {})
+
+    shown["actors"] = f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
+    actor_shares = shares(role_mean(m("ledgers") or {}, "actor"))
+    if actor_shares:
+        shown["actors"] += f"; {actor_shares}"
     if "eval_return_mean" in metrics:
         shown["evaluation"] = evaluated(metrics)
     if "learners_alive" in metrics:
@@ -57,70 +68,102 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     return shown
 
 
+def _training_return(metrics: Metrics, goal: float | None) -> str:
+    """Returns the mean return in training as text, with the best one so far and the goal."""
+    mean = number(metrics.get("episode_return_mean"))
+    text = f"{mean} in training, {_recent_episodes(metrics.get('episodes'))}"
+    if BEST in metrics:
+        text += f", best {number(metrics[BEST])}"
+    if goal is not None:
+        text += f", goal {number(goal)}"
+    return text
+
+
 def evaluated(metrics: Metrics) -> str:
-    """The returns of the last evaluation, of each way to play, with their 95 % confidence intervals
-    and the episodes behind them; and that of the best weights so far."""
+    """Returns the last evaluation as text, and the mean return of the best weights so far.
+
+    Each way to play, greedy and sampled, has its mean return with the 95 % confidence interval, and
+    the number of episodes behind it.
+    """
     m = metrics.get
-    ways = [
-        f"{way} {_with_interval(metrics, way)}"
-        for way in ("greedy", "sampled")
-        if f"eval_return_{way}" in metrics
+    returns = [
+        f"{play} {_with_interval(metrics, play)}"
+        for play in ("greedy", "sampled")
+        if f"eval_return_{play}" in metrics
     ]
-    by = f" ({_evaluated_episodes(metrics)} each)" if "eval_episodes" in metrics else ""
-    return (
-        f"{', '.join(ways) or number(m('eval_return_mean'))}{by} at "
-        f"{count(m('eval_trained_steps'))} steps, best {number(m('eval_return_best'))}"
-    )
+
+    text = ", ".join(returns) or number(m("eval_return_mean"))
+    if "eval_episodes" in metrics:
+        text += f" ({_evaluated_episodes(metrics)} each)"
+
+    trained_steps = count(m("eval_trained_steps"))
+    return f"{text} at {trained_steps} steps, best {number(m('eval_return_best'))}"
 
 
 def _evaluated_episodes(metrics: Metrics) -> str:
-    """The episodes of the last evaluation: "4 episodes"."""
+    """Returns the number of episodes of the last evaluation: "4 episodes"."""
     episodes = metrics.get("eval_episodes")
     return f"{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
-def _with_interval(metrics: Metrics, way: str) -> str:
-    """The mean return of the last evaluation, played in this ``way``, ± half its 95 % confidence
-    interval: of few episodes that is wide."""
-    mean = number(metrics.get(f"eval_return_{way}"))
-    half = half_95(metrics.get(f"eval_return_{way}_se"), metrics.get("eval_episodes"))
+def _with_interval(metrics: Metrics, play: str) -> str:
+    """Returns the mean return of the last evaluation ± half its 95 % confidence interval.
+
+    The interval of few episodes is wide.
+
+    Args:
+        metrics: figures of the evaluation.
+        play: how it was played, "greedy" or "sampled".
+    """
+    mean = number(metrics.get(f"eval_return_{play}"))
+    half = half_95(metrics.get(f"eval_return_{play}_se"), metrics.get("eval_episodes"))
     return mean if half is None else f"{mean} ± {number(half)}"
 
 
 def _losses(metrics: Metrics) -> dict[str, str]:
-    """The losses of the algorithm, whatever their names."""
-    found = {
+    """Returns a row of the algorithm's losses, whatever their names; empty if there are none."""
+    losses = {
         name.removesuffix("loss").rstrip("_"): value
         for name, value in metrics.items()
         if name.endswith("loss") and isinstance(value, int | float)
     }
-    text = ", ".join(f"{name} {number(value)}".strip() for name, value in found.items())
-    return {"loss": text} if found else {}
+    if not losses:
+        return {}
+    # A metric named `loss` has no name left, so its value stands alone.
+    return {"loss": ", ".join(f"{name} {number(value)}".strip() for name, value in losses.items())}
 
 
 def _ceiling(metrics: Metrics) -> str:
-    """The speed of a learner that never waits, and the achieved share of it."""
-    rate, most = metrics.get("trained_steps_per_s"), metrics.get("learner_ceiling_steps_per_s")
-    return f"; {percent(rate / most)} of its ceiling of {count(most)}/s" if rate and most else ""
+    """Returns which share the learner achieves of its speed if it never waited; empty if either is
+    unknown."""
+    rate = metrics.get("trained_steps_per_s")
+    ceiling = metrics.get("learner_ceiling_steps_per_s")
+    if not rate or not ceiling:
+        return ""
+    return f"; {percent(rate / ceiling)} of its ceiling of {count(ceiling)}/s"
 
 
 def _each_learner(metrics: Metrics) -> dict[str, str]:
-    return {
-        f"rank {own['rank']}": f"{count(own.get('trained_steps_per_s'))}/s; "
-        + shares(own.get("ledger") or {})
-        for own in (metrics.get("ranks") or [])[:SHOWN_RANKS]
-    }
+    """Returns a row for each of the first learners of several: its speed and its time."""
+    rows = {}
+    for learner in (metrics.get("ranks") or [])[:SHOWN_RANKS]:
+        rate = count(learner.get("trained_steps_per_s"))
+        rows[f"rank {learner['rank']}"] = f"{rate}/s; {shares(learner.get('ledger') or {})}"
+    return rows
 
 
 def _connectors(metrics: Metrics) -> dict[str, str]:
+    """Returns a row for each connector: its time."""
     ledgers = metrics.get("ledgers") or {}
     return {name: shares(ledgers[name]) for name in ledgers if name.startswith("connector-")}
 
 
 def line(metrics: Metrics, stop: StopConfig | None) -> str:
-    """The main figures in a line of about a hundred characters; all are in `metrics.jsonl`."""
+    """Returns the main figures in a line of about a hundred characters.
+
+    `metrics.jsonl` has all. The arguments are those of `figures`.
+    """
     m = metrics.get
-    dropped, restarted = sum((m("dropped") or {}).values()), m("actors_restarted")
     parts = [
         figures(metrics, stop)["time"],
         f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
@@ -128,53 +171,76 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         f"trained {count(m('trained_steps_per_s'))}/s",
         f"lag {number(m('policy_lag_mean'))}",
         f"learner busy {percent((m('ledger') or {}).get('compute'))}",
-        *([f"dropped {count(dropped)}"] if dropped else []),
-        f"actors {m('actors_alive')}" + (f", {restarted} restarted" if restarted else ""),
     ]
+
+    dropped = sum((m("dropped") or {}).values())
+    if dropped:
+        parts.append(f"dropped {count(dropped)}")
+
+    actors = f"actors {m('actors_alive')}"
+    if m("actors_restarted"):
+        actors += f", {m('actors_restarted')} restarted"
+    parts.append(actors)
     if "learners_alive" in metrics:
         parts.append(f"learners {m('learners_alive')}")
+
     if "eval_return_mean" in metrics:
-        way = m("eval_play")
-        shown = _with_interval(metrics, way) if way else number(m("eval_return_mean"))
-        parts.append(
-            f"evaluation {shown}" + (f" over {_evaluated_episodes(metrics)}" if way else "")
-        )
+        play = m("eval_play")
+        if play:
+            episodes = _evaluated_episodes(metrics)
+            parts.append(f"evaluation {_with_interval(metrics, play)} over {episodes}")
+        else:  # an evaluation of an earlier version
+            parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
 
 
 def _recent_episodes(episodes: int | None) -> str:
-    """The episodes of which `episode_return_mean` is the mean."""
+    """Returns which of the ``episodes`` of a run have `episode_return_mean` as their mean."""
     if not episodes:
         return "no episode yet"
-    of = f"last {RECENT} of " if episodes > RECENT else ""
-    return f"{of}{count(episodes)} episode{'s' * (episodes > 1)}"
+    last_of = f"last {RECENT} of " if episodes > RECENT else ""
+    return f"{last_of}{count(episodes)} episode{'' if episodes == 1 else 's'}"
 
 
 def frames_per_s(metrics: Metrics) -> float | None:
-    """Emulator frames per second, from steps per second and the frames of a step."""
-    steps, frames = metrics.get("env_steps"), metrics.get("env_frames")
+    """Returns emulator frames per second, from steps per second and the frames of a step; None if
+    these are unknown."""
+    steps = metrics.get("env_steps")
+    frames = metrics.get("env_frames")
     rate = metrics.get("steps_per_s")  # absent in the final report of a run that ended at once
     return rate * frames / steps if steps and frames and rate is not None else None
 
 
 def eta_s(metrics: Metrics, stop: StopConfig | None) -> float | None:
-    """Seconds until the first limit that can be predicted; None if there is none."""
+    """Returns the seconds until the first limit that can be predicted; None if there is none.
+
+    The limits are agent steps, learner steps and minutes. The first is predicted by the speed of
+    the last interval, the second by the mean speed of the run.
+    """
     if stop is None:
         return None
-    time_s, steps = metrics.get("time_s") or 0.0, metrics.get("learner_steps") or 0
-    rate = metrics.get("steps_per_s")
-    left: list[float] = []
-    if stop.env_steps is not None and rate:
-        left.append((stop.env_steps - metrics["env_steps"]) / rate)
-    if stop.learner_steps is not None and steps and time_s:
-        left.append((stop.learner_steps - steps) * time_s / steps)
+
+    time_s = metrics.get("time_s") or 0.0
+    learner_steps = metrics.get("learner_steps") or 0
+    steps_per_s = metrics.get("steps_per_s")
+    predictions_s: list[float] = []
+    if stop.env_steps is not None and steps_per_s:
+        predictions_s.append((stop.env_steps - metrics["env_steps"]) / steps_per_s)
+    if stop.learner_steps is not None and learner_steps and time_s:
+        predictions_s.append((stop.learner_steps - learner_steps) * time_s / learner_steps)
     if stop.minutes is not None:
-        left.append(stop.minutes * 60 - time_s)
-    return max(0.0, min(left)) if left else None
+        predictions_s.append(stop.minutes * 60 - time_s)
+
+    return max(0.0, min(predictions_s)) if predictions_s else None
 
 
 def role_mean(ledgers: Mapping[str, Mapping[str, float]], role: str) -> dict[str, float]:
-    """The mean time ledger of the processes of a role, such as "actor", among those of all."""
-    own = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
-    names = dict.fromkeys(name for parts in own for name in parts)
-    return {n: sum(parts.get(n) or 0.0 for parts in own) / len(own) for n in names}
+    """Returns the mean time ledger of the processes of a role; empty if there are none.
+
+    Args:
+        ledgers: by process, such as "actor-3", the share of each part of its time.
+        role: the kind of role, such as "actor".
+    """
+    of_role = [parts for name, parts in ledgers.items() if name.rpartition("-")[0] == role]
+    names = dict.fromkeys(name for parts in of_role for name in parts)
+    return {name: sum(parts.get(name) or 0.0 for parts in of_role) / len(of_role) for name in names}

@@ -52,36 +52,46 @@ HISTOGRAM = "_histogram"
 
 
 def group(name: str) -> str:
-    """The group of a metric; `FALLBACK` if none is known."""
-    for found, patterns in GROUPS.items():
+    """Returns the group of a metric; `FALLBACK` if no pattern matches its name."""
+    for group_name, patterns in GROUPS.items():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
-            return found
+            return group_name
     return FALLBACK
 
 
 def tag(path: str) -> str:
-    """The name of a figure under its section: `train/grad_norm`, `time/ledger/compute`."""
-    found = group(path.partition("/")[0])
-    return next(f"{name}/{path}" for name, groups in SECTIONS.items() if found in groups)
+    """Returns the name of a figure under its section: `train/grad_norm`, `time/ledger/compute`."""
+    group_name = group(path.partition("/")[0])
+    return next(f"{section}/{path}" for section, groups in SECTIONS.items() if group_name in groups)
 
 
 def by_rank(entries: Sequence[Any]) -> dict[str, Any]:
-    """The entries of a list by name. Learners are named by their rank, since their places in the
-    list change when one of them ends; other entries are named by their places."""
+    """Returns the entries of a list by name.
+
+    Learners are named by their rank, since their places in the list change when one of them ends;
+    other entries are named by their places.
+    """
     ranks = [entry.get("rank") if isinstance(entry, Mapping) else None for entry in entries]
-    known = all(type(rank) is int for rank in ranks) and len({*ranks}) == len(ranks)
-    return dict(zip(map(str, ranks if known else range(len(entries))), entries, strict=True))
+    has_ranks = all(type(rank) is int for rank in ranks) and len({*ranks}) == len(ranks)
+    names = ranks if has_ranks else range(len(entries))
+    return dict(zip(map(str, names), entries, strict=True))
 
 
 def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Path and value of every number: `ledger/compute`, `ledgers/actor-0/step`, `ranks/1/...`
-    (`by_rank`).
-    Histograms, texts and unknown values are left out."""
+    """Yields path and value of every number: `ledger/compute`, `ledgers/actor-0/step`,
+    `ranks/1/...` (see `by_rank`).
+
+    Histograms, texts and unknown values are left out.
+
+    Args:
+        metrics: figures, which may be nested.
+        prefix: the beginning of every path.
+    """
     for name, value in metrics.items():
         path = f"{prefix}{name}"
         if isinstance(value, list):
             value = by_rank(value)
         if isinstance(value, Mapping) and not name.endswith(HISTOGRAM):
             yield from scalars(value, f"{path}/")
-        elif (known := finite(value)) is not None:
-            yield path, float(known)
+        elif (number := finite(value)) is not None:
+            yield path, float(number)

@@ -54,15 +54,20 @@ LABELS = {
     "grad_norm": "gradient norm",
     "kl": "KL divergence",
 }
-GRID = 300  # points of a band
-MOST_POINTS = 2000  # of a line
+# Points at which the statistic of several runs is computed.
+GRID = 300
+# A line with more points is thinned.
+MOST_POINTS = 2000
 DOTS = {"marker": "o", "markersize": 3.5}
 # Okabe and Ito's colours, which readers with any form of colour blindness tell apart, without the
 # yellow, which is too light for lines; further lines repeat them with other dashes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
-MINUTE_S, HOUR_S = 60.0, 3600.0
-LEAST_MINUTES_S, LEAST_HOURS_S = 600.0, 7200.0  # from which an axis is in minutes, or hours
+MINUTE_S = 60.0
+HOUR_S = 3600.0
+# From these lengths on, an axis of time is in minutes, or in hours.
+LEAST_MINUTES_S = 600.0
+LEAST_HOURS_S = 7200.0
 
 
 def plot(
@@ -74,7 +79,7 @@ def plot(
     statistic: str | None = None,
     ranges: Sequence[str] = (),
 ) -> Path:
-    """Draw runs; returns the path of the picture.
+    """Draws the curves of runs into a file.
 
     Args:
         folders: see `curves.load`.
@@ -85,35 +90,58 @@ def plot(
         statistic: "mean" or "iqm", see `curves.band`.
         ranges: see `curves.parse_ranges`.
 
-    Raises UserError if matplotlib is missing, a folder is not a run, or a metric is unknown.
+    Returns:
+        The path of the picture.
+
+    Raises:
+        UserError: if matplotlib is missing, a folder is not a run, a metric is unknown, or the
+            picture cannot be written.
     """
-    make = figure_class()
+    make_figure = figure_class()
     if out is not None and not Path(out).suffix:
         raise UserError(
             f"--out {out} has no suffix, which selects the format; give a name that ends in .png, "
             ".svg, .pdf or .html"
         )
+
     panels = metrics or PANELS
-    given, settings = parse_ranges(ranges), load(folders, panels)
+    user_ranges = parse_ranges(ranges)
+    settings = load(folders, panels)
     for name in metrics:
         check_metric(settings, name)
-    path = Path(out) if out else (Path(folders[0]) if len(folders) == 1 else Path()) / "plot.png"
-    check_ranges(settings, panels, given)
-    columns = [by] if by else (["steps"] if metrics else list(AXES))
+    check_ranges(settings, panels, user_ranges)
+
+    # A row of the figure is a metric, a column an axis.
+    if by:
+        columns = [by]
+    elif metrics:
+        columns = ["steps"]
+    else:
+        columns = list(AXES)
     height = 4.0 if len(panels) == 1 else 2.6
-    figure = make(figsize=(6.4 * len(columns), height * len(panels) + 0.4), layout="constrained")
+    size = (6.4 * len(columns), height * len(panels) + 0.4)
+    figure = make_figure(figsize=size, layout="constrained")
     cells = figure.subplots(len(panels), len(columns), squeeze=False, sharex="col")
     for row, name in zip(cells, panels, strict=True):
-        scales = ranges_of(settings, name, given, smooth)
+        scales = ranges_of(settings, name, user_ranges, smooth)
         for cell, column in zip(row, columns, strict=True):
-            draw(cell, settings, AXES[column], name, smooth, statistic, scales)
+            draw(
+                cell,
+                settings,
+                x=AXES[column],
+                y=name,
+                smooth=smooth,
+                statistic=statistic,
+                scales=scales,
+            )
             row[0].set_ylabel(y_label(name, scaled=scales is not None), fontsize=9)
     for column, cell in zip(columns, cells[-1], strict=True):
         label_x(cell, AXES[column])
-    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
-    dots = not all(is_scaled(settings, name) for name in of_evaluations)
-    dots &= any(run.files.evaluations for setting in settings for run in setting.runs)
-    _explain(figure, settings, statistic, smooth, dots=dots)
+
+    shows_dots = _shows_dots(settings, panels)
+    _draw_legend(figure, settings, statistic=statistic, smooth=smooth, dots=shows_dots)
+
+    path = _output_path(folders, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".html":
@@ -125,8 +153,26 @@ def plot(
     return path
 
 
+def _output_path(folders: Sequence[str], user_path: str | None) -> Path:
+    """Returns the path that the user names, or `plot.png` in the only folder, or in the current
+    one if there are several."""
+    if user_path:
+        return Path(user_path)
+    folder = Path(folders[0]) if len(folders) == 1 else Path()
+    return folder / "plot.png"
+
+
+def _shows_dots(settings: Sequence[Setting], panels: Sequence[str]) -> bool:
+    """Whether a panel shows evaluations as dots: only returns that are not scaled have some."""
+    of_evaluations = [name for name in panels if name == RETURN or is_evaluation(name)]
+    if all(is_scaled(settings, name) for name in of_evaluations):
+        return False
+    return any(run.files.evaluations for setting in settings for run in setting.runs)
+
+
 def _page(figure: Figure, folders: Sequence[str]) -> str:
-    """A page with the picture inside, as wide as the window; it needs no other file."""
+    """Returns an HTML page with the picture inside, as wide as the window; it needs no other
+    file."""
     svg = io.StringIO()
     figure.savefig(svg, format="svg")
     picture = svg.getvalue()
@@ -139,7 +185,11 @@ def _page(figure: Figure, folders: Sequence[str]) -> str:
 
 
 def figure_class() -> type[Figure]:
-    """matplotlib's figure, which needs no display. Raises UserError if it is not installed."""
+    """Returns matplotlib's figure, which needs no display.
+
+    Raises:
+        UserError: if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -154,28 +204,50 @@ def draw(
     settings: Sequence[Setting],
     x: str,
     y: str,
+    *,
     smooth: int = 1,
     statistic: str | None = None,
     scales: Ranges | None = None,
 ) -> None:
-    """Draw a metric of the settings into the axes ``cell``; returns also as evaluated."""
+    """Draws a metric of the settings, each in a colour; evaluations of the return as dots.
+
+    Args:
+        cell: matplotlib's axes.
+        settings: see `curves.load`.
+        x: "env_steps" or "time_s".
+        y: name of the metric.
+        smooth: measurements of a run over which each point is averaged.
+        statistic: "mean" or "iqm", see `curves.band`.
+        scales: by task, the values that are scaled to 0 and 1; None: values are not scaled.
+    """
     for index, setting in enumerate(settings):
-        repeated, place = divmod(index, len(COLOURS))
-        style = {"color": COLOURS[place], "linestyle": DASHES[repeated % len(DASHES)]}
-        _draw_lines(cell, setting, x, y, smooth, statistic, scales, style)
+        repetition, place = divmod(index, len(COLOURS))
+        style = {"color": COLOURS[place], "linestyle": DASHES[repetition % len(DASHES)]}
+        _draw_setting(
+            cell,
+            setting,
+            x=x,
+            y=y,
+            smooth=smooth,
+            statistic=statistic,
+            scales=scales,
+            style=style,
+        )
         if y == RETURN and scales is None:
             for run in setting.runs:
-                found = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
-                cell.plot(*found, color=style["color"], **DOTS, linestyle="")
+                xs, ys = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
+                cell.plot(xs, ys, color=style["color"], **DOTS, linestyle="")
+
     cell.grid(True, linewidth=0.4, alpha=0.5)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8)
     cell.yaxis.set_major_formatter(units)
 
 
-def _draw_lines(
+def _draw_setting(
     cell: Any,
     setting: Setting,
+    *,
     x: str,
     y: str,
     smooth: int,
@@ -183,17 +255,23 @@ def _draw_lines(
     scales: Ranges | None,
     style: Mapping[str, str],
 ) -> None:
-    """The line of a setting with its band, over those of single runs if they are of one task or
-    have no common part."""
+    """Draws a setting: a run as a line, several as the line of their statistic with its band.
+
+    The single runs are drawn faintly below that line if they are of one task, and in full if they
+    have no part of the axis in common, so that there is no such line.
+    """
     runs = [run for run in setting.runs if len(run_curve(run, x, y)[0])]
-    curves = [thinned(*run_curve(run, x, y, smooth, scales)) for run in runs]
+    curves = [thinned(*run_curve(run, x, y, smooth=smooth, ranges=scales)) for run in runs]
     label = text(setting.label(len(runs)))
+
     if len(curves) == 1 and scales is None:
         if smooth > 1:
-            single = thinned(*run_curve(runs[0], x, y))
-            cell.plot(*single, color=style["color"], lw=0.6, alpha=0.35)
-        cell.plot(*curves[0], linewidth=1.4, label=label, **style, **_marks(curves[0][0], y))
+            raw_xs, raw_ys = thinned(*run_curve(runs[0], x, y))
+            cell.plot(raw_xs, raw_ys, color=style["color"], lw=0.6, alpha=0.35)
+        xs, ys = curves[0]
+        cell.plot(xs, ys, linewidth=1.4, label=label, **style, **_marks(xs, y))
         return
+
     span = common_span(runs, x, y)
     if span is not None and span[0] == span[1]:  # one point has no line
         span = None
@@ -201,38 +279,46 @@ def _draw_lines(
         thin = {"color": style["color"], "linewidth": 0.6, "alpha": 0.3 if span else 1.0}
         for xs, ys in curves:
             cell.plot(xs, ys, **thin, **_marks(xs, y))
-    if span is None:  # also of no run, so that the legend has all
+
+    if span is None:
+        # An empty line, so that the legend has this setting too, even one without runs.
         cell.plot([], [], label=label, **style)
         return
+
     places = np.linspace(*span, GRID)
-    chosen = statistic or default_statistic(len(setting.tasks))
-    found = band(strata(setting, places, x, y, smooth, scales), chosen)
-    cell.plot(places, found.middle, linewidth=1.8, label=label, **style)
-    cell.fill_between(places, found.low, found.high, color=style["color"], alpha=0.2, linewidth=0)
+    statistic_name = statistic or default_statistic(len(setting.tasks))
+    values = strata(setting, places, x, y, smooth=smooth, ranges=scales)
+    estimate = band(values, statistic_name)
+    colour = style["color"]
+    cell.plot(places, estimate.middle, linewidth=1.8, label=label, **style)
+    cell.fill_between(places, estimate.low, estimate.high, color=colour, alpha=0.2, linewidth=0)
 
 
 def _marks(xs: Floats, y: str) -> Mapping[str, Any]:
-    """The marker of each point: evaluations are few, and a line of one point is invisible."""
+    """Returns the marker of each point, for evaluations, which are few, and for a line of one
+    point, which is invisible; empty for other lines."""
     return DOTS if is_evaluation(y) or len(xs) == 1 else {}
 
 
 def thinned(xs: Floats, ys: Floats) -> Points:
-    """At most `MOST_POINTS` points of a curve, equally spaced, with the first and the last."""
+    """Returns at most `MOST_POINTS` points of a curve, equally spaced, with the first and the
+    last."""
     if len(xs) <= MOST_POINTS:
         return xs, ys
-    kept = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
-    return xs[kept], ys[kept]
+    indices = np.linspace(0, len(xs) - 1, MOST_POINTS).round().astype(int)
+    return xs[indices], ys[indices]
 
 
 def text(name: str) -> str:
-    """A name as a label: matplotlib would read `$` as mathematics, and omits labels in the legend
-    that begin with `_`."""
+    """Returns a name as a label of matplotlib, which would read `$` as mathematics, and omits
+    labels in the legend that begin with `_`."""
     escaped = name.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def units(value: float, position: int | None = None) -> str:
-    """A number of an axis with its unit: 1500000 -> "1.5M"; the signature is matplotlib's."""
+    """Returns a number of an axis with its unit: 1500000 -> "1.5M"; the signature is
+    matplotlib's."""
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.6g}{unit}"
@@ -240,50 +326,66 @@ def units(value: float, position: int | None = None) -> str:
 
 
 def y_label(name: str, *, scaled: bool = False) -> str:
-    """A metric as the label of an axis."""
+    """Returns a metric as the label of an axis."""
     label = LABELS.get(name, name.replace("_", " "))
     return text(f"{label},\nscaled by environment" if scaled else label)
 
 
 def label_x(cell: Any, x: str) -> None:
-    """Name the horizontal axis, with seconds, minutes or hours by its length."""
+    """Names the horizontal axis of ``cell``, matplotlib's axes.
+
+    An axis of time is in seconds, minutes or hours by its length, with round numbers as ticks.
+    """
     if x != AXES["time"]:
         cell.set_xlabel("agent steps", fontsize=9)
         cell.xaxis.set_major_formatter(units)
         return
+
     from matplotlib.ticker import MaxNLocator
 
-    longest_s = cell.get_xlim()[1]
-    unit, of_s = "seconds", 1.0
-    if longest_s >= LEAST_MINUTES_S:
-        unit, of_s = ("hours", HOUR_S) if longest_s >= LEAST_HOURS_S else ("minutes", MINUTE_S)
     first_s, last_s = cell.get_xlim()
-    ticks = MaxNLocator(8).tick_values(first_s / of_s, last_s / of_s)
-    cell.set_xticks([tick * of_s for tick in ticks], [f"{tick:g}" for tick in ticks])
+    if last_s >= LEAST_HOURS_S:
+        unit, unit_s = "hours", HOUR_S
+    elif last_s >= LEAST_MINUTES_S:
+        unit, unit_s = "minutes", MINUTE_S
+    else:
+        unit, unit_s = "seconds", 1.0
+
+    ticks = MaxNLocator(8).tick_values(first_s / unit_s, last_s / unit_s)
+    cell.set_xticks([tick * unit_s for tick in ticks], [f"{tick:g}" for tick in ticks])
     cell.set_xlim(first_s, last_s)
     cell.set_xlabel(f"{unit} of training", fontsize=9)
 
 
-def _explain(
-    figure: Any, settings: Sequence[Setting], statistic: str | None, smooth: int, *, dots: bool
+def _draw_legend(
+    figure: Any, settings: Sequence[Setting], *, statistic: str | None, smooth: int, dots: bool
 ) -> None:
-    """The names of the lines below the panels, and what a band and a dot is."""
-    several = [setting for setting in settings if len(setting.runs) > 1]
-    chosen = {statistic or default_statistic(len(setting.tasks)) for setting in several}
-    names = " or ".join(STATISTIC_NAMES[name] for name in sorted(chosen))
-    parts = [f"line: {names}"] if several else []
-    parts += ["band: 95 % bootstrap interval"] if several else []
-    parts += ["dots: evaluations"] if dots else []
-    parts += [f"smoothed over {smooth} measurements"] if smooth > 1 else []
-    names_of = [zip(*cell.get_legend_handles_labels(), strict=True) for cell in figure.axes]
-    lines = {label: line for found in names_of for line, label in found}  # also of single panels
+    """Draws below the panels the names of the lines, and what a line, a band and a dot is."""
+    explanations = []
+    repeated = [setting for setting in settings if len(setting.runs) > 1]
+    if repeated:
+        statistics = {statistic or default_statistic(len(setting.tasks)) for setting in repeated}
+        names = " or ".join(STATISTIC_NAMES[name] for name in sorted(statistics))
+        explanations += [f"line: {names}", "band: 95 % bootstrap interval"]
+    if dots:
+        explanations.append("dots: evaluations")
+    if smooth > 1:
+        explanations.append(f"smoothed over {smooth} measurements")
+
+    # A line of several panels is named once; one that only a single panel has, too.
+    lines = {}
+    for cell in figure.axes:
+        for line, label in zip(*cell.get_legend_handles_labels(), strict=True):
+            lines[label] = line
+
+    is_wide = max(map(len, lines), default=0) > 30
     figure.legend(
         lines.values(),
         lines.keys(),
         loc="outside lower center",
-        ncols=1 if max(map(len, lines), default=0) > 30 else min(3, max(1, len(lines))),
+        ncols=1 if is_wide else min(3, max(1, len(lines))),
         fontsize=8,
         frameon=False,
-        title="; ".join(parts) or None,
+        title="; ".join(explanations) or None,
         title_fontsize=8,
     )

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-HEALTHY_S = 10.0  # since the last turn of the supervisor's loop
-LABELS = 64  # values of a label; figures of further ones are left out
+HEALTHY_S = 10.0  # the longest time since the last turn of the supervisor's loop
+# The most values of a label; figures of further ones are left out.
+LABELS = 64
 OTHER = "other"
 
 
@@ -97,28 +98,38 @@ MOMENTS = {
     "last_metrics_timestamp_seconds": "When the last figures arrived.",
     "last_checkpoint_timestamp_seconds": "When the last checkpoint was written.",
 }
-ROLES = ("actor", "learner")  # whose processes are counted
+ROLES = ("actor", "learner")  # roles whose processes are counted
 STATISTICS = ("loss", "policy", "value", "optim", FALLBACK)  # groups of an algorithm's statistics
 OWN = {figure.key for figure in (*COUNTERS, *REASONS, *GAUGES)}
-RESTORED = (*ranks.COUNTERS, "time_s")  # by a checkpoint
-LATENCY_BINS = tuple(range(12, 84, 4))  # of `profiling.histogram`: from 0.8 ms doubled up to 105 s
+# Figures that a learner takes from its checkpoint when it is restarted, so that they may fall.
+RESTORED = (*ranks.COUNTERS, "time_s")
+# Numbers of bins of `profiling.histogram`, whose ends are from 0.8 ms doubled up to 105 s.
+LATENCY_BINS = tuple(range(12, 84, 4))
 LAG_BOUNDS = (0, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)  # optimizer steps
 
 logger = note_logger(__name__)
 
 
 def make(config: Config, run_dir: Path) -> MetricSink:
-    """The sink of `run.metrics_port`. Raises UserError if the port cannot be used."""
+    """Makes the sink of `run.metrics_port`.
+
+    Raises:
+        UserError: if the port cannot be used.
+    """
     options = config.run
-    about = {
+    labels = {
         "run": run_dir.absolute().name,
         "env": config.env.id,
         "algo": config.algo.name,
         "version": penstock.__version__,
     }
     try:
-        port, former = options.metrics_port or 0, reached(run_dir, RESTORED)
-        return PrometheusSink(options.metrics_host, port, about, former)
+        return PrometheusSink(
+            options.metrics_host,
+            options.metrics_port or 0,
+            about=labels,
+            former=reached(run_dir, RESTORED),
+        )
     except OSError as error:
         raise UserError(
             f"run.metrics_port={options.metrics_port} cannot be used on {options.metrics_host}: "
@@ -132,11 +143,12 @@ class _Histogram:
     def __init__(self, bounds: Iterable[float], counts: Counter[int] | None = None) -> None:
         """``bounds``: the greatest value of each bucket, rising."""
         self._bounds = tuple(bounds)
-        self._counts = Counter(counts)  # by the number of the bucket; the last one has no bound
+        # By the number of the bucket; there is a last one without a bound.
+        self._counts = Counter(counts)
         self.total = 0.0
 
     def add(self, value: float, count: float, total: float) -> None:
-        """Add ``count`` times a value, which together make ``total``."""
+        """Add ``count`` observations in the bucket of ``value``; their sum is ``total``."""
         self._counts[bisect_left(self._bounds, value)] += count  # type: ignore[assignment]
         self.total += total
 
@@ -147,7 +159,8 @@ class _Histogram:
         return copied
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Bounds as text, and how much is at most as large."""
+        """Returns for each bucket its bound as text, and how many observations are at most as
+        large."""
         bounds = [*(format(bound, ".6g") for bound in self._bounds), "+Inf"]
         return [
             (bound, sum(self._counts[i] for i in range(number + 1)))
@@ -172,42 +185,60 @@ class RunState:
     ready: bool = False
     """Whether the learner has taken a step."""
 
-    def keep(self, metrics: Json) -> None:
-        """Keep the newest figures. A learner that is restarted from a checkpoint sets the counters
-        of the run back. Prometheus would take a smaller counter for one that has counted from 0
-        again, so these counters keep their value until the run exceeds it."""
-        before = {name: known for name in RESTORED if (known := finite(self.last.get(name)))}
-        self.last |= metrics
-        for name, known in before.items():
-            self.last[name] = max(known, finite(self.last.get(name)) or 0)
+    def update_last(self, metrics: Json) -> None:
+        """Replace the figures of ``metrics`` by their newest values.
 
-    def add(self, metrics: Json) -> None:
-        """Add an interval."""
-        self.keep(metrics)
+        A learner that is restarted from a checkpoint sets the counters of the run back. Prometheus
+        would take a smaller counter for one that has counted from 0 again, so these counters keep
+        their value until the run exceeds it.
+        """
+        previous = {name: finite(self.last.get(name)) for name in RESTORED}
+        self.last |= metrics
+        for name, value in previous.items():
+            if value:
+                self.last[name] = max(value, finite(self.last.get(name)) or 0)
+
+    def add_interval(self, metrics: Json) -> None:
+        """Add the figures of an interval that has ended now."""
+        self.update_last(metrics)
         self.metrics_s = time.time()
-        computed = (metrics.get("ledger") or {}).get("compute")
-        self.ready |= bool(computed and metrics.get("learner_steps"))
+        compute_share = (metrics.get("ledger") or {}).get("compute")
+        self.ready |= bool(compute_share and metrics.get("learner_steps"))
+
         for lag, steps in _numbers(metrics.get("policy_lag_histogram")):
             self.lag.add(lag, steps, lag * steps)
+
+        # The single latencies of a bin are unknown, so its middle stands for their mean. A value
+        # just below the end of the bin falls into the right bucket also after rounding.
         for bin_, steps in _numbers(metrics.get("latency_histogram")):
             longest_s = edge(bin_)
-            middle_s = (longest_s + (edge(bin_ - 1) if bin_ else 0.0)) / 2
+            shortest_s = edge(bin_ - 1) if bin_ else 0.0
+            middle_s = (longest_s + shortest_s) / 2
             self.latency.add(longest_s * (1 - 1e-9), steps, middle_s * steps)
 
-    def count(self, event: RunEvent) -> None:
-        """Add an event."""
+    def on_event(self, event: RunEvent) -> None:
+        """Count an event of the run; the time of a checkpoint is kept."""
         self.events[event.kind if event.kind in self.events else OTHER] += 1
         if event.kind == "checkpoint" and not event.reported:
             self.checkpoint_s = time.time()
 
     def copy(self) -> RunState:
-        """An independent copy; the values of figures are never changed, so they are shared."""
-        counts = Counter(self.events), self.lag.copy(), self.latency.copy()
-        return replace(self, last={**self.last}, events=counts[0], lag=counts[1], latency=counts[2])
+        """Returns an independent copy; the values of figures are never changed, so they are
+        shared."""
+        return replace(
+            self,
+            last={**self.last},
+            events=Counter(self.events),
+            lag=self.lag.copy(),
+            latency=self.latency.copy(),
+        )
 
 
 class PrometheusSink(MetricSink):
-    """The newest figures of a run, and the server that offers them."""
+    """The newest figures of a run, and the server that offers them.
+
+    The thread of the supervisor calls the methods of a sink; threads of the server call `_page`.
+    """
 
     def __init__(
         self,
@@ -219,6 +250,8 @@ class PrometheusSink(MetricSink):
         """Serve the figures at ``port`` of ``host``.
 
         Args:
+            host: the address to listen at.
+            port: 0 lets the system choose one.
             about: labels of `penstock_run_info`.
             former: figures of `RESTORED` that earlier processes of the run have reached.
 
@@ -227,10 +260,11 @@ class PrometheusSink(MetricSink):
         """
         self._about = dict(about)
         self._host = host
-        self._lock = threading.Lock()  # of the state
+        self._lock = threading.Lock()  # held while `_state` is read or changed
         self._state = RunState({**(former or {})})
         self._ticked_s = time.monotonic()
         self._announced = False
+        # The last line: from here on requests are answered.
         self._server = ScrapeServer(host, port, self._page)
 
     @property
@@ -240,15 +274,16 @@ class PrometheusSink(MetricSink):
         return f"http://{host}:{self._server.port}/metrics"
 
     def metrics(self, metrics: Json, *, final: bool = False) -> None:
+        """Add the figures of an interval; final ones replace single figures only."""
         with self._lock:
             if final:
-                self._state.keep(metrics)
+                self._state.update_last(metrics)
             else:
-                self._state.add(metrics)
+                self._state.add_interval(metrics)
 
     def event(self, event: RunEvent) -> bool:
         with self._lock:
-            self._state.count(event)
+            self._state.on_event(event)
         return False
 
     def tick(self) -> None:
@@ -280,11 +315,17 @@ class PrometheusSink(MetricSink):
 
 
 def _probe(good: bool, reason: str) -> Page:
+    """Returns the answer to a probe; ``reason`` is its text if the state is not good."""
     return plain(HTTPStatus.OK, "ok") if good else plain(HTTPStatus.SERVICE_UNAVAILABLE, reason)
 
 
 def exposition(state: RunState, about: Mapping[str, str]) -> bytes:
-    """All figures in the text format of Prometheus. ``about``: labels of `penstock_run_info`."""
+    """Returns all figures in the text format of Prometheus.
+
+    Args:
+        state: what is known of the run.
+        about: labels of `penstock_run_info`.
+    """
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import InfoMetricFamily
 
@@ -304,51 +345,63 @@ def exposition(state: RunState, about: Mapping[str, str]) -> bytes:
 
 
 def _counters(state: RunState) -> Iterator[Metric]:
+    """Yields the families that only rise: those of a single series, then those with a label."""
     from prometheus_client.core import CounterMetricFamily
 
     last = state.last
     for figure in COUNTERS:
         if (value := finite(last.get(figure.key))) is not None:
             yield CounterMetricFamily(f"penstock_{figure.name}", figure.help, value)
+
     received = last.get("received") or {}
-    forms = {form: received.get(f"{form}_nbytes") for form in ("raw", "coded")}
+    received_nbytes = {form: received.get(f"{form}_nbytes") for form in ("raw", "coded")}
     restarts = {role: last.get(f"{role}s_restarted", 0) for role in ROLES}
-    for name, text, label, counts in (
+    received_help = "Received over the network: raw, and coded as sent."
+    for name, help_text, label, counts in (
         *((figure.name, figure.help, "reason", last.get(figure.key)) for figure in REASONS),
-        ("received_bytes", "Received over the network: raw, and coded as sent.", "form", forms),
+        ("received_bytes", received_help, "form", received_nbytes),
         ("restarts", "Restarts of processes that failed.", "role", restarts),
         ("events", "Events of the run.", "kind", state.events),
     ):
-        yield _labelled(CounterMetricFamily(f"penstock_{name}", text, labels=[label]), counts)
+        yield _labelled(CounterMetricFamily(f"penstock_{name}", help_text, labels=[label]), counts)
 
 
 def _gauges(state: RunState) -> Iterator[Metric]:
+    """Yields the families of the newest values: of a single series, with a label, and the shares of
+    time with two."""
     from prometheus_client.core import GaugeMetricFamily
 
     last = state.last
-    times = {
+    for figure in GAUGES:
+        if (value := finite(last.get(figure.key))) is not None:
+            yield GaugeMetricFamily(f"penstock_{figure.name}", figure.help, value)
+
+    moments = {
         "ready": float(state.ready),
         "last_metrics_timestamp_seconds": state.metrics_s or None,
         "last_checkpoint_timestamp_seconds": state.checkpoint_s or None,
     }
-    known = [(figure.name, figure.help, last.get(figure.key)) for figure in GAUGES]
-    for name, text, figure_value in (*known, *((n, MOMENTS[n], v) for n, v in times.items())):
-        if (value := finite(figure_value)) is not None:
-            yield GaugeMetricFamily(f"penstock_{name}", text, value)
+    for name, moment in moments.items():
+        if (value := finite(moment)) is not None:
+            yield GaugeMetricFamily(f"penstock_{name}", MOMENTS[name], value)
+
     alive = {role: last.get(f"{role}s_alive") for role in ROLES}
     returns = {play: last.get(f"eval_return_{play}") for play in ("greedy", "sampled")}
-    statistics = {n: v for n, v in last.items() if n not in OWN and group(n) in STATISTICS}
-    cores = {role: _total(of_role) for role, of_role in _by_role(last.get("cpu")).items()}
-    for name, text, label, values in (
+    cores = {role: _total(processes) for role, processes in _by_role(last.get("cpu")).items()}
+    statistics = {
+        name: value for name, value in last.items() if name not in OWN and group(name) in STATISTICS
+    }
+    for name, help_text, label, values in (
         ("processes_alive", "Processes that work.", "role", alive),
         ("evaluation_return_mean", "Mean raw return of the last evaluation.", "play", returns),
         ("learner_time_ratio", "Parts of the learner's clock.", "part", last.get("ledger")),
         ("role_cpu_cores", "Processor seconds per second of all processes.", "role", cores),
         ("statistic", "Losses and statistics, named as in metrics.jsonl.", "name", statistics),
     ):
-        yield _labelled(GaugeMetricFamily(f"penstock_{name}", text, labels=[label]), values)
-    text = "Parts of the main thread's clock, mean over the processes of a role."
-    family = GaugeMetricFamily("penstock_role_time_ratio", text, labels=["role", "part"])
+        yield _labelled(GaugeMetricFamily(f"penstock_{name}", help_text, labels=[label]), values)
+
+    help_text = "Parts of the main thread's clock, mean over the processes of a role."
+    family = GaugeMetricFamily("penstock_role_time_ratio", help_text, labels=["role", "part"])
     ledgers = last.get("ledgers") or {}
     for role in _by_role(ledgers):
         for part, share in _series(role_mean(ledgers, role)):
@@ -357,45 +410,53 @@ def _gauges(state: RunState) -> Iterator[Metric]:
 
 
 def _histograms(state: RunState) -> Iterator[Metric]:
+    """Yields the families of distributions over the whole run."""
     from prometheus_client.core import HistogramMetricFamily
 
-    for name, text, found in (
-        ("policy_lag", "Policy lag of each trained step, in optimizer steps.", state.lag),
-        ("sample_latency_seconds", "From an environment's step to its gradient.", state.latency),
+    lag_help = "Policy lag of each trained step, in optimizer steps."
+    latency_help = "From an environment's step to its gradient."
+    for name, help_text, histogram in (
+        ("policy_lag", lag_help, state.lag),
+        ("sample_latency_seconds", latency_help, state.latency),
     ):
-        yield HistogramMetricFamily(f"penstock_{name}", text, found.buckets(), found.total)
+        buckets = histogram.buckets()
+        yield HistogramMetricFamily(f"penstock_{name}", help_text, buckets, histogram.total)
 
 
 def _labelled(
     family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, Any] | None
 ) -> Metric:
-    """A family with a series for each number, by the value of its only label."""
+    """Adds to a family with one label a series for each number of ``values``; returns it."""
     for label_value, number in _series(values):
         family.add_metric([label_value], number)
     return family
 
 
 def _series(values: Mapping[str, Any] | None) -> Iterator[tuple[str, float]]:
-    """The known numbers by the value of their label, at most `LABELS` of them."""
-    known = ((label, finite(value)) for label, value in (values or {}).items())
-    numbers = ((label, value) for label, value in known if value is not None)
-    return islice(numbers, LABELS)
+    """Returns the known numbers by the value of their label, at most `LABELS` of them."""
+    numbers = ((label, finite(value)) for label, value in (values or {}).items())
+    known = ((label, number) for label, number in numbers if number is not None)
+    return islice(known, LABELS)
 
 
 def _by_role(values: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Figures of processes by the kind of their role: "actor" for "actor-3"."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns figures of processes by the kind of their role, "actor" for "actor-3".
+
+    Kinds beyond `LABELS` are left out.
+    """
+    roles: dict[str, dict[str, Any]] = {}
     for process, value in (values or {}).items():
         role = process.rpartition("-")[0] or process
-        if role in found or len(found) < LABELS:
-            found.setdefault(role, {})[process] = value
-    return found
+        if role in roles or len(roles) < LABELS:
+            roles.setdefault(role, {})[process] = value
+    return roles
 
 
 def _total(values: Mapping[str, Any]) -> float:
+    """Returns the sum of the values that are numbers."""
     return sum(number for number in map(finite, values.values()) if number is not None)
 
 
 def _numbers(histogram: Mapping[str, float] | None) -> Iterator[tuple[int, float]]:
-    """The entries of a histogram in a line of `metrics.jsonl`."""
+    """Yields number and count of the bins of a histogram in a line of `metrics.jsonl`."""
     return ((int(key), count) for key, count in (histogram or {}).items())

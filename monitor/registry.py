@@ -14,9 +14,10 @@ from penstock.configs.value_types import is_local
 
 
 def _exposed(run: RunConfig) -> Iterator[Contradiction]:
-    """An address of metrics that other hosts reach, without consent."""
-    exposed = not is_local(f"tcp://{run.metrics_host}:0")
-    if run.metrics_port is not None and exposed and not run.metrics_insecure:
+    """Yields a contradiction if other hosts reach the address of metrics, and the user has not
+    agreed."""
+    is_exposed = not is_local(f"tcp://{run.metrics_host}:0")
+    if run.metrics_port is not None and is_exposed and not run.metrics_insecure:
         yield Contradiction(
             ("run.metrics_host", "run.metrics_insecure"),
             f"run.metrics_host {run.metrics_host} can be reached from other hosts, and "

@@ -21,9 +21,11 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, NamedTuple
 
-CLIENTS = 16  # at a time
+CLIENTS = 16  # connections at a time
 CLIENT_S = 5.0
-POLL_S = 3600.0  # between two looks of the accepting thread, which `close` wakes
+# The accepting thread looks up after this time; `close` wakes it.
+POLL_S = 3600.0
+# Without a free descriptor, the next attempt to accept is after this time.
 RETRY_S = 0.1
 
 
@@ -36,33 +38,37 @@ class Page(NamedTuple):
 
 
 def plain(status: HTTPStatus, text: str) -> Page:
-    """An answer of one line of text."""
+    """Returns an answer of one line of text."""
     return Page(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 class ScrapeServer(ThreadingMixIn, TCPServer):
-    """Serves ``page`` from its creation until `close`."""
+    """Serves pages from its creation until `close`."""
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, page: Callable[[str], Page]) -> None:
-        """Listen at ``host`` and ``port``; port 0 lets the system choose one.
+        """Listen at ``host`` and ``port``, and serve in a thread.
 
         Args:
-            page: called in a thread with the path of a request, such as "/metrics".
+            host: name or address.
+            port: 0 lets the system choose one.
+            page: returns the answer to a request. It is called in a thread with the path, such as
+                "/metrics".
 
         Raises:
             OSError: the address cannot be used.
         """
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = addresses[0]
         super().__init__(address, _Handler)  # type: ignore[arg-type]
         self.page = page
         self.port: int = self.socket.getsockname()[1]
+
         self._open: dict[Any, None] = {}  # connections, the oldest first
-        self._lock = threading.Lock()  # of `_open`
+        self._lock = threading.Lock()  # held while `_open` is read or changed
         self._closes = threading.Event()
         self._thread = threading.Thread(
             target=self.serve_forever, args=(POLL_S,), name="scrapes", daemon=True
@@ -73,6 +79,7 @@ class ScrapeServer(ThreadingMixIn, TCPServer):
         """Stop serving and close all connections. A second call does nothing."""
         if self._closes.is_set():
             return
+
         self._closes.set()
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self.shutdown()
@@ -127,11 +134,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_S
 
     def do_GET(self) -> None:
-        """Send the page of the path."""
+        """Send the page of the path; for HEAD, its header only."""
         try:
             page = self.server.page(self.path.partition("?")[0])
         except Exception as error:  # whatever fails here does not end the run
             page = plain(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
@@ -144,4 +152,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Nothing: requests are not events of the run."""
+        """Write nothing: requests are not events of the run."""

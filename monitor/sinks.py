@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.run import SINKS, SinkOptions, SinkSpec
@@ -25,27 +25,51 @@ from penstock.monitor.run_folder.record import METRICS, Thinned, evaluation_figu
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-SHOWN = ("note", "restart", "refused", "rollback")  # events that are shown at once
+SHOWN = ("note", "restart", "refused", "rollback")  # kinds of events that are shown at once
+
+ROLE_BURST = 100.0  # events that one role may report at once
+
+ROLE_RATE = 5.0  # events that one role may report in a second
 ROLE_BURST, ROLE_RATE = 100.0, 5.0  # events that one role may report at once, and in a second
-KIND = re.compile("[a-z][a-z_]{0,31}")
+KIND = re.compile("[a-z][a-z_]{0,31}")  # the form of a kind that a role may report
+
+
+class _Allowance(NamedTuple):
+    """How many events a role might report at a time."""
+
+    events: float
+    time_s: float
 
 
 def check_libraries(config: Config) -> None:
-    """Raise UserError for a missing library that the config needs."""
+    """Checks that the libraries of the requested sinks are installed.
+
+    Raises:
+        UserError: for one that is missing.
+    """
     for spec, value in _requested(config):
-        found = find_spec(spec.library) if spec.library else None
-        if spec.library and (found is None or found.origin is None):  # or a folder of that name
-            default = SinkOptions.model_fields[spec.name].default
-            raise UserError(
-                f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
-                f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '
-                f"run.{spec.name}={json.dumps(default)}"
-            )
+        if not spec.library or _is_installed(spec.library):
+            continue
+
+        default = SinkOptions.model_fields[spec.name].default
+        raise UserError(
+            f"run.{spec.name}={json.dumps(value)} needs {spec.library}, which is not installed;"
+            f' run `pip install "penstock[{spec.extra or spec.name}]"`, or set '
+            f"run.{spec.name}={json.dumps(default)}"
+        )
+
+
+def _is_installed(library: str) -> bool:
+    """Whether a library can be imported; a folder of that name, without code, is none."""
+    module = find_spec(library)
+    return module is not None and module.origin is not None
 
 
 def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
-    """The optional sinks that the config requests; unless their spec says otherwise, they get the
-    same intervals as `metrics.jsonl`."""
+    """Makes the optional sinks that the config requests.
+
+    Unless their spec says otherwise, they get the same intervals as `metrics.jsonl`.
+    """
     sinks: list[MetricSink] = []
     for spec, _ in _requested(config):
         make: SinkFactory = resolve_name(spec.entry_point)
@@ -55,7 +79,7 @@ def make_sinks(config: Config, run_dir: Path) -> list[MetricSink]:
 
 
 def _requested(config: Config) -> Iterator[tuple[SinkSpec, object]]:
-    """The requested optional sinks, and the values of their options."""
+    """Yields the requested optional sinks, and the values of their options."""
     options = config.run.model_dump()
     for spec in SINKS.specs.values():
         value = options[spec.name]
@@ -77,20 +101,25 @@ class FanOut(MetricSink):
         evaluation: Json | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Calls are forwarded to the ``sinks`` in order. The first is closed last, so that it can
-        record notes of the others.
+        """Forward calls to the sinks.
 
         Args:
+            sinks: they are called in order. The first is closed last, so that it can record notes
+                of the others.
             evaluation: figures of the last evaluation before a resume.
             clock: seconds that never go back.
         """
         self._sinks = sinks
         self._evaluation = evaluation or {}
         self._clock = clock
-        self._allowance: dict[str, tuple[float, float]] = {}  # by role: events left, at which time
+        self._allowances: dict[str, _Allowance] = {}  # by role, after its last event
 
     def metrics(self, metrics: Json, *, final: bool = False) -> bool:
-        """Forward the metrics of an interval, with the figures of the last evaluation."""
+        """Forward the metrics of an interval, with the figures of the last evaluation.
+
+        Returns:
+            Whether a sink asks for the end of the run.
+        """
         metrics = without_nan({**metrics} if final else {**metrics, **self._evaluation})
         end = False
         for sink in self._sinks:
@@ -99,17 +128,25 @@ class FanOut(MetricSink):
         return end
 
     def event(self, event: RunEvent) -> bool:
-        shown = event.reported or event.kind in SHOWN
+        """Forward an event, and show it if it concerns the user.
+
+        Returns:
+            Whether a sink asks for the end of the run.
+        """
+        is_shown = event.reported or event.kind in SHOWN
         event = replace(event, text=redacted(event.text))
         if event.reported:
-            event, shown = self._limited(event)
+            event, is_shown = self._limited(event)
         if event.kind == "evaluation" and event.result is not None:
             self._evaluation = evaluation_figures(event.result)
+
         end = False
         for sink in self._sinks:
-            with self._contained(told=event.kind != "note"):
+            # A failure to record a note is no note, which might fail again.
+            with self._contained(notes_failure=event.kind != "note"):
                 end = sink.event(event) or end
-        if shown:
+
+        if is_shown:
             for sink in self._sinks:
                 with suppress(OSError):
                     sink.note(event.text)
@@ -133,29 +170,42 @@ class FanOut(MetricSink):
                     print(_failure(error), file=sys.stderr, flush=True)
 
     @contextmanager
-    def _contained(self, told: bool = True) -> Iterator[None]:
+    def _contained(self, *, notes_failure: bool = True) -> Iterator[None]:
+        """Catch an OSError of a sink; it becomes a note if ``notes_failure``."""
         try:
             yield
         except OSError as error:
-            if told:
+            if notes_failure:
                 self.note(_failure(error))
 
     def _limited(self, event: RunEvent) -> tuple[RunEvent, bool]:
-        """The event, and whether its role is within its rate. Events beyond it are replaced by one
-        that is only counted: a role can neither fill the disk nor displace the events of others.
+        """Limit the rate of the events that a role reports.
+
+        Events beyond it are replaced by one that is only counted: a role can neither fill the disk
+        nor displace the events of others.
+
+        Returns:
+            The event to forward, and whether its role is within its rate.
         """
-        role, now_s = event.role or "", self._clock()
-        left, since_s = self._allowance.get(role, (ROLE_BURST, now_s))
-        left = min(ROLE_BURST, left + (now_s - since_s) * ROLE_RATE)
-        taken = left >= 1.0
-        self._allowance[role] = (left - taken, now_s)
+        role = event.role or ""
+        now_s = self._clock()
+        allowance = self._allowances.get(role, _Allowance(ROLE_BURST, now_s))
+
+        # The allowance is refilled with time.
+        refilled = allowance.events + (now_s - allowance.time_s) * ROLE_RATE
+        available = min(ROLE_BURST, refilled)
+        is_within_rate = available >= 1.0
+        remaining = available - 1.0 if is_within_rate else available
+        self._allowances[role] = _Allowance(remaining, now_s)
+
         if not KIND.fullmatch(event.kind):
             event = replace(event, kind="note")
-        if not taken:
+        if not is_within_rate:
             text = "reports too many events; the rest is counted only"
             event = replace(event, text=text, data={})
-        return event, taken
+        return event, is_within_rate
 
 
 def _failure(error: OSError) -> str:
+    """Returns the sentence about a file that a sink cannot write."""
     return f"{error.filename or METRICS} cannot be written: {error.strerror or error}"

@@ -1,5 +1,6 @@
-"""Student's t at 95 %: the confidence interval of the mean of a few values. Needs no numpy, so
-that a run's view starts without it.
+"""Student's t at 95 %: the confidence interval of the mean of a few values.
+
+It needs no numpy, so that a run's view starts without it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ NORMAL_95 = 1.960
 
 
 def t_95(count: int) -> float:
-    """Factor on the standard error of ``count`` values, 2 or more, that gives the interval."""
+    """Returns the factor on the standard error of ``count`` values, 2 or more, that gives half the
+    interval."""
     return T_95[count - 2] if count - 2 < len(T_95) else NORMAL_95
 
 
 def half_95(se: float | None, count: float | None) -> float | None:
-    """Half the 95 % confidence interval of a mean of ``count`` values with the standard error
-    ``se``; None where that is unknown, and for a single value."""
-    return None if se is None or count is None or count < 2 else t_95(int(count)) * se
+    """Returns half the 95 % confidence interval of a mean.
+
+    Args:
+        se: standard error of the mean; None if it is unknown.
+        count: number of values; None if it is unknown.
+
+    Returns:
+        None where one of these is unknown, and for a single value.
+    """
+    if se is None or count is None or count < 2:
+        return None
+    return t_95(int(count)) * se

@@ -27,34 +27,53 @@ from penstock.monitor.run_folder.record import SUMMARY
 Report = dict[str, Any]
 
 STATUS = "status"
-SAVE, STACKS, TIMELINE = "save", "stacks", "timeline"  # the orders
+# The orders, which are requests for something else than the status.
+SAVE = "save"
+STACKS = "stacks"
+TIMELINE = "timeline"
 TIMEOUT_S = 5.0
+# A longer reply is not read.
 REPLY_NBYTES = 1 << 26
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A live supervisor: its pid in this process's namespace, and its reply; None if it is too
-    busy or hangs."""
+    """A live supervisor."""
 
     pid: int
+    """Its pid, in the namespace of this process."""
     report: Report | None
+    """Its reply; None if it is too busy or hangs."""
 
 
 def reach(run: str) -> Reached:
-    """The supervisor of a run, and its status. Raises UserError if the run is not live."""
+    """Asks the supervisor of a run for its status.
+
+    Args:
+        run: the folder of the run.
+
+    Raises:
+        UserError: if the run is not live.
+    """
     return _ask(run, {"request": STATUS}, TIMEOUT_S)
 
 
 def save(run: str, timeout_s: float) -> dict[str, Any]:
-    """Have a live run write a checkpoint now, and wait for it.
+    """Has a live run write a checkpoint now, and waits for it.
 
-    Returns: its folder, with the steps and the return of the run at that time.
+    Args:
+        run: the folder of the run.
+        timeout_s: seconds to wait.
 
-    Raises UserError if the run is not live, or if nothing was saved within the time.
+    Returns:
+        The folder of the checkpoint, with the steps and the return of the run at that time.
+
+    Raises:
+        UserError: if the run is not live, or if nothing was saved within the time.
     """
     if not 0 < timeout_s < math.inf:
         raise UserError(f"--timeout is {timeout_s:g}; it must be a number above 0, such as 60")
+
     try:
         reply = give_order(run, SAVE, timeout_s)
     except TimeoutError:
@@ -62,6 +81,7 @@ def save(run: str, timeout_s: float) -> dict[str, Any]:
             f"{run} wrote no checkpoint within {timeout_s:g} s; `penstock status {run}` shows what "
             "its learner does, and a larger --timeout waits longer"
         ) from None
+
     if "error" in reply or "folder" not in reply:
         why = reply.get("error", "it was started by an older release of Penstock")
         raise UserError(f"{run} was not saved: {why}")
@@ -69,63 +89,96 @@ def save(run: str, timeout_s: float) -> dict[str, Any]:
 
 
 def give_order(run: str, order: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-    """Send an order with its ``fields`` to the supervisor of a run, and wait for the reply.
+    """Sends an order to the supervisor of a run, and returns its reply.
 
-    Raises TimeoutError without a reply in time, UserError if the run is not live.
+    Args:
+        run: the folder of the run.
+        order: `SAVE`, `STACKS` or `TIMELINE`.
+        timeout_s: seconds to wait for the reply.
+        fields: further fields of the request.
+
+    Raises:
+        TimeoutError: without a reply in time.
+        UserError: if the run is not live.
     """
-    reached = _ask(run, {"request": order, **fields}, timeout_s)
-    if reached.report is None:
+    supervisor = _ask(run, {"request": order, **fields}, timeout_s)
+    if supervisor.report is None:
         raise TimeoutError(f"the supervisor of {run} did not reply within {timeout_s:g} s")
-    return reached.report
+    return supervisor.report
 
 
 def _ask(run: str, request: Report, timeout_s: float) -> Reached:
-    """The supervisor of a run, and its reply to ``request``; None without one in time. Raises
-    UserError if the run is not live."""
+    """Sends a request to the supervisor of a run, and waits for its reply.
+
+    Args:
+        run: the folder of the run.
+        request: the object that is sent.
+        timeout_s: seconds to wait; without a reply by then, ``report`` of the result is None.
+
+    Raises:
+        UserError: if the run is not live, or is that of another user.
+    """
     folder = Path(run)
-    about = _about(folder)
+    supervisor = _read_supervisor_file(folder)
+    pid = supervisor["pid"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(about["socket"])
+            connection.connect(supervisor["socket"])
         except PermissionError as error:
             raise _not_ours(folder) from error
         except (TimeoutError, BlockingIOError) as error:  # the latter if many clients are connected
-            if not _lives(about):  # here its pid is that of another process
+            # In another container its pid is, here, that of another process.
+            if not _lives(supervisor):
                 raise UserError(
                     f"the supervisor of {run} is busy, and runs in another container; run this "
                     "command in the container of the run"
                 ) from error
-            return Reached(about["pid"], None)
+            return Reached(pid, None)
         except OSError as error:
-            if _about(folder) != about:  # it ended just now, and another has begun
+            # It may have ended just now, and another has begun.
+            if _read_supervisor_file(folder) != supervisor:
                 return _ask(run, request, timeout_s)
-            if _lives(about):
+            if _lives(supervisor):
                 raise UserError(
-                    f"the supervisor of {run} (pid {about['pid']}) runs, but its socket "
-                    f"{about['socket']} was deleted; end the run with: kill {about['pid']}"
+                    f"the supervisor of {run} (pid {pid}) runs, but its socket "
+                    f"{supervisor['socket']} was deleted; end the run with: kill {pid}"
                 ) from error
             raise UserError(
-                f"the supervisor of {run} (pid {about['pid']}) has died without ending the run, "
-                "and its processes end with it; resume the run with --resume auto"
+                f"the supervisor of {run} (pid {pid}) has died without ending the run, and its "
+                "processes end with it; resume the run with --resume auto"
             ) from error
 
-        ucred = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        pid, uid, _ = struct.unpack("3i", ucred)
-        if os.geteuid() not in (0, uid):  # a folder of another user can name any socket
+        # A folder of another user can name any socket, so the peer is asked who it is. Its pid is
+        # that in the namespace of this process, which the file may not know.
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        peer_pid, peer_uid, _ = struct.unpack("3i", credentials)
+        if os.geteuid() not in (0, peer_uid):
             raise _not_ours(folder)
-        return Reached(pid, _reply(connection, request, timeout_s, run))
+        return Reached(peer_pid, _reply(connection, request, timeout_s, run=run))
 
 
-def _reply(connection: socket.socket, request: Report, timeout_s: float, run: str) -> Report | None:
-    """The complete reply to ``request``; None if it takes too long or cannot be read."""
+def _reply(
+    connection: socket.socket, request: Report, timeout_s: float, *, run: str
+) -> Report | None:
+    """Sends a request, and returns the complete reply; None if it takes too long or cannot be read.
+
+    Args:
+        connection: to the supervisor.
+        request: the object that is sent.
+        timeout_s: seconds to wait.
+        run: the folder of the run, for errors.
+
+    Raises:
+        UserError: if the run ends meanwhile.
+    """
     data = bytearray()
-    ends_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     try:
         connection.sendall(json.dumps(request).encode() + b"\n")
         while chunk := connection.recv(1 << 16):
             data += chunk
-            if len(data) > REPLY_NBYTES or time.monotonic() > ends_s:
+            if len(data) > REPLY_NBYTES or time.monotonic() > deadline_s:
                 return None
     except TimeoutError:
         return None
@@ -133,6 +186,7 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
         raise UserError(f"the run in {run} has just ended ({error.strerror})") from error
     if not data:
         raise UserError(f"the run in {run} has just ended, without a reply")
+
     try:
         reply: Report = json.loads(data)
     except (ValueError, RecursionError):
@@ -140,24 +194,30 @@ def _reply(connection: socket.socket, request: Report, timeout_s: float, run: st
     return reply if isinstance(reply, dict) else None
 
 
-def _lives(about: Report) -> bool:
-    """Whether the supervisor's pid still belongs to the supervisor."""
-    return bool(began_ticks(about["pid"]) == about["began"])
+def _lives(supervisor: Report) -> bool:
+    """Whether the pid in `supervisor.json` still belongs to the supervisor."""
+    return bool(began_ticks(supervisor["pid"]) == supervisor["began"])
 
 
-def _about(folder: Path) -> Report:
-    """The contents of `supervisor.json`. Raises UserError if they name no live run of this host."""
+def _read_supervisor_file(folder: Path) -> Report:
+    """Reads `supervisor.json`, which names the socket and the process of a live supervisor.
+
+    Raises:
+        UserError: if it names no live run of this host.
+    """
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}; give the folder of a run")
+
     try:
-        about: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
-        host = about["host"]
+        supervisor: Report = json.loads(read_regular(folder / SUPERVISOR_FILE))
+        host = supervisor["host"]
         kinds = {"socket": str, "pid": int, "began": int}
-        if wrong := [name for name, kind in kinds.items() if type(about[name]) is not kind]:
-            raise ValueError(f"its {wrong[0]} is {about[wrong[0]]!r:.40}")
-        if "\0" in about["socket"]:
+        wrong = [name for name, kind in kinds.items() if type(supervisor[name]) is not kind]
+        if wrong:
+            raise ValueError(f"its {wrong[0]} is {supervisor[wrong[0]]!r:.40}")
+        if "\0" in supervisor["socket"]:
             raise ValueError("its socket is no path")
-        about["socket"].encode()
+        supervisor["socket"].encode()  # raises ValueError for half a surrogate pair
     except FileNotFoundError:
         raise UserError(_how_it_ended(folder)) from None
     except PermissionError as error:
@@ -167,22 +227,26 @@ def _about(folder: Path) -> Report:
             f"{folder / SUPERVISOR_FILE} is damaged ({error}); check whether the run is live: "
             "ps ax | grep penstock"
         ) from error
+
     if host != socket.gethostname():
         raise UserError(
             f"{folder} is of a run on {host}, and this host is {socket.gethostname()}; run this "
             f"command on {host}"
         )
-    return about
+    return supervisor
 
 
 def _how_it_ended(folder: Path) -> str:
+    """Returns a sentence about the run in a folder whose supervisor is not there."""
     if in_use(folder):
         return f"the run in {folder} is starting or ending; try again in a moment"
+
     summary = read_json(folder, SUMMARY, follow_links=True)
     if not summary:
         return (
             f"no run is live in {folder}, and it has no summary.json; give the folder of a live run"
         )
+
     ended_s = (folder / SUMMARY).stat().st_mtime
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended_s))
     error = f" ({summary['error']})" if summary.get("error") else ""
@@ -190,10 +254,11 @@ def _how_it_ended(folder: Path) -> str:
 
 
 def _not_ours(folder: Path) -> UserError:
+    """Returns the error for a run of another user."""
     owner = "another user"
     with suppress(OSError, KeyError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
-    me = os.geteuid()
+    user_id = os.geteuid()
     return UserError(
-        f"{folder} is a run of {owner}, and you are user {me}; run this command as that user"
+        f"{folder} is a run of {owner}, and you are user {user_id}; run this command as that user"
     )

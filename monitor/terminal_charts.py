@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-MOST_POINTS = 512  # of a history; more are merged in pairs
-TICKS, ASCII_TICKS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-FILLS, ASCII_FILLS = "█░▒", "#.="  # of a bar: the first part, the second, all others
+# A longer history is merged in pairs.
+MOST_POINTS = 512
+TICKS = "▁▂▃▄▅▆▇█"
+ASCII_TICKS = "_.-=+*%#"
+# The characters of a bar: of the first part, of the second, of all others.
+FILLS = "█░▒"
+ASCII_FILLS = "#.="
 
 
 class History:
@@ -18,8 +22,9 @@ class History:
 
     def __init__(self) -> None:
         self.points: list[float] = []
+        """Means of successive values."""
         self._values_per_point = 1
-        self._waiting: list[float] = []
+        self._waiting: list[float] = []  # values of the next point
 
     def add(self, value: float) -> None:
         """Add a value."""
@@ -27,13 +32,15 @@ class History:
         if len(self._waiting) == self._values_per_point:
             self.points.append(sum(self._waiting) / len(self._waiting))
             self._waiting.clear()
+
         if len(self.points) == MOST_POINTS:
             self.points = merged(self.points, MOST_POINTS // 2)
             self._values_per_point *= 2
 
 
 def merged(values: Sequence[float], count: int) -> list[float]:
-    """``values`` as ``count`` means of successive ones; as they are, if there are not more."""
+    """Returns ``values`` as ``count`` means of successive ones; as they are, if there are not
+    more."""
     if len(values) <= count:
         return list(values)
     edges = [i * len(values) // count for i in range(count + 1)]
@@ -42,25 +49,45 @@ def merged(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float], columns: int, ascii_only: bool = False) -> str:
-    """``values`` between their least and greatest, in at most so many columns."""
+    """Returns a curve of ``values`` between their least and greatest, one character each.
+
+    Args:
+        values: of equal distance; successive ones are merged where there are too many.
+        columns: the most characters.
+        ascii_only: whether the stream lacks other characters.
+    """
     ticks = ASCII_TICKS if ascii_only else TICKS
     shown = merged(values, max(1, columns))
-    least, most = min(shown, default=0.0), max(shown, default=0.0)
-    per_value = (len(ticks) - 1) / (most - least) if most > least else 0.0
-    return "".join(ticks[round((value - least) * per_value)] for value in shown)
+
+    least = min(shown, default=0.0)
+    greatest = max(shown, default=0.0)
+    ticks_per_unit = (len(ticks) - 1) / (greatest - least) if greatest > least else 0.0
+    return "".join(ticks[round((value - least) * ticks_per_unit)] for value in shown)
 
 
 def bar(
     shares: Mapping[str, float], columns: int, ascii_only: bool = False
 ) -> list[tuple[str, str]]:
-    """Parts of a whole side by side, at most ``columns`` in all: the name and the characters of
-    each. The first two have characters of their own."""
+    """Draws parts of a whole side by side.
+
+    Args:
+        shares: of each part, by its name; together at most 1. The first two parts have characters
+            of their own.
+        columns: characters of the whole.
+        ascii_only: whether the stream lacks other characters.
+
+    Returns:
+        Name and characters of each part.
+    """
     fills = ASCII_FILLS if ascii_only else FILLS
     parts: list[tuple[str, str]] = []
-    total, drawn = 0.0, 0
+    total_share = 0.0
+    begin = 0
     for number, (name, share) in enumerate(shares.items()):
-        total += max(0.0, share)
-        end = min(columns, round(total * columns))
-        parts.append((name, fills[min(number, len(fills) - 1)] * (end - drawn)))
-        drawn = end
+        # The ends are rounded, not the lengths, so that errors do not add up.
+        total_share += max(0.0, share)
+        end = min(columns, round(total_share * columns))
+        fill = fills[min(number, len(fills) - 1)]
+        parts.append((name, fill * (end - begin)))
+        begin = end
     return parts

@@ -26,15 +26,20 @@ LINE_EVERY_S = 10.0
 REDRAWN_EVERY_S = 1.0
 AGAIN_S = 60.0  # between two displays of the same note
 NOTES = 1000  # different notes that are counted
-EVENTS = 4  # the last ones, which a panel lists; 2 on a terminal of fewer rows than `HIGH_ROWS`
+EVENTS = 4  # events that a panel lists, the last ones
+
+FEW_EVENTS = 2  # events that it lists on a terminal of fewer rows than `HIGH_ROWS`
 HIGH_ROWS = 30
 NOT_LISTED = ("note", "end")  # a note is above the panel, and the end below it
-LABEL_COLUMNS = 10  # of the labels, so that the parts of a panel align
+LABEL_COLUMNS = 10  # least width of the labels, so that the parts of a panel align
 GAP = 2  # columns between a label and its value
-SIDE_BY_SIDE_COLUMNS = (92, 156)  # inside a panel, from which figures are in two, or three groups
+
+FRAME_COLUMNS = 4  # the frame and its margins
+# From these widths inside a panel on, figures are in two, or in three groups side by side.
+SIDE_BY_SIDE_COLUMNS = (92, 156)
 TRAINING = ("time", "steps", "frames", "trained", "return", "evaluation", "loss")
 FLOW = ("lag", "queue", "latency", "dropped", "learners")
-PART_STYLES = {"compute": "green", "wait_data": "red"}  # of the bar's parts
+PART_STYLES = {"compute": "green", "wait_data": "red"}  # styles of the bar's parts
 
 
 def make_view(
@@ -44,23 +49,29 @@ def make_view(
     about: str | None = None,
     log: Log = "text",
 ) -> MetricSink:
-    """The live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
+    """Makes the live view on a terminal, lines elsewhere; JSON lines on both if ``log`` is "json".
 
     Args:
+        stream: where it is shown.
+        title: the first line, or the title of the panel.
+        stop: the limits of the run; None: unknown.
         about: environment, algorithm and preset of the run.
+        log: `run.log`.
     """
-    if isinstance(stream, TextIOWrapper):  # a character that it lacks must not end a run
+    # A character that the stream lacks must not end a run.
+    if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
-    whole = f"{title}; {about}" if about else title
+
+    first_line = f"{title}; {about}" if about else title
     if log == "json":
-        return JsonView(stream, whole, stop)
-    return (
-        LiveView(stream, title, stop, about) if stream.isatty() else LineView(stream, whole, stop)
-    )
+        return JsonView(stream, first_line, stop)
+    if stream.isatty():
+        return LiveView(stream, title, stop, about)
+    return LineView(stream, first_line, stop)
 
 
 def make_deferred(make: Callable[[], MetricSink], log: Log) -> MetricSink:
-    """A `DeferredView`, or at once the view of JSON lines, which receives every event."""
+    """Makes a `DeferredView`, or at once the view of JSON lines, which receives every event."""
     return make() if log == "json" else DeferredView(make)
 
 
@@ -97,7 +108,15 @@ class LiveView(MetricSink):
         about: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` gives seconds that never go back."""
+        """Draw the panel without figures.
+
+        Args:
+            stream: the terminal.
+            title: the title of the panel.
+            stop: the limits of the run; None: unknown.
+            about: environment, algorithm and preset of the run.
+            clock: seconds that never go back.
+        """
         from rich.console import Console
         from rich.live import Live
 
@@ -105,11 +124,11 @@ class LiveView(MetricSink):
         self._stop = stop
         self._about = about
         self._clock = clock
-        self._best: float | None = None
+        self._best: float | None = None  # the best mean return in training
         self._returns = History()
         self._events: deque[str] = deque(maxlen=EVENTS)
-        self._newest: Json = {}
-        self._due = False  # what is drawn is not the newest
+        self._newest: Json = {}  # metrics of the last interval
+        self._due = False  # whether something has changed since it was drawn
         self._next_s = clock() + REDRAWN_EVERY_S
         self._console = Console(file=stream)
         self._live = Live(self._panel(), console=self._console, auto_refresh=False)
@@ -119,20 +138,23 @@ class LiveView(MetricSink):
         mean = finite(metrics.get("episode_return_mean"))
         if mean is not None and not final:
             self._returns.add(mean)
-            if (metrics.get("episodes") or 0) >= RECENT:  # a mean of fewer is no best return
+            # The mean of fewer episodes is no best return.
+            if (metrics.get("episodes") or 0) >= RECENT:
                 self._best = mean if self._best is None else max(self._best, mean)
         self._newest = metrics
         self._due = True
         self._draw()
 
     def event(self, event: RunEvent) -> bool:
-        text, role = event.text, event.role
-        if role and not text.startswith(role):
-            text = f"{role} {text}"
+        """Add an event to those that are listed, as a line with the time of day."""
+        text = event.text
+        if event.role and not text.startswith(event.role):
+            text = f"{event.role} {text}"
         if event.kind == "evaluation" and event.result is not None and not event.reported:
             text = f"evaluation: {evaluated(evaluation_figures(event.result))}"
         elif event.kind == "checkpoint" and not event.reported:
             text = f"checkpoint at {count(event.data.get('trained_steps'))} steps"
+
         if text and event.kind not in NOT_LISTED:
             one_line = printable(" ".join(text.split()))  # a role may have chosen the text
             self._events.append(f"{time.strftime('%H:%M:%S')} {one_line}")
@@ -146,6 +168,7 @@ class LiveView(MetricSink):
         self._draw()
 
     def close(self) -> None:
+        """Draw what has changed, at once, and leave the panel on the terminal."""
         if self._due:
             self._next_s = 0.0
             self._draw()
@@ -155,68 +178,112 @@ class LiveView(MetricSink):
         """Draw what has changed, unless that was done less than a second ago."""
         now_s = self._clock()
         if self._due and now_s >= self._next_s:
-            self._due, self._next_s = False, now_s + REDRAWN_EVERY_S
+            self._due = False
+            self._next_s = now_s + REDRAWN_EVERY_S
             self._live.update(self._panel(), refresh=True)
 
     def _panel(self) -> Any:
+        """Returns the panel: what the run is, its charts and figures, and the last events."""
         from rich.console import Group
         from rich.panel import Panel
         from rich.text import Text
 
-        metrics, width = self._newest, self._console.width
-        inner = width - 4  # of the frame
-        parts: list[Any] = [] if self._about is None else [_grid([("run", self._about)])]
-        if metrics:
+        width = self._console.width
+        inner_width = width - FRAME_COLUMNS
+        parts: list[Any] = []
+        if self._about is not None:
+            parts.append(_grid([("run", self._about)]))
+
+        if self._newest:
             best = {} if self._best is None else {BEST: self._best}
-            shown = figures({**metrics, **best}, self._stop)
-            charts = self._charts(shown, inner - LABEL_COLUMNS - GAP)
-            parts += [_grid(charts), *_columns(shown, inner)]
+            shown = figures({**self._newest, **best}, self._stop)
+            # The charts take their figures out of `shown`.
+            charts = self._take_charts(shown, inner_width - LABEL_COLUMNS - GAP)
+            parts.append(_grid(charts))
+            parts += _side_by_side(shown, inner_width)
         else:
             parts.append(_grid([("starting", "")]))
-        if events := [*self._events][-(EVENTS if self._console.height >= HIGH_ROWS else 2) :]:
-            cut: Any = "crop" if self._console.options.ascii_only else "ellipsis"
-            lines = Text("\n".join(events), overflow=cut, no_wrap=True)
+
+        listed = EVENTS if self._console.height >= HIGH_ROWS else FEW_EVENTS
+        if events := [*self._events][-listed:]:
+            overflow: Any = "crop" if self._console.options.ascii_only else "ellipsis"
+            lines = Text("\n".join(events), overflow=overflow, no_wrap=True)
             parts.append(_grid([("events", lines)]))
         return Panel(Group(*parts), title=Text(self._title), title_align="left", width=width)
 
-    def _charts(self, shown: dict[str, str], columns: int) -> list[tuple[str, Any]]:
-        """The rows of the return, with its sparkline, and of the learner's time, with its bar;
-        takes their figures out of ``shown``."""
+    def _take_charts(self, shown: dict[str, str], columns: int) -> list[tuple[str, Any]]:
+        """Takes the return and the learner's time out of the figures, and adds their charts.
+
+        Args:
+            shown: figures by their labels; two are removed.
+            columns: width of a chart.
+
+        Returns:
+            Labels and values of the rows: the return below its sparkline, once it has two points,
+            and the learner's time below its bar, once it is known.
+        """
         from rich.text import Text
 
         ascii_only = self._console.options.ascii_only
-        rows: list[tuple[str, Any]] = [("return", shown.pop("return"))]
-        if len(points := self._returns.points) > 1:
+        rows: list[tuple[str, Any]] = []
+        points = self._returns.points
+        return_text = shown.pop("return")
+        if len(points) > 1:
             curve = Text(sparkline(points, columns, ascii_only), style="green")
-            rows = [("return", curve), ("", rows[0][1])]
-        rows.append(("learner", shown.pop("learner")))
+            rows += [("return", curve), ("", return_text)]
+        else:
+            rows.append(("return", return_text))
+
         ledger = self._newest.get("ledger") or {}
-        order = dict.fromkeys(("compute", "wait_data", *ledger))
-        if parts := bar({n: finite(ledger.get(n)) or 0.0 for n in order}, columns, ascii_only):
-            drawn = Text.assemble(*((c, PART_STYLES.get(name, "")) for name, c in parts))
-            rows[-1:] = [("learner", drawn), ("", rows[-1][1])]
+        names = dict.fromkeys(("compute", "wait_data", *ledger))
+        shares = {name: finite(ledger.get(name)) or 0.0 for name in names}
+        learner_text = shown.pop("learner")
+        if parts := bar(shares, columns, ascii_only):
+            styled = ((characters, PART_STYLES.get(name, "")) for name, characters in parts)
+            rows += [("learner", Text.assemble(*styled)), ("", learner_text)]
+        else:
+            rows.append(("learner", learner_text))
         return rows
 
 
-def _columns(shown: dict[str, str], columns: int) -> list[Any]:
-    """The figures side by side, as many groups as fit; the rest below each other."""
+def _side_by_side(shown: dict[str, str], columns: int) -> list[Any]:
+    """Arranges figures in groups side by side, as many as fit; the rest below each other.
+
+    Args:
+        shown: texts by their labels; those of the groups are removed.
+        columns: width in all.
+
+    Returns:
+        One or two tables.
+    """
     from rich.table import Table
 
-    wide = sum(columns >= least for least in SIDE_BY_SIDE_COLUMNS)
-    groups = [{n: shown.pop(n) for n in names if n in shown} for names in (TRAINING, FLOW)]
-    if wide == 0:
-        return [_grid({**groups[0], **groups[1], **shown}.items())]
-    rest = shown if wide == 2 else {}
+    training = {name: shown.pop(name) for name in TRAINING if name in shown}
+    flow = {name: shown.pop(name) for name in FLOW if name in shown}
+    two_columns, three_columns = SIDE_BY_SIDE_COLUMNS
+    if columns < two_columns:
+        return [_grid({**training, **flow, **shown}.items())]
+
+    groups = [training, flow]
+    if columns >= three_columns:
+        groups.append(shown)
+    groups = [group for group in groups if group]
     table = Table.grid(padding=(0, GAP), expand=True)
-    side_by_side = [group for group in (*groups, rest) if group]
-    for _ in side_by_side:
+    for _ in groups:
         table.add_column(ratio=1)
-    table.add_row(*(_grid(group.items()) for group in side_by_side))
-    return [table] if rest or not shown else [table, _grid(shown.items())]
+    table.add_row(*(_grid(group.items()) for group in groups))
+
+    if columns >= three_columns or not shown:
+        return [table]
+    return [table, _grid(shown.items())]
 
 
 def _grid(rows: Iterable[tuple[str, Any]]) -> Any:
-    """Labels and values, texts or `rich.text.Text`, one below the other."""
+    """Returns a table of labels and values, one below the other.
+
+    Args:
+        rows: a label, and a value that is a text or a `rich.text.Text`.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -236,10 +303,18 @@ class ProgressLine(MetricSink):
     """
 
     def __init__(self, stream: TextIO, title: str, stop: StopConfig | None) -> None:
+        """Show the title.
+
+        Args:
+            stream: where the line is shown.
+            title: the line before the first metrics.
+            stop: the limits of the run; None: unknown.
+        """
         self._stream = stream
         self._stop = stop
         self._redraws = stream.isatty() or type(stream).__module__.startswith("ipykernel.")
-        self._line = self._newest = ""
+        self._line = ""  # the line that is drawn
+        self._newest = ""  # the line of the last metrics, drawn or not
         self._next_s = 0.0
         self._closed = False
         self._draw(title)
@@ -263,6 +338,7 @@ class ProgressLine(MetricSink):
         print("" if self._redraws else self._line, file=self._stream, flush=True)
 
     def _draw(self, line: str) -> None:
+        """Draw a line in place of the last one, of which spaces cover the rest."""
         padded = f"{line:{len(self._line)}}"
         self._line = line
         if self._redraws:
@@ -277,9 +353,12 @@ class Silent(MetricSink):
 class _Note:
     """A note that was shown, or will be when the view exists."""
 
-    clock: str  # time of day of the last display
-    count: int = 0  # since it was last shown
-    next_s: float = 0.0  # when it may be shown again
+    clock: str
+    """Time of day of the last display, or of the note if it was not shown yet."""
+    count: int = 0
+    """How often it came since it was last shown."""
+    next_s: float = 0.0
+    """When it may be shown again; 0: it was not shown yet."""
 
 
 class DeferredView(MetricSink):
@@ -291,13 +370,15 @@ class DeferredView(MetricSink):
     """
 
     def __init__(self, make: Callable[[], MetricSink]) -> None:
+        """``make``: makes the view."""
         self._make = make
         self._view: MetricSink | None = None
-        self._last: dict[str, Any] = {}
-        self._notes: dict[str, _Note] = {}
+        self._last: dict[str, Any] = {}  # newest value of each figure
+        self._notes: dict[str, _Note] = {}  # by text
         self._early: deque[RunEvent] = deque(maxlen=EVENTS)  # events before the view exists
 
     def tick(self) -> None:
+        """Make the view if it does not exist, with what came before; then let it draw."""
         with suppress(OSError):
             if self._view is None:
                 self._view = self._make()
@@ -325,7 +406,9 @@ class DeferredView(MetricSink):
         """Show a note at once, or count it if it was shown less than a minute ago: all actors may
         report the same."""
         if len(self._notes) >= NOTES and text not in self._notes:
-            del self._notes[next(iter(self._notes))]
+            oldest = next(iter(self._notes))
+            del self._notes[oldest]
+
         note = self._notes.setdefault(text, _Note(time.strftime("%H:%M:%S")))
         note.count += 1
         if self._view is not None and time.monotonic() >= note.next_s:
@@ -333,10 +416,13 @@ class DeferredView(MetricSink):
             self._show_note(self._view, text, note)
 
     def _show_note(self, view: MetricSink, text: str, note: _Note) -> None:
-        often = f" ({note.count} times)" if note.count > 1 and note.next_s else ""
-        note.count, note.next_s = 0, time.monotonic() + AGAIN_S
+        """Show a note, and how often it came since it was last shown."""
+        is_repeated = note.count > 1 and note.next_s
+        repetitions = f" ({note.count} times)" if is_repeated else ""
+        note.count = 0
+        note.next_s = time.monotonic() + AGAIN_S
         with suppress(OSError):
-            view.note(f"{note.clock} {text}{often}")
+            view.note(f"{note.clock} {text}{repetitions}")
 
     def close(self) -> None:
         if self._view is not None:

@@ -1,4 +1,4 @@
-"""What the heads of a run's checkpoints say of them, without reading the weights."""
+"""Reads what the heads of a run's checkpoints say of them, without reading the weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from penstock.core.formatting import finite
 from penstock.core.run_dir import CHECKPOINT
 from penstock.monitor.run_folder.files import FORM_ERRORS, Row, names_in, open_in, stamp
 
-FOLDER, BEST = "checkpoints", "best"
-HEAD_NBYTES = 1 << 24
+FOLDER = "checkpoints"
+BEST = "best"
+HEAD_NBYTES = 1 << 24  # a longer head is damaged
 MOST_LISTED = 500
-MOST_HEADS = 20  # of the newest checkpoints, whose steps are read
+# The steps of so many checkpoints are read, the newest ones.
+MOST_HEADS = 20
 UNREADABLE = (OSError, struct.error, *FORM_ERRORS)
 
 
 class Best(NamedTuple):
-    """The mean return of the best checkpoint; by an evaluation of ``episodes`` after
-    ``trained_steps``, played in this ``way``, or without these by the return in training."""
+    """The mean return of the best checkpoint.
+
+    It is that of an evaluation of ``episodes`` after ``trained_steps``, played in this ``way``,
+    greedy or sampled. Without these it is the return in training.
+    """
 
     mean: float | None
     way: str | None = None
@@ -32,53 +37,73 @@ class Best(NamedTuple):
 
 
 def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
-    """The return of the best checkpoint; None if there is none."""
+    """Returns the return of the best checkpoint; None if there is none, or it is damaged.
+
+    Args:
+        run_dir: the folder of the run.
+        follow_links: as for `files.open_in`.
+    """
     try:
-        meta = _read_meta(run_dir, BEST, follow_links)
+        meta = _read_meta(run_dir, BEST, follow_links=follow_links)
         if "evaluation" not in meta or "play" not in meta:
             return Best(finite(meta["best_return"]))
+
         play = meta["play"]
         return Best(
-            finite(meta["evaluation"]["mean"]),
-            str(play["way"]),
-            int(play["episodes"]),
-            int(play["trained_steps"]),
+            mean=finite(meta["evaluation"]["mean"]),
+            way=str(play["way"]),
+            episodes=int(play["episodes"]),
+            trained_steps=int(play["trained_steps"]),
         )
     except UNREADABLE:
         return None
 
 
 def checkpoints(run_dir: Path) -> list[Row]:
-    """The checkpoints of a run, newest first: ``name``, ``nbytes`` and ``written``, and of the
-    newest `MOST_HEADS` the ``trained_steps``, None where these cannot be read."""
+    """Returns the checkpoints of a run, newest first.
+
+    Returns:
+        Rows with ``name``, ``nbytes`` and ``written``, in seconds since 1970; the newest
+        `MOST_HEADS` also with ``trained_steps``, None where these cannot be read.
+    """
     base = run_dir / FOLDER
     rows: list[Row] = []
     if base.is_symlink():
         return rows
+
     with suppress(OSError):
         for path in sorted(base.iterdir())[:MOST_LISTED]:
-            if not path.is_symlink() and path.is_dir():
-                files = [stamp(path, name) for name in names_in(base, path.name, MOST_LISTED)]
-                if files:
-                    written = max(ns for _, _, ns in files) * 1e-9
-                    nbytes = sum(size for _, size, _ in files)
-                    rows.append({"name": path.name, "nbytes": nbytes, "written": written})
-    rows.sort(key=lambda checkpoint: -checkpoint["written"])
-    for checkpoint in rows[:MOST_HEADS]:
-        checkpoint["trained_steps"] = _trained_steps(run_dir, checkpoint["name"])
+            if path.is_symlink() or not path.is_dir():
+                continue
+            files = [stamp(path, name) for name in names_in(base, path.name, MOST_LISTED)]
+            if files:
+                written_s = max(written_ns for _, _, written_ns in files) * 1e-9
+                nbytes = sum(size for _, size, _ in files)
+                rows.append({"name": path.name, "nbytes": nbytes, "written": written_s})
+
+    rows.sort(key=lambda row: -row["written"])
+    for row in rows[:MOST_HEADS]:
+        row["trained_steps"] = _trained_steps(run_dir, row["name"])
     return rows
 
 
 def _trained_steps(run_dir: Path, name: str) -> float | None:
+    """Returns the trained steps of a checkpoint; None if they cannot be read."""
     try:
-        return finite(_read_meta(run_dir, name, False)["progress"]["trained_steps"])
+        meta = _read_meta(run_dir, name, follow_links=False)
+        return finite(meta["progress"]["trained_steps"])
     except UNREADABLE:
         return None
 
 
-def _read_meta(run_dir: Path, name: str, follow_links: bool) -> Mapping[str, Any]:
-    """What the learner has written into the head of a checkpoint's file. Raises one of
-    `UNREADABLE` where that is missing or damaged."""
+def _read_meta(run_dir: Path, name: str, *, follow_links: bool) -> Mapping[str, Any]:
+    """Reads what the learner has written into the head of a checkpoint's file.
+
+    The file has safetensors' format: the length of the head in 8 bytes, then the head as JSON.
+
+    Raises:
+        UNREADABLE: one of these if the head is missing or damaged.
+    """
     with open_in(run_dir, FOLDER, name, CHECKPOINT, follow_links=follow_links) as file:
         (nbytes,) = struct.unpack("<Q", file.read(8))
         head = from_json(file.read(nbytes) if nbytes <= HEAD_NBYTES else b"")

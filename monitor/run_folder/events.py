@@ -61,28 +61,32 @@ KINDS = {
     "stop": "the run began to stop",
     "end": "the run has ended",
 }
-OF_TRAFFIC = ("drop", "lost", "rejected", "refused")
+OF_TRAFFIC = ("drop", "lost", "rejected", "refused")  # kinds whose number peers determine
 REPEAT_S = 10.0
 LATER_S = 3600.0
 RETRY_S = 1.0  # between two attempts to write to a disk that was full
 FILE_NBYTES = 16 << 20
+# The share of each kind of `OF_TRAFFIC` in the file.
 SHARE_NBYTES = 2 << 20
 WAITING_NBYTES = 4 << 20
-ALIKE = 1000  # distinct events whose repetitions are counted at a time
+# Distinct events whose repetitions are counted at a time; the count of the oldest is then written.
+ALIKE = 1000
 TEXT_LIMIT = 4000  # characters
 DATA_LIMIT = 8000  # characters of JSON
 
-Alike = tuple[str, str | None, int | None, str]  # kind, role, incarnation, text
+Alike = tuple[str, str | None, int | None, str]
+"""Kind, role, incarnation and text of an event: equal for its repetitions."""
 
 
 @dataclass
 class _Repeated:
-    """Repetitions of one event: when its last line was written, how many came since, and the latest
-    of them."""
+    """Repetitions of one event since its last line was written."""
 
     written_s: float
+    """When the last line was written."""
     count: int = 0
     line: dict[str, Any] = field(default_factory=dict)
+    """The latest of the repetitions; empty if there is none."""
 
 
 class EventLog(MetricSink):
@@ -97,27 +101,40 @@ class EventLog(MetricSink):
         """Append to ``logs``/events.jsonl from now on.
 
         Args:
+            logs: the folder `logs` of the run.
             clock: seconds that never go back.
             now: seconds since 1970.
         """
         self._path = logs / EVENTS
-        self._clock, self._now = clock, now
+        self._clock = clock
+        self._now = now
         self._began_s = clock()
+
+        # The file; -1 until it is opened.
         self._fd = -1
-        self._nbytes = 0  # of the file
-        self._whole = True  # the file ends with a line break
+        self._nbytes = 0  # size of the file
+        self._ends_with_newline = True  # false behind an incomplete line
+        self._nbytes_by_kind: Counter[str] = Counter()  # bytes of each kind in the file
+
+        # Lines that the disk had no room for.
         self._waiting: deque[bytes] = deque()
         self._waiting_nbytes = 0
-        self._omitted = 0
-        self._retry_s = 0.0
-        self._next_check_s = 0.0
-        self._alike: dict[Alike, _Repeated] = {}
-        self._used: Counter[str] = Counter()  # bytes of each kind in the file
+        self._omitted = 0  # number of lines that even memory had no room for
+        self._retry_s = 0.0  # time of the next attempt
+
+        self._alike: dict[Alike, _Repeated] = {}  # the oldest first
+        self._next_check_s = 0.0  # when counts are looked through again
 
     def event(self, event: RunEvent) -> bool:
         """`add` events with a text; evaluations are in `evaluations.jsonl`."""
         if event.text or event.result is None:
-            self.add(event.kind, event.text, event.role, event.incarnation, event.data)
+            self.add(
+                event.kind,
+                event.text,
+                role=event.role,
+                incarnation=event.incarnation,
+                data=event.data,
+            )
         return False
 
     def add(
@@ -128,13 +145,27 @@ class EventLog(MetricSink):
         incarnation: int | None = None,
         data: Json | None = None,
     ) -> None:
-        """Write one event, or count it if one with the same kind, role, incarnation and text was
-        written within `REPEAT_S`."""
+        """Write one event, or count it if an equal one was written within `REPEAT_S`.
+
+        The module describes the fields. Secrets are removed from text and data, and both are
+        shortened to their limits.
+
+        Args:
+            kind: one of `KINDS`, or another word that a role has reported.
+            text: one sentence.
+            role: name of the process that the event is about.
+            incarnation: which start of that process.
+            data: depends on the kind.
+        """
         now_s = self._clock()
         text = redacted(text)[:TEXT_LIMIT]
         if self._is_beyond_share(kind):
+            # All further events of the kind are one, whose repetitions are counted.
             text = "more events of this kind; they are only counted, so that the file has room"
-            role, incarnation, data = None, None, None
+            role = None
+            incarnation = None
+            data = None
+
         line: dict[str, Any] = {
             "schema": SCHEMA,
             "time": round(self._now(), 3),
@@ -144,8 +175,9 @@ class EventLog(MetricSink):
             "incarnation": incarnation,
             "text": text,
             "count": 1,
-            "data": _checked(redacted_json(data)),
+            "data": _json_or_replacement(redacted_json(data)),
         }
+
         key = kind, role, incarnation, text
         repeated = self._alike.get(key)
         if repeated is None:
@@ -154,7 +186,9 @@ class EventLog(MetricSink):
             self._alike[key] = _Repeated(now_s)
             self._write(line)
             return
-        repeated.count, repeated.line = repeated.count + 1, line
+
+        repeated.count += 1
+        repeated.line = line
         if now_s - repeated.written_s >= self._repeat_s(kind):
             self._write_repeated(repeated, now_s)
 
@@ -163,14 +197,20 @@ class EventLog(MetricSink):
         now_s = self._clock()
         if now_s >= self._next_check_s:
             self._next_check_s = now_s + RETRY_S
-            for key, repeated in [*self._alike.items()]:
-                if now_s - repeated.written_s >= self._repeat_s(key[0]):
-                    if repeated.count:
-                        self._write_repeated(repeated, now_s)
-                    else:
-                        del self._alike[key]
+            self._write_due_counts(now_s)
         if self._waiting and now_s >= self._retry_s:
             self._write_waiting()
+
+    def _write_due_counts(self, now_s: float) -> None:
+        """Write the counts whose time has come; an event that was not repeated is forgotten."""
+        for key, repeated in [*self._alike.items()]:
+            kind = key[0]
+            if now_s - repeated.written_s < self._repeat_s(kind):
+                continue
+            if repeated.count:
+                self._write_repeated(repeated, now_s)
+            else:
+                del self._alike[key]
 
     def close(self) -> None:
         """Write all counts, and the lines that wait for the disk as far as it has room."""
@@ -182,32 +222,40 @@ class EventLog(MetricSink):
             self._fd = -1
 
     def _is_beyond_share(self, kind: str) -> bool:
-        return kind in OF_TRAFFIC and self._used[kind] >= SHARE_NBYTES
+        return kind in OF_TRAFFIC and self._nbytes_by_kind[kind] >= SHARE_NBYTES
 
     def _repeat_s(self, kind: str) -> float:
+        """The least time between two lines of equal events of this kind."""
         return LATER_S if self._is_beyond_share(kind) else REPEAT_S
 
     def _flush_repeated(self, key: Alike) -> None:
+        """Write the count of an event, if it has repetitions, and forget it."""
         repeated = self._alike.pop(key)
         if repeated.count:
             self._write_repeated(repeated, self._clock())
 
     def _write_repeated(self, repeated: _Repeated, now_s: float) -> None:
+        """Write the latest repetition with the count, and count from 0 again."""
         self._write({**repeated.line, "count": repeated.count})
-        repeated.written_s, repeated.count, repeated.line = now_s, 0, {}
+        repeated.written_s = now_s
+        repeated.count = 0
+        repeated.line = {}
 
     def _write(self, line: dict[str, Any]) -> None:
+        """Write a line behind those that wait, or let it wait if the disk was full just now."""
         data = json.dumps(line).encode() + b"\n"
-        self._used[line["kind"]] += len(data)
+        self._nbytes_by_kind[line["kind"]] += len(data)
         self._waiting.append(data)
         self._waiting_nbytes += len(data)
         while self._waiting_nbytes > WAITING_NBYTES:
             self._waiting_nbytes -= len(self._waiting.popleft())
             self._omitted += 1
+
         if self._clock() >= self._retry_s:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
+        """Write the lines that wait, as far as the disk has room for them."""
         try:
             if self._omitted:
                 self._append(self._omission_line())
@@ -219,44 +267,65 @@ class EventLog(MetricSink):
             self._retry_s = self._clock() + RETRY_S
 
     def _omission_line(self) -> bytes:
-        text = "events are missing here, because the disk was full for too long"
-        line = {"kind": "note", "role": None, "incarnation": None, "text": text}
-        about = {"schema": SCHEMA, "time": round(self._now(), 3)}
-        about["uptime_s"] = round(self._clock() - self._began_s, 3)
-        return json.dumps({**about, **line, "count": self._omitted, "data": {}}).encode() + b"\n"
+        """Returns a line that stands for those that were omitted."""
+        line = {
+            "schema": SCHEMA,
+            "time": round(self._now(), 3),
+            "uptime_s": round(self._clock() - self._began_s, 3),
+            "kind": "note",
+            "role": None,
+            "incarnation": None,
+            "text": "events are missing here, because the disk was full for too long",
+            "count": self._omitted,
+            "data": {},
+        }
+        return json.dumps(line).encode() + b"\n"
 
     def _append(self, data: bytes) -> None:
-        """Write one line whole, or raise OSError; a part of a line is removed or ended later."""
+        """Write one complete line.
+
+        Raises:
+            OSError: if the disk has no room for all of it. A part that was written is removed, or
+                the next line begins with a line break.
+        """
         if self._fd >= 0 and self._nbytes + len(data) > FILE_NBYTES:
-            os.close(self._fd)
-            self._fd = -1
-            self._used.clear()
-            with suppress(FileNotFoundError):  # a user has removed it
-                os.replace(self._path, self._path.with_name(ROTATED))
+            self._rotate()
         if self._fd < 0:
             self._open()
-        if not self._whole:
+
+        if not self._ends_with_newline:
             data = b"\n" + data
         written = os.write(self._fd, data)
         if written < len(data):
             with suppress(OSError):
                 os.ftruncate(self._fd, self._nbytes)
                 written = 0
-            self._whole = written == 0 and self._whole
+            self._ends_with_newline = written == 0 and self._ends_with_newline
             self._nbytes += written
             raise OSError("the disk has room for a part of the line only")
-        self._whole = True
+
+        self._ends_with_newline = True
         self._nbytes += written
 
+    def _rotate(self) -> None:
+        """Rename the file, in place of the one before; the next line begins a new one."""
+        os.close(self._fd)
+        self._fd = -1
+        self._nbytes_by_kind.clear()
+        with suppress(FileNotFoundError):  # a user has removed it
+            os.replace(self._path, self._path.with_name(ROTATED))
+
     def _open(self) -> None:
+        """Open the file, behind what is in it."""
         self._fd = open_private(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._nbytes = os.fstat(self._fd).st_size
+        # A machine may have died in the middle of a line.
         last = os.pread(self._fd, 1, self._nbytes - 1) if self._nbytes else b"\n"
-        self._whole = last == b"\n"  # else a machine died in the middle of a line
+        self._ends_with_newline = last == b"\n"
 
 
-def _checked(data: Json | None) -> Json:
-    """``data`` if it is JSON of limited size, otherwise a replacement."""
+def _json_or_replacement(data: Json | None) -> Json:
+    """Returns ``data`` if it is JSON of limited size, otherwise an object that says so."""
     try:
         fits = len(json.dumps(data, allow_nan=False)) <= DATA_LIMIT
         if fits and (data is None or isinstance(data, Mapping)):

@@ -22,28 +22,38 @@ FORM_ERRORS = (
     *(ArithmeticError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
-"""What it may raise to take figures from a file of another form: damaged, of another release, or
-written by anyone."""
+"""The errors that code raises which takes figures from a file of another form: damaged, of another
+release, or written by anyone."""
 
 
 def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
-    """A regular file below ``folder``, opened for reading.
+    """Opens a regular file below a folder for reading.
 
-    Raises OSError for anything but a regular file; without ``follow_links`` also for a link, and
-    for the file of another user.
+    Args:
+        folder: the folder of a run.
+        parts: the names of folders on the way, then that of the file.
+        follow_links: whether links are followed, and files of other users opened.
+
+    Raises:
+        OSError: for anything but a regular file; without ``follow_links`` also for a link, and for
+            the file of another user.
     """
     if follow_links:
         return open_regular(folder.joinpath(*parts))
+
+    # Each folder is opened within the one above, so that none on the way can be a link, even if
+    # somebody replaces it meanwhile.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts[:-1]:
-            inner = os.open(_name(part), flags | os.O_DIRECTORY, dir_fd=at)
-            os.close(at)
-            at = inner
-        descriptor = os.open(_name(parts[-1]), flags, dir_fd=at)
+            subdirectory = os.open(_file_name(part), flags | os.O_DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = subdirectory
+        descriptor = os.open(_file_name(parts[-1]), flags, dir_fd=directory)
     finally:
-        os.close(at)
+        os.close(directory)
+
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or not is_trusted(status.st_uid):
         os.close(descriptor)
@@ -57,11 +67,15 @@ def is_trusted(uid: int) -> bool:
 
 
 def names_in(folder: Path, part: str, most: int) -> list[str]:
-    """The names of the files in a subfolder that is no link, sorted; at most ``most``."""
+    """Returns the names of the files in a subfolder, sorted; at most ``most``.
+
+    Empty if the subfolder is a link or cannot be read.
+    """
     names: list[str] = []
     with suppress(OSError):
         if stat.S_ISLNK(os.lstat(folder / part).st_mode):
             return []
+
         with os.scandir(folder / part) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False):
@@ -74,7 +88,14 @@ def names_in(folder: Path, part: str, most: int) -> list[str]:
 def read_text(
     folder: Path, *parts: str, most: int = TEXT_NBYTES, follow_links: bool = False
 ) -> str | None:
-    """The text of a file, at most its first ``most`` bytes; None if it cannot be read."""
+    """Returns the text of a file; None if it cannot be read.
+
+    Args:
+        folder: see `open_in`.
+        parts: see `open_in`.
+        most: as many bytes are read, from the beginning.
+        follow_links: see `open_in`.
+    """
     try:
         with open_in(folder, *parts, follow_links=follow_links) as file:
             return file.read(most).decode(errors="replace")
@@ -83,7 +104,8 @@ def read_text(
 
 
 def read_json(folder: Path, *parts: str, follow_links: bool = False) -> Row:
-    """The JSON object of a file; empty if there is none."""
+    """Returns the JSON object of a file; empty if there is none. The arguments are those of
+    `open_in`."""
     try:
         value = json.loads(read_text(folder, *parts, follow_links=follow_links) or "")
     except (ValueError, RecursionError):
@@ -92,7 +114,8 @@ def read_json(folder: Path, *parts: str, follow_links: bool = False) -> Row:
 
 
 def read_tail(folder: Path, *parts: str, most: int) -> str | None:
-    """The last ``most`` bytes of a file as text, from the first complete line on."""
+    """Returns the last ``most`` bytes of a file as text, from the first complete line on; None if
+    it cannot be read."""
     try:
         with open_in(folder, *parts) as file:
             size = file.seek(0, os.SEEK_END)
@@ -104,14 +127,17 @@ def read_tail(folder: Path, *parts: str, most: int) -> str | None:
 
 
 def stamp(folder: Path, *parts: str) -> tuple[int, int, int]:
-    """Changes when a file is replaced or written: its inode, size and time; zeros without one."""
+    """Returns what changes when a file is replaced or written: its inode, its size in bytes and
+    the time of its last change in nanoseconds; zeros if there is none."""
     with suppress(OSError):
         status = os.lstat(folder.joinpath(*parts))
         return status.st_ino, status.st_size, status.st_mtime_ns
     return 0, 0, 0
 
 
-def _name(part: str) -> str:
+def _file_name(part: str) -> str:
+    """Returns ``part`` if it is the name of a file or folder; raises PermissionError for a
+    path."""
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise PermissionError(f"{part!r} is no name of a file")
     return part

@@ -22,19 +22,25 @@ from penstock.monitor.run_folder.files import Row, read_json, read_text, stamp
 from penstock.monitor.run_folder.lines import Lines, last_line
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, SUMMARY
 
+# By exit reason, the state of a run that has ended; "died" for any other.
 STATES = {
     "return": "ended", "env_steps": "ended", "learner_steps": "ended", "minutes": "ended",
     "callback": "ended", "stopped": "ended", "profiled": "ended",
     "interrupted": "stopped", "terminated": "stopped",
 }  # fmt: skip
-STATE_EVERY_S = 4.0  # a live supervisor is asked at most so often whether it lives
+# The least time between two questions to a supervisor whether it lives.
+STATE_EVERY_S = 4.0
 CONNECT_S = 1.0
 LISTED = ("env.id", "algo.name", "run.seed", "run.interval_s")  # options in a list of runs
 
+NO_FILE = (0, 0, 0)  # the `stamp` of a file that is not there
+
 
 class RunFolder:
-    """A run as far as its small files and the ends of the long ones tell; read again when they have
-    changed. Safe to use from several threads."""
+    """The small files of a run, and the ends of the long ones, read again when they have changed.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, folder: Path, *, follow_links: bool = False) -> None:
         """``follow_links``: as for `files.open_in`."""
@@ -42,11 +48,12 @@ class RunFolder:
         self.lock = threading.RLock()
         """Held while files are read."""
         self._follow_links = follow_links
-        self._config: dict[str, Any] = {}
+        # Stamps of the files behind each of the following, when it was read last.
         self._stamps: dict[str, object] = {}
+        self._config: dict[str, Any] = {}
         self._row: Row = {}
         self._state = ""
-        self._state_until_s = float("-inf")
+        self._state_until_s = float("-inf")  # until then `_state` is taken as true
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,7 +62,7 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """`config.yaml`; empty if it cannot be read."""
+        """The contents of `config.yaml`; empty if it cannot be read."""
         with self.lock:
             if self._changed("config", CONFIG_FILE):
                 text = self._text(CONFIG_FILE, CONFIG_NBYTES + 1)
@@ -67,8 +74,8 @@ class RunFolder:
 
     @property
     def summary(self) -> Row:
-        """`summary.json` of a run that has ended; empty while it is in progress."""
-        if stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0):
+        """The contents of `summary.json` of a run that has ended; empty while it is in progress."""
+        if stamp(self.folder, SUPERVISOR_FILE) != NO_FILE:
             return {}
         return self._json(SUMMARY)
 
@@ -82,75 +89,93 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """running, ended (by one of its limits), stopped (by the user) or died; as of some seconds
-        ago."""
+        """Either running, ended (by one of its limits), stopped (by the user) or died; as of some
+        seconds ago."""
         with self.lock:
-            living = stamp(self.folder, SUPERVISOR_FILE) != (0, 0, 0)
-            asked = living and time.monotonic() > self._state_until_s
-            if self._changed("state", SUPERVISOR_FILE, SUMMARY) or asked:
-                self._state = _state_by(self._json(SUPERVISOR_FILE), self._json(SUMMARY))
+            may_live = stamp(self.folder, SUPERVISOR_FILE) != NO_FILE
+            is_outdated = may_live and time.monotonic() > self._state_until_s
+            if self._changed("state", SUPERVISOR_FILE, SUMMARY) or is_outdated:
+                supervisor = self._json(SUPERVISOR_FILE)
+                self._state = _state_by(supervisor, self._json(SUMMARY))
                 self._state_until_s = time.monotonic() + STATE_EVERY_S
             return self._state
 
     def row(self) -> Row:
-        """What a list of runs shows of this one. Reads only the ends of long files."""
+        """Returns what a list of runs shows of this one. Reads only the ends of long files."""
         with self.lock:
             if self._changed("row", METRICS, SUMMARY, CONFIG_FILE, SUPERVISOR_FILE, EVALUATIONS):
                 self._row = self._make_row()
             return {**self._row, "state": self.state}
 
     def _make_row(self) -> Row:
-        last = last_line(self.folder, METRICS, follow_links=self._follow_links) | self.summary
-        checkpoint = best(self.folder, follow_links=self._follow_links)
+        """Reads the row anew, without the state; times are in seconds since 1970."""
         text = self._text(CONFIG_FILE, CONFIG_NBYTES + 1)
-        named = _named_options(text) if len(text) <= CONFIG_NBYTES else {}
+        options = _listed_options(text) if len(text) <= CONFIG_NBYTES else {}
+        figures = last_line(self.folder, METRICS, follow_links=self._follow_links) | self.summary
+        checkpoint = best(self.folder, follow_links=self._follow_links)
+        return_in_checkpoint = None if checkpoint is None else checkpoint.mean
         return {
-            "env": named.get("env.id"),
-            "algorithm": named.get("algo.name"),
-            "seed": named.get("run.seed"),
-            "interval_s": _number(named.get("run.interval_s")),
-            "env_steps": finite(last.get("env_steps")),
-            "return_last": finite(last.get("episode_return_mean")),
-            "return_best": finite(last.get("eval_return_best", checkpoint and checkpoint.mean)),
-            "seconds": finite(last.get("time_s")),
-            "error": short_text(last.get("error")),
+            "env": options.get("env.id"),
+            "algorithm": options.get("algo.name"),
+            "seed": options.get("run.seed"),
+            "interval_s": _number(options.get("run.interval_s")),
+            "env_steps": finite(figures.get("env_steps")),
+            "return_last": finite(figures.get("episode_return_mean")),
+            "return_best": finite(figures.get("eval_return_best", return_in_checkpoint)),
+            "seconds": finite(figures.get("time_s")),
+            "error": short_text(figures.get("error")),
             "started": stamp(self.folder, CONFIG_FILE)[2] * 1e-9,
             "written": stamp(self.folder, METRICS)[2] * 1e-9,
         }
 
     def _text(self, name: str, most_nbytes: int) -> str:
-        """The beginning of a file; empty if it cannot be read."""
+        """Returns the beginning of a file; empty if it cannot be read."""
         text = read_text(self.folder, name, most=most_nbytes, follow_links=self._follow_links)
         return text or ""
 
     def _json(self, name: str) -> Row:
         return read_json(self.folder, name, follow_links=self._follow_links)
 
-    def _changed(self, what: str, *names: str) -> bool:
-        """Whether files have changed since the last call for ``what``."""
+    def _changed(self, value_name: str, *names: str) -> bool:
+        """Whether files have changed since the last call for the same value.
+
+        Args:
+            value_name: what is made of the files.
+            names: of the files.
+        """
         current = tuple(stamp(self.folder, name) for name in names)
-        previous, self._stamps[what] = self._stamps.get(what), current
+        previous, self._stamps[value_name] = self._stamps.get(value_name), current
         return previous != current
 
 
 def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
-    """The highest values of counters with these ``names`` that earlier processes of a run have
-    written, as far as there are any."""
+    """Returns the highest values of counters that earlier processes of a run have written.
+
+    Args:
+        run_dir: the folder of the run.
+        names: of the counters; those without a value, or with 0, are left out.
+    """
     summary = read_json(run_dir, SUMMARY, follow_links=True)
-    rows = summary, last_line(run_dir, METRICS, follow_links=True)
-    values = {name: [value for row in rows if (value := finite(row.get(name)))] for name in names}
-    return {name: max(numbers) for name, numbers in values.items() if numbers}
+    newest = last_line(run_dir, METRICS, follow_links=True)
+    highest = {}
+    for name in names:
+        values = [finite(row.get(name)) for row in (summary, newest)]
+        numbers = [value for value in values if value]
+        if numbers:
+            highest[name] = max(numbers)
+    return highest
 
 
 def versions(start: Row) -> Row:
-    """Machine and versions of one of `RunFolder.starts`, by their names."""
+    """Returns machine and versions of one of `RunFolder.starts`, by their names; those of packages
+    are not nested."""
     packages = start.get("packages")
-    found = {**start, **(packages if isinstance(packages, dict) else {})}
-    return {name: value for name, value in found.items() if name not in ("packages", "time")}
+    names = {**start, **(packages if isinstance(packages, dict) else {})}
+    return {name: value for name, value in names.items() if name not in ("packages", "time")}
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a config by dotted name."""
+    """Yields the options of a config by dotted name, each beginning with ``prefix``."""
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -159,34 +184,46 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def short_text(value: Any) -> str | None:
-    """A text of bounded length; None for anything else."""
+    """Returns a text, cut to 2000 characters; None for anything else."""
     return value[:2000] if isinstance(value, str) else None
 
 
-def _state_by(living: Row, summary: Row) -> str:
-    """The state by the contents of `supervisor.json` and `summary.json`; empty for no file."""
-    if living:
-        here = living.get("host") in (None, socket.gethostname())
-        return "running" if not here or _answers(str(living.get("socket"))) else "died"
-    return STATES.get(str(summary.get("exit_reason")), "died")
+def _state_by(supervisor: Row, summary: Row) -> str:
+    """Returns the state of a run.
+
+    Args:
+        supervisor: the contents of `supervisor.json`; empty if there is none.
+        summary: the contents of `summary.json`; empty if there is none.
+    """
+    if not supervisor:
+        return STATES.get(str(summary.get("exit_reason")), "died")
+
+    # A supervisor on another host cannot be asked, and counts as alive.
+    is_here = supervisor.get("host") in (None, socket.gethostname())
+    if is_here and not _answers(str(supervisor.get("socket"))):
+        return "died"
+    return "running"
 
 
 def _answers(path: str) -> bool:
     """Whether a supervisor of any user listens at the socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
-        asker.settimeout(CONNECT_S)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CONNECT_S)
         try:
-            asker.connect(path)
+            connection.connect(path)
         except (PermissionError, BlockingIOError, TimeoutError):
-            return True
+            return True  # a supervisor of another user, or a busy one
         except (OSError, ValueError):  # ValueError for an invalid path
             return False
         return True
 
 
-def _named_options(text: str) -> dict[str, str]:
-    """The options of a `config.yaml` that a list of runs shows, by dotted name. Parsing all of the
-    file takes some hundred times as long."""
+def _listed_options(text: str) -> dict[str, str]:
+    """Returns the options of a `config.yaml` that a list of runs shows, by dotted name.
+
+    It reads lines of `section:` and of `  option: value`, as Penstock writes them. Parsing all of
+    the file takes some hundred times as long.
+    """
     options: dict[str, str] = {}
     section = ""
     for line in text.splitlines():
@@ -199,6 +236,7 @@ def _named_options(text: str) -> dict[str, str]:
 
 
 def _number(text: str | None) -> float | None:
+    """Returns the number that a text is; None for anything else."""
     try:
         return finite(float(text or ""))
     except ValueError:

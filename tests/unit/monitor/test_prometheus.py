@@ -38,7 +38,7 @@ METRICS: dict[str, Any] = {
 def scraped(*intervals: dict[str, Any]) -> dict[str, float]:
     state = RunState()
     for metrics in intervals:
-        state.add(metrics)
+        state.add_interval(metrics)
     return series(exposition(state, ABOUT).decode())
 
 
@@ -216,8 +216,8 @@ def test_dashboard_and_rules_use_metrics_that_exist(file: str) -> None:
         text = "\n".join(t["expr"] for panel in panels for t in panel["targets"])
     state = RunState()
     known = {**METRICS, "updates_skipped": 0, "learner_ceiling_steps_per_s": 1.0}
-    state.add({**known, "policy_lag_mean": 1.0, "policy_lag_max": 1})
-    state.count(RunEvent("checkpoint", "was written"))
+    state.add_interval({**known, "policy_lag_mean": 1.0, "policy_lag_max": 1})
+    state.on_event(RunEvent("checkpoint", "was written"))
     offered = exposition(state, ABOUT).decode()
     exists = set(re.findall(r"^# TYPE (\w+) ", offered, re.MULTILINE))
     used = {re.sub("_bucket$", "", name) for name in re.findall(r"\bpenstock_\w+", text)}
@@ -231,7 +231,7 @@ def test_the_page_names_every_metric() -> None:
     named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row)}
     everything = {figure.key: 1.0 for figure in (*prometheus.COUNTERS, *prometheus.GAUGES)}
     state = RunState()
-    state.add({**METRICS, **everything})
-    state.count(RunEvent("checkpoint", "was written"))
+    state.add_interval({**METRICS, **everything})
+    state.on_event(RunEvent("checkpoint", "was written"))
     offered = exposition(state, ABOUT).decode()
     assert named == set(re.findall(r"^# TYPE (\w+) ", offered, re.MULTILINE))

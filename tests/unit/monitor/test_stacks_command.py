@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.monitor.stacks import FILE_NBYTES, Asked
+from penstock.monitor.stacks import FILE_NBYTES, StackRequest
 
 
 @pytest.mark.parametrize("is_link", [False, True])
@@ -22,7 +22,7 @@ def test_old_stacks_are_removed_but_not_behind_a_link(tmp_path: Path, is_link: b
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     pidfd = os.pidfd_open(os.getpid())
     try:
-        Asked("learner-0", os.getpid(), path).ask(pidfd)
+        StackRequest("learner-0", os.getpid(), path).send(pidfd)
     finally:
         os.close(pidfd)
         signal.signal(signal.SIGUSR1, before)
