@@ -90,8 +90,10 @@ AFTER_OTHERS = 20_000
 
 
 def first_index(actor: int, envs: int) -> int:
-    """The `index` of the first of an actor's ``envs`` environments. They are counted through all
-    actors, without the numbers of `FirstIndex`."""
+    """Returns the `index` of the first of an actor's ``envs`` environments.
+
+    Environments are counted through all actors, without the numbers of `FirstIndex`.
+    """
     first = actor * envs
     return first if first + envs <= FirstIndex.COMMAND else first + envs + AFTER_OTHERS
 
@@ -148,20 +150,23 @@ def make(
     stagger: bool = False,
     beat: Callable[[], object] | None = None,
 ) -> BatchedEnv:
-    """Make `count` environments on `threads` threads.
+    """Make `count` environments, in the fastest way that the config allows.
 
-    The threads are those of its own vector form where that has any, and step single environments
-    side by side.
+    Args:
+        env: the config's section.
+        count: number of environments.
+        threads: of the environment's own vector form if it has any; else threads that step single
+            environments side by side.
+        filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
+        first: the `index` of the first environment, for a function that takes one (`FirstIndex`).
+        stagger: for training. First episodes of single environments with a time limit then have
+            different lengths (penstock.envs.first_episodes).
+        beat: called after the constructor and after each reset of every single environment. These
+            may take long, and each is progress.
 
-    filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
-    first: the `index` of the first of them, for a function that takes one (`FirstIndex`).
-    stagger: for training. First episodes of single environments with a time limit then have
-        different lengths (penstock.envs.first_episodes).
-    beat: called after the constructor and after each reset of every single environment. These may
-        take long, and each is progress.
-
-    Raises UserError, a sentence with the next step, for a mistake in `env` or where the environment
-    cannot be constructed.
+    Raises:
+        UserError: a sentence with the next step, for a mistake in `env` or if the environment
+            cannot be constructed.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
@@ -223,10 +228,13 @@ def _singles(
 
 
 def makers(env: EnvConfig) -> Makers:
-    """The constructors that `make` would use, of `penstock check-env`; they raise UserError on
-    failure.
+    """Returns the constructors that `make` would use, for `penstock check-env`.
 
-    Raises UserError where there is no such environment.
+    Each call of a constructor gives the environments new numbers, from `FirstIndex.CHECK` on. The
+    constructors raise UserError on failure.
+
+    Raises:
+        UserError: if there is no such environment.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
@@ -251,7 +259,11 @@ def makers(env: EnvConfig) -> Makers:
 
 
 def uses_threads(env: EnvConfig) -> bool:
-    """Whether `actors.env_threads` step the environments of `env`. Raises UserError as `make`."""
+    """Returns whether `actors.env_threads` step the environments of `env`.
+
+    Raises:
+        UserError: as `make`.
+    """
     with explained(f"environment {env.id}"), users_side():
         source = _find(resolve(env), 1, False)
     are_single = bool(env.wrappers) or env.on_error == "drop_episode"
@@ -259,9 +271,12 @@ def uses_threads(env: EnvConfig) -> bool:
 
 
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
-    """The properties of the environments of `env`: makes one, and closes it.
+    """Returns the properties of the environments of `env`: makes one, and closes it.
 
-    Raises UserError as `make` does.
+    Arguments as of `make`.
+
+    Raises:
+        UserError: as `make`.
     """
     game = make(env, 1, threads, first=first)
     game.close()
@@ -356,6 +371,7 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
 
 
 def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> _Source:
+    """The source of another library's environment, called ``name`` there."""
     return _Source(
         vector=lambda count: adapter.make(name, env.kwargs, count, threads),
         vector_name=adapter.library,
@@ -377,7 +393,17 @@ def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
 
 
 def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvConfig]:
-    """Whether to use its vector form, and its section, where it may render itself."""
+    """Choose the form of an environment that may render itself.
+
+    Args:
+        spec: the environment's registration.
+        env: the config's section.
+        has_vector: whether the environment has a vector form, which comes first.
+
+    Returns:
+        Whether to use the vector form, and the section with the request to render. If no form may
+        render, ``has_vector`` and ``env`` as they are.
+    """
     purpose = f"environment {env.id}"
     for entry_point, is_vector in ((spec.vector_entry_point, True), (spec.entry_point, False)):
         if entry_point is None or (is_vector and (not own_form or env.wrappers)):
@@ -390,7 +416,7 @@ def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvCo
 
 
 def _may_draw(creator: Callable[..., Any]) -> bool:
-    """Whether a function takes `render_mode`; it has no metadata that would show it."""
+    """Returns whether a function takes `render_mode`; it has no metadata that would show it."""
     known = parameters(creator)
     passes_on = any(p.kind is p.VAR_KEYWORD for p in known.values())
     return not isinstance(creator, type) and (passes_on or "render_mode" in known)
@@ -399,7 +425,7 @@ def _may_draw(creator: Callable[..., Any]) -> bool:
 def _filmed_single(
     drawing: Callable[[], gymnasium.Env[Any, Any]], plain: Callable[[], gymnasium.Env[Any, Any]]
 ) -> gymnasium.Env[Any, Any]:
-    """The environment that was asked to render, or the plain one where it refuses or cannot."""
+    """Make the environment that is asked to render, or the plain one if it refuses or cannot."""
     with suppress(TypeError, ValueError, AssertionError):
         made = drawing()
         if rendering.draws(made):
@@ -424,8 +450,9 @@ def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
 
 
 class _Unchecked(MultiDiscrete):
-    """Accepts every action: policies choose only valid ones, and the check costs a fifth of
-    CartPole.
+    """Accepts every action.
+
+    Policies choose only valid ones, and the check costs a fifth of CartPole.
     """
 
     def __init__(self, space: MultiDiscrete) -> None:
@@ -436,8 +463,10 @@ class _Unchecked(MultiDiscrete):
 
 
 def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
+    """Returns the error for an id that names no environment, with what it may have meant."""
     if module is None:
         return UserError(f"{purpose} is not registered; {nearest(name, gymnasium.registry)}")
+
     hint = shadowed_file(module) or nearest(name, {*callables(module), *gymnasium.registry})
     return UserError(
         f"{purpose}: module {module.__name__} has no function {name} and registers no environment "
@@ -448,7 +477,16 @@ def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
 def _creator(
     entry_point: str | Callable[..., Any] | None, env: EnvConfig, more: Collection[str]
 ) -> Callable[..., Any]:
-    """The object that an entry point names, once it is known to take env.kwargs."""
+    """Returns the object that an entry point names, once it is known to take env.kwargs.
+
+    Args:
+        entry_point: the object, or "module:name".
+        env: the config's section.
+        own_options: further options, which gymnasium takes itself.
+
+    Raises:
+        UserError: for an option that neither takes.
+    """
     purpose = f"environment {env.id}"
     creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
     assert creator is not None
@@ -499,8 +537,10 @@ def _made(
 
 
 class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives copies of observations to a wrapper that keeps them: an environment may write to the
-    same array in every step."""
+    """Gives copies of observations to a wrapper that holds them.
+
+    An environment may write to the same array in every step.
+    """
 
     def reset(self, **kwargs: Any) -> Any:
         observation, info = self.env.reset(**kwargs)

@@ -42,7 +42,7 @@ Keys = tuple[Any, ...]
 
 
 class PackedLeaf(NamedTuple):
-    """One array of an observation."""
+    """One array of an observation, and how it is packed."""
 
     keys: Keys
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class PackedLeaf(NamedTuple):
     bounds: tuple[float, float] | None = None
 
     def of(self, observations: Any) -> Array:
-        """Its values within an observation."""
+        """Returns its values within observations, ``[count, ...]``."""
         return np.asarray(value_at(self.keys, observations))
 
 
@@ -64,8 +64,12 @@ class Packer:
     def __init__(self, name: str, space: spaces.Space[Any]) -> None:
         """Plan the packing.
 
-        name: of the environment. space: of one of them. Raises UserError for a kind of space that
-        networks cannot read.
+        Args:
+            name: of the environment, for messages.
+            space: of one observation.
+
+        Raises:
+            UserError: for a kind of space that networks cannot read.
         """
         self._name = name
         self._leaves = leaves = [_packed(name, *leaf) for leaf in leaves_of(space)]
@@ -93,8 +97,12 @@ class Packer:
     def write(self, observations: Any, out: Array) -> None:
         """Write observations to ``out``.
 
-        out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
-        observations do not match their space.
+        Args:
+            observations: of all environments, in the form of their space.
+            out: [count, *shape] of the packed space's dtype, contiguous.
+
+        Raises:
+            UserError: if the observations do not match their space.
         """
         if self.parts:
             rows: Array = out.view(self._rows)[:, 0]
@@ -152,10 +160,16 @@ class Packer:
 
 
 def lost_digits(values: Array, others: Array) -> str:
-    """The first of ``values`` ``[count, *shape]`` that differs from that of ``others``, but not in
-    float32: both and their place, in words. Empty if there is none.
+    """Find the first value that differs from another one, but not in float32.
 
-    Below `COARSE` float32 shows thousandths; what is less is taken for noise.
+    Below `COARSE` float32 shows thousandths; a smaller difference is taken for noise.
+
+    Args:
+        values: of one array in the observations of all environments, ``[count, *shape]``.
+        others: the values to compare with, of the same shape.
+
+    Returns:
+        Both values and their place in the observation, in words; empty if there is none.
     """
     large = np.abs(values) >= COARSE
     if not large.any():
@@ -211,17 +225,26 @@ def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
 def leaves_of(
     space: spaces.Space[Any], keys: Keys = ()
 ) -> Iterator[tuple[Keys, spaces.Space[Any]]]:
-    """The spaces within a Dict or a Tuple, however deep, and where each lies; else the space."""
+    """Yield the keys and the space of each array within a space.
+
+    A Dict or a Tuple holds several, however deep; any other space is one itself. ``keys`` lead to
+    ``space`` where that is a part of another one.
+    """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield keys, space
         return
+
     inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     for key, part in inner:
         yield from leaves_of(part, (*keys, key))
 
 
 def value_at(keys: Keys, value: Any) -> Any:
-    """What lies there in a value. Raises KeyError, IndexError or TypeError where nothing does."""
+    """Returns the part of a value to which the keys lead.
+
+    Raises:
+        KeyError, IndexError or TypeError: if there is no such part.
+    """
     for key in keys:
         value = value[key]
     return value
@@ -298,7 +321,8 @@ def _one_hot(space: spaces.Discrete) -> Write:
 
 
 def _expect(values: Array, shape: tuple[int, ...]) -> None:
-    if values.shape != shape:  # numpy would repeat a smaller one
+    """Raise ValueError for another shape; numpy would repeat a smaller array."""
+    if values.shape != shape:
         raise ValueError(f"shape {values.shape} is not {shape}")
 
 
@@ -325,12 +349,16 @@ def find_bad_observation(
 ) -> str | None:
     """Find the first NaN or infinity, or the first action mask that allows nothing.
 
-    Returns words for an error's sentence, or None.
+    Args:
+        observations: [rows, count, *shape] of any dtype, or of bytes if there are `parts`.
+        parts: of a packed observation; empty if it is one array.
+        alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow
+            one; everywhere if it is None.
+        counts: the number of choices of each component of an action, in each of which a mask must
+            allow something; one component if it is empty.
 
-    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`. alive:
-    bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
-        everywhere if not given.
-    counts: of each choice in an action, of which a mask must allow something; one if not given.
+    Returns:
+        Words for an error's sentence, or None if all observations are sound.
     """
     if not parts:
         return _find_not_finite(observations, "observation")
@@ -363,11 +391,13 @@ def find_bad_reward(reward: Array) -> str | None:
 
 
 def _find_not_finite(array: Array, what: str) -> str | None:
+    """Find the first NaN or infinity in an array ``[rows, count, *shape]``, called ``what``."""
     if array.dtype.kind != "f":
         return None
     finite = np.isfinite(array)
     if finite.all():
         return None
+
     row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
     place = ", ".join(str(i) for i in index)
     value = array[(row, env, *index)]

@@ -26,17 +26,24 @@ Call = Callable[[], Any]
 
 
 class ThreadedVectorEnv(SinglesVectorEnv):
-    """An environment of each of `makes`, on `threads` threads, at most one each.
+    """Steps single environments on several threads, with autoreset NEXT_STEP.
 
-    Autoreset NEXT_STEP.
+    A checkpoint holds the attributes of this class and of `_Game` by their names, and the name of
+    `_Game` itself (`penstock.envs.saved_state`).
     """
 
     envs: list[Any]  # each a `_Game`
 
     def __init__(self, makes: Sequence[Callable[[], Single]], threads: int) -> None:
-        """Make the environments.
+        """Make the environments, each on the thread that will step it.
 
-        threads: >= 1, including the caller's. Raises the exceptions of the constructors.
+        Args:
+            makes: the constructor of each environment.
+            threads: >= 1, including the caller's; not more are used than there are environments.
+            beat: called after the reset of each environment.
+
+        Raises:
+            Exception: of a constructor.
         """
         count, threads = len(makes), min(threads, len(makes))
         ends = [count * i // threads for i in range(threads + 1)]
@@ -93,13 +100,17 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One environment, whose next call is made ahead of its request."""
 
     def __init__(self, make: Callable[[], Single], owner: Executor | None) -> None:
+        """Make the environment on the thread of ``owner``, or on the caller's if it is None."""
         super().__init__(_by(owner, make))
         self._owner = owner
         self._result: Any = None
         self._error: BaseException | None = None
 
     def play(self, call: Call) -> bool:
-        """Make a call and keep its result; returns whether it succeeded."""
+        """Make a call, and hold its result or error for `reset` or `step`.
+
+        Returns: whether the call succeeded.
+        """
         try:
             observation, *outcome = call()
             # The next environment of this thread may write to the same memory.
@@ -118,6 +129,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
         _by(self._owner, self.env.close)
 
     def _outcome(self) -> Any:
+        """Returns the result of the call that was made ahead, or raises its error."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -125,8 +137,10 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _play(games: Iterable[_Game], calls: Iterable[Call], beat: Call | None) -> None:
-    """Play one share; after a failure the rest is skipped, as in a single thread. Each call is
-    progress, of which ``beat`` is told."""
+    """Make the calls of one share of the environments, and report each as progress.
+
+    After a failure the rest is skipped, as in a single thread.
+    """
     for game, call in zip(games, calls, strict=True):
         if not game.play(call):
             return
@@ -135,7 +149,8 @@ def _play(games: Iterable[_Game], calls: Iterable[Call], beat: Call | None) -> N
 
 
 def _by(owner: Executor | None, call: Call) -> Any:
-    """The result of ``call``, made by the thread of ``owner``, or by the caller without one."""
+    """Returns the result of ``call``, made by the thread of ``owner``, or by the caller's if it is
+    None."""
     if owner is None:
         return call()
     try:

@@ -100,8 +100,17 @@ class EnvInfo:
     def of_spaces(
         cls, name: str, spaces: tuple[Space[Any], Space[Any]], frames_per_step: int, how: str
     ) -> EnvInfo:
-        """Describe environment ``name`` by its own spaces. Raises UserError for spaces that
-        Penstock cannot play."""
+        """Describe an environment by its own spaces.
+
+        Args:
+            name: of the environment, for messages.
+            spaces: the environment's own spaces of observations and of actions.
+            frames_per_step: emulator frames in one agent step.
+            how: the sentence for the field ``how``.
+
+        Raises:
+            UserError: for spaces that Penstock cannot play.
+        """
         action_space = checked_actions(name, spaces[1])
         packer = Packer(name, spaces[0])
         check_mask(name, packer.parts, action_space)
@@ -109,7 +118,7 @@ class EnvInfo:
 
     @property
     def spaces(self) -> tuple[Space[Any], Space[Any]]:
-        """The environment's own, of observations and of actions."""
+        """The environment's own spaces, of observations and of actions."""
         return self.own_spaces or (self.observation_space, self.action_space)
 
     @property
@@ -119,11 +128,14 @@ class EnvInfo:
 
 
 class SinglesVectorEnv(SyncVectorEnv):
-    """Steps single environments one by one. Of their infos only the keys in `READ` are kept, each
-    with the value True, the columns that they record, and the numbers of `env.record`.
+    """Steps single environments one by one.
 
-    gymnasium makes an array of each entry, over all environments, and raises where two do not fit
-    into one: None and a number, or arrays of different lengths. It takes the dtype of the first.
+    Of their infos it keeps the keys in `READ`, each with the value True, the columns that the
+    environments record, and the numbers of `env.record`. gymnasium makes an array of each entry,
+    over all environments, and raises if two do not fit into one: None and a number, or arrays of
+    different lengths. It takes the dtype of the first.
+
+    A checkpoint holds the attributes of this class by their names (`penstock.envs.saved_state`).
     """
 
     beat: Callable[[], object] | None = None
@@ -137,7 +149,8 @@ class SinglesVectorEnv(SyncVectorEnv):
         try:
             return super().reset(seed=seed, options=options)
         finally:
-            del self._resetting  # no attribute, as below
+            # The class's own value applies again, and no saved state holds the attribute.
+            del self._resetting
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
@@ -158,7 +171,16 @@ class SinglesVectorEnv(SyncVectorEnv):
 
 
 class BatchedEnv:
-    """`count` environments stepped together; see the module for what a step means."""
+    """Steps `count` environments together; the module says what a step means.
+
+    The observations go to an array of the caller, such as a slot:
+
+        env = penstock.envs.make(config.env, count=8)
+        space = env.info.observation_space
+        observations = np.zeros((8, *space.shape), space.dtype)
+        env.reset_into(seed, observations)
+        reward, terminated, truncated = env.step_into(actions, observations)
+    """
 
     life_lost: Flags | None = None
     """Of the last step: which episodes ended with a life, while their game continues."""
@@ -180,8 +202,18 @@ class BatchedEnv:
         how: str,
         record: Sequence[str] = (),
     ) -> None:
-        """Take over `vector`; `record` are the keys of `env.record`. Raises UserError where
-        Penstock cannot play it."""
+        """Take over a vector environment.
+
+        Args:
+            name: of the environment, for messages.
+            vector: the environments, which `close` closes.
+            frames_per_step: emulator frames in one agent step.
+            how: the sentence for `EnvInfo.how`.
+            record: the keys of `env.record`.
+
+        Raises:
+            UserError: if Penstock cannot play the environments.
+        """
         _check_autoreset(name, vector)
         own_spaces = vector.single_observation_space, vector.single_action_space
         info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how)
@@ -231,16 +263,24 @@ class BatchedEnv:
         return self._vector
 
     def watch_precision(self, writes: int = 1000) -> None:
-        """Note of the next observations which of their numbers networks will not tell apart, and
-        of the next reset whether networks do not see its action mask."""
+        """Look for what networks will not see, and note it for the user.
+
+        Of the next ``writes`` observations these are numbers that float32 does not tell apart; of
+        the next reset it is an action mask in the `info`.
+        """
         self._pack.watches = writes
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations.
 
-        seed: >= 0, the same seed gives the same episodes. Environments may be seeded with seed,
-            seed + 1, ..., so the seeds of two vectors must differ by more than `count`.
-        out: [count, *shape] of the observation space's dtype.
+        Args:
+            seed: >= 0. The same seed gives the same episodes. Environments may be seeded with seed,
+                seed + 1, ..., so the seeds of two vectors must differ by more than `count`.
+            out: the array for the observations, [count, *shape] of the observation space's dtype.
+
+        Raises:
+            UserError: for a mistake of the environment that is understood.
+            Exception: any other error of the environment.
         """
         self._on_users_side = True
         try:
@@ -264,11 +304,19 @@ class BatchedEnv:
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
-        actions: contiguous int32 or int64 [count], or [count, *shape] where several things are
-            chosen, each in 0 ... n - 1, which is not checked; for a Box float32 [count, *shape],
-            values beyond -1 and 1 are clipped.
-        out: as in `reset_into`. Returns reward (real [count]), terminated and truncated (bool
-        [count]); the environment does not write to them again, and the caller must not.
+        Args:
+            actions: contiguous int32 or int64 [count], or [count, *shape] where several things are
+                chosen, each in 0 ... n - 1, which is not checked; for a Box float32
+                [count, *shape], where values beyond -1 and 1 are clipped.
+            out: the array for the observations, as in `reset_into`.
+
+        Returns:
+            reward (real [count]), terminated and truncated (bool [count]). The environment does not
+            write to them again, and the caller must not.
+
+        Raises:
+            UserError: for a mistake of the environment that is understood.
+            Exception: any other error of the environment.
         """
         # A new array, as the environment may write to its actions, or keep them.
         mapped = self._to_game(actions)
@@ -300,32 +348,39 @@ class BatchedEnv:
         return reward, terminated, truncated > terminated
 
     def state_dict(self) -> Any:
-        """The environments' state between two steps, as plain data: see `envs.saved_state`.
+        """Returns the environments' state between two steps, as plain data.
 
-        Raises NotSavableError where it cannot be saved.
+        `penstock.envs.saved_state` describes it.
+
+        Raises:
+            NotSavableError: if the state cannot be saved.
         """
         return state_of(self._vector)
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a `state_dict` of environments that were made alike; call `reset_into`
-        before.
+        """Continue from a `state_dict` of environments that were made alike.
 
-        Raises NotSavableError where it does not fit; the environments must not be used then.
+        Call `reset_into` before.
+
+        Raises:
+            NotSavableError: if the state does not fit; the environments must not be used then.
         """
         restore(self._vector, state)
 
     def pictures(self) -> list[Array]:
-        """Pictures of the last step, uint8 [H, W, 3] each, oldest first.
+        """Returns pictures of the last step, uint8 [H, W, 3] each, oldest first.
 
-        Empty where the environment was not made to be filmed, or cannot render itself.
+        The list is empty if the environment was not made to be filmed, or cannot render itself.
         """
         with users_side():
             return [*pictures(self._vector)]
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """The names of the choices, those of several choices one after another, or of the numbers
-        of an action; empty where they are not known."""
+        """The names of an action's choices, or of its numbers; empty if they are not known.
+
+        If an action has several choices, their names come one after another.
+        """
         counts = self.info.counts
         count = sum(counts) if counts else math.prod(self.info.action_space.shape or ())
         return action_names(self._name, self._vector, count)
@@ -346,6 +401,7 @@ class BatchedEnv:
             logger.info("environment %s raised %s in close(); correct it", self._name, what)
 
     def _step(self, actions: Array) -> Any:
+        """Step the vector, with the process state of the user's code only where that differs."""
         if not self._on_users_side:
             return self._vector.step(actions)
         with users_side():
@@ -485,7 +541,15 @@ class BatchedEnv:
 
 
 def as_number(key: str, value: Any) -> float:
-    """A value of an info under a key of `env.record`; NaN for None. UserError for no number."""
+    """Returns the value of an info as a number; NaN for None.
+
+    Args:
+        key: of `env.record`, under which the info has the value.
+        value: a number, or an array of one.
+
+    Raises:
+        UserError: if the value is no number.
+    """
     if value is None:
         return math.nan
     try:
@@ -498,9 +562,11 @@ def as_number(key: str, value: Any) -> float:
 
 
 def copied(observation: Any) -> Any:
-    """A copy of an observation, to whose arrays its environment may write again."""
-    if type(observation) is np.ndarray:  # the usual case, as fast as possible
+    """Returns a copy of an observation, to whose arrays its environment may write again."""
+    # One array is the usual case, and copied as fast as possible.
+    if type(observation) is np.ndarray:
         return observation.copy()
+
     if type(observation) is dict:
         return {key: copied(part) for key, part in observation.items()}
     if type(observation) in (tuple, list):
@@ -509,13 +575,17 @@ def copied(observation: Any) -> Any:
 
 
 def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
-    """A sentence if the step that ended an episode has already begun the next one; otherwise empty.
+    """Returns a sentence if the step that ended an episode has already begun the next one.
 
     Args:
         info: of a step of one environment, or of a vector of them, where `_key` marks the
             environments that have `key`.
         terminated: bool, or bool [count].
         truncated: bool, or bool [count].
+
+    Returns:
+        The sentence, which begins with "it" and says what to do; empty if there is no sign of such
+        a reset.
     """
     for key in FINAL_KEYS:
         if key in info and np.any((terminated | truncated) & info.get(f"_{key}", True)):
@@ -528,7 +598,16 @@ def own_reset(info: Mapping[str, Any], terminated: Any, truncated: Any) -> str:
 
 
 def action_map(space: Space[Any]) -> Callable[[Array], Array]:
-    """The map from a policy's actions to the environment's, a new array of the space's dtype."""
+    """Returns the map from a policy's actions to those of an environment.
+
+    Args:
+        space: the environment's own space of one action.
+
+    Returns:
+        A function of actions ``[count, *shape]``. A policy counts choices from 0, and gives each
+        value of a Box from -1 to 1. The function returns a new array of the space's dtype, with
+        choices that count from `start`, or values between the bounds.
+    """
     dtype = space.dtype
 
     if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
@@ -554,7 +633,7 @@ def action_map(space: Space[Any]) -> Callable[[Array], Array]:
 
 
 def counts_of(action: Space[Any]) -> tuple[int, ...]:
-    """The number of choices of each component of an action; empty for a Box."""
+    """Returns the number of choices of each component of an action; empty for a Box."""
     match action:
         case Discrete(n=n):
             return (int(n),)
@@ -566,9 +645,17 @@ def counts_of(action: Space[Any]) -> tuple[int, ...]:
 
 
 def checked_actions(name: str, action: Space[Any]) -> Actions:
-    """The action space of environment ``name``, if it is supported; MultiBinary as MultiDiscrete.
+    """Returns the action space that policies use for an environment.
 
-    Raises UserError for any other space.
+    Args:
+        name: of the environment, for messages.
+        action: the environment's own space of one action.
+
+    Returns:
+        The space itself; for MultiBinary the same choices as MultiDiscrete.
+
+    Raises:
+        UserError: for a space that is not supported.
     """
     if isinstance(action, MultiBinary | Discrete | MultiDiscrete):
         choices = sum(counts_of(action))
@@ -602,7 +689,15 @@ def checked_actions(name: str, action: Space[Any]) -> Actions:
 
 
 def recorded_columns(name: str, metadata: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns that environment ``name`` records, by its metadata."""
+    """Returns the columns that an environment declares in its metadata (`RECORDED`).
+
+    Args:
+        name: of the environment, for messages.
+        metadata: of the environment.
+
+    Raises:
+        UserError: if the declaration is not a dict of names and dtypes of numbers or flags.
+    """
     declared = metadata.get(RECORDED, {})
     try:
         dtypes = {key: plain_dtype(dtype).newbyteorder("=") for key, dtype in declared.items()}
@@ -613,20 +708,30 @@ def recorded_columns(name: str, metadata: Mapping[str, Any]) -> tuple[Column, ..
             f"environment {name} has metadata[{RECORDED!r}] {declared!r:.200} ({error}); give it "
             'names and dtypes, as in {"opponent": "<u4"}'
         ) from error
+
     return tuple(Column(str(key), dtype.str) for key, dtype in dtypes.items())
 
 
 def watched_columns(key: str) -> tuple[Column, ...]:
-    """The columns of a key of `env.record`: its numbers, 0 where there is none, and where there is
-    one."""
+    """Returns the two columns of a key of `env.record`.
+
+    The first has the key's numbers, 0 where a step gives none. The second marks where it gives one.
+    """
     return Column(key, "<f4"), Column(GIVEN.format(key), "|b1")
 
 
 def check_mask(name: str, parts: tuple[ObservationPart, ...], action: Actions) -> None:
-    """Raise UserError where a part is an action mask that does not fit the actions."""
+    """Raise UserError if the observations have an action mask that does not fit the actions.
+
+    Args:
+        name: of the environment, for messages.
+        parts: of a packed observation.
+        action: the space of one action, as of `checked_actions`.
+    """
     mask = next((part for part in parts if part.name == MASK), None)
     if mask is None:
         return
+
     if isinstance(action, Box):
         raise UserError(
             f"environment {name} shows an {MASK} and has actions of {brief(action)}, where there "
