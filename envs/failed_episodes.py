@@ -31,10 +31,12 @@ class DropFailedEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Resets its environment where a step fails."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
-        """``name`` is the environment's, for messages."""
+        """Wrap ``env``, which messages call ``name``."""
         super().__init__(env)
         self._name = name
-        self._steps = 0  # since the last failure
+        # Steps since the last failure.
+        self._steps = 0
+        # Failed episodes since the last one that ended.
         self._in_a_row = 0
 
     def reset(self, **kwargs: Any) -> Any:

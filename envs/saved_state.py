@@ -62,13 +62,14 @@ Node = Any  # an atom, or [kind, ...]
 
 
 class NotSavableError(Exception):
-    """The message says which attribute is of which class."""
+    """Environments cannot be saved or restored; the message says which attribute is the cause."""
 
 
 def state_of(env: VectorEnv) -> Node:
-    """The state of ``env`` between two steps, for `penstock.core.state_bytes`.
+    """Returns the state of ``env`` between two steps, for `penstock.core.state_bytes`.
 
-    Raises NotSavableError where a part of it cannot be saved.
+    Raises:
+        NotSavableError: if a part of it cannot be saved.
     """
     try:
         return _Writer().node(env, type(env).__name__)
@@ -79,7 +80,9 @@ def state_of(env: VectorEnv) -> Node:
 def restore(env: VectorEnv, state: Node) -> None:
     """Put the state of `state_of` into ``env``, which was made with the same options and reset.
 
-    Raises NotSavableError where ``env`` is built otherwise. It must not be used then.
+    Raises:
+        NotSavableError: if ``env`` is built otherwise. It must not be used then.
+        UserError: if the state would change a part of the program.
     """
     try:
         if _Reader().value(state, env, type(env).__name__) is not env:
@@ -98,12 +101,19 @@ def restore(env: VectorEnv, state: Node) -> None:
 
 
 class _Writer:
-    """Numbers each object and container at its first place; later places refer to that number."""
+    """Makes nodes of values.
+
+    Each object and container is numbered at its first place; later places refer to that number.
+    ``place`` is the way to a value through attributes and keys, for messages.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # by `id`
-        self._memories: dict[int, int] = {}  # of arrays, by the `id` of the array that owns it
-        self._alive: list[Any] = []  # so that no `id` is used twice
+        # Numbers of objects and containers by their `id`.
+        self._numbers: dict[int, int] = {}
+        # Numbers of the memories of arrays, by the `id` of the array that owns the memory.
+        self._memories: dict[int, int] = {}
+        # All that has a number, so that no `id` is used twice.
+        self._alive: list[Any] = []
 
     def node(self, value: Any, place: str) -> Node:
         kind = _kind(value)
@@ -163,7 +173,7 @@ class _Writer:
         return [self.node(value, f"{place}[{i}]") for i, value in enumerate(values)]
 
     def _array(self, value: npt.NDArray[Any], place: str) -> Node:
-        """The memory that the array lies in, which views of it share, and where in it."""
+        """Returns the node of an array: the memory that views share, and where in it they lie."""
         root = value
         while type(root.base) is np.ndarray:
             root = root.base
@@ -185,11 +195,13 @@ class _Writer:
         return ["array", memory, dtype, [*value.shape], [*value.strides], first]
 
     def _number(self, value: Any) -> None:
+        """Give a value the next number."""
         self._alive.append(value)
         self._numbers[id(value)] = len(self._numbers)
 
     @staticmethod
     def _plain(value: npt.NDArray[Any], place: str) -> npt.NDArray[Any]:
+        """Returns the array. Raises NotSavableError if its dtype is not of plain numbers."""
         try:
             plain_dtype(value.dtype.str)
         except ValueError as error:
@@ -198,7 +210,10 @@ class _Writer:
 
 
 class _Reader:
-    """Makes the values of nodes, in the order in which `_Writer` numbered them."""
+    """Makes the values of nodes, in the order in which `_Writer` numbered them.
+
+    ``present`` is the value that lies at the same place in the new environment, or `NOTHING`.
+    """
 
     def __init__(self) -> None:
         self._numbered: list[Any] = []
@@ -206,7 +221,20 @@ class _Reader:
         self._used: set[int] = set()  # objects of the new environment that have their state
 
     def value(self, node: Node, now: Any, place: str) -> Any:
-        """The value of ``node``; ``now`` is the one in its place in the new environment."""
+        """Returns the value of ``node``.
+
+        Args:
+            node: the saved value.
+            present: the value at its place in the new environment. An object is changed to the
+                saved state and returned.
+            place: the way to it through attributes and keys, for messages.
+
+        Raises:
+            NotSavableError: if the new environment has no object for the state.
+            UserError: if the state would change a part of the program.
+            ArithmeticError, AttributeError, LookupError, TypeError or ValueError: for data that
+                `_Writer` does not make.
+        """
         if type(node) in ATOMS:
             return node
         kind, *rest = node
@@ -360,7 +388,10 @@ class _Reader:
 
 
 def _kind(value: Any) -> str:
-    """The kind of node that the writer makes of a value, which the reader changes no other way."""
+    """Returns the kind of node that `_Writer` makes of a value.
+
+    `_Reader` changes no object in any other way.
+    """
     if type(value) in KINDS:
         return KINDS[type(value)]
     if isinstance(value, KEPT) or _is_mujoco(value, "MjModel"):
@@ -381,7 +412,7 @@ def _other_class(place: str, name: str, now: Any) -> NotSavableError:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, also in slots; of a space what may change."""
+    """Returns the attributes of an object, also in slots; of a space those that may change."""
     found = dict(getattr(value, "__dict__", {}))
     found |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
     if isinstance(value, gymnasium.Space):
@@ -399,7 +430,11 @@ def _slots(made: type) -> set[str]:
 
 
 def _is_plain(made: type) -> bool:
-    """Whether all that an object of a class holds is in its attributes: no part of it is in C."""
+    """Returns whether an object of a class holds nothing but its attributes: no part is in C.
+
+    Such an object has no items of variable size, and is no larger than an `object` with a pointer
+    for each slot, and for its `__dict__` and its weak references if it has these.
+    """
     links = bool(made.__dictoffset__) + bool(made.__weakrefoffset__)
     most = object.__basicsize__ + (len(_slots(made)) + links) * POINTER_NBYTES
     return made.__itemsize__ == 0 and made.__basicsize__ <= most
@@ -411,7 +446,7 @@ def _saves_itself(value: Any) -> bool:
 
 
 def _mujoco_arrays(value: Any) -> list[str]:
-    """The names of the arrays of MuJoCo's data."""
+    """Returns the names of the writeable arrays of MuJoCo's data."""
     names = [name for name in dir(value) if not name.startswith("_")]
     found = {name: getattr(value, name) for name in names}
     return [name for name, own in found.items() if type(own) is np.ndarray and own.flags.writeable]
@@ -428,7 +463,7 @@ def _class_name(value: Any) -> str:
 
 
 def _enum(class_name: str, name: str) -> Enum:
-    """A member of an enumeration that the program has imported."""
+    """Returns a member of an enumeration that the program has imported."""
     module, _, qualified = class_name.rpartition(".")
     found: Any = getattr(sys.modules[module], qualified)
     if not (isinstance(found, type) and issubclass(found, Enum)):

@@ -27,11 +27,15 @@ BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no P
 def told_where_hung(
     limit_s: float, tell: Callable[[str], object]
 ) -> Iterator[Callable[[], object]]:
-    """Watch the calling thread; report a call that lasts ``limit_s`` seconds.
+    """Watch the calling thread in the ``with`` block, and report a call that does not return.
 
-    ``tell`` is called from another thread, with a clause. It may end the program, which is the only
-    way to end such a call. The block gets a function that reports progress within a call, such as
-    one reset of many.
+    Args:
+        limit_s: seconds after which a call is reported.
+        tell: called from another thread, with a clause that names the call and where it is. It may
+            end the program, which is the only way to end such a call.
+
+    Yields:
+        A function to call after progress within a call, such as one reset of many.
     """
     done, moved, watched = threading.Event(), threading.Event(), threading.get_ident()
     _arm(limit_s)
@@ -78,13 +82,15 @@ def _watch(
 
 
 def _arm(limit_s: float) -> None:
+    """Let C end the program after the limit and `BACKSTOP_S`, unless this is called again."""
     faulthandler.dump_traceback_later(limit_s + BACKSTOP_S, exit=True)
 
 
 def call_of(frame: FrameType) -> FrameType:
-    """The outermost frame that was entered from Penstock.
+    """Returns the outermost frame that was entered from Penstock, of the stack of ``frame``.
 
-    Penstock's own frame where that is innermost, as during a call of code that is not Python.
+    If the innermost frame is Penstock's own, as during a call of code that is not Python, it is
+    that one.
     """
     call = frame
     while package_of(call) != "penstock" and call.f_back is not None:
@@ -95,6 +101,7 @@ def call_of(frame: FrameType) -> FrameType:
 
 
 def _name(call: FrameType) -> str:
+    """Returns the call's name for a sentence."""
     name = call.f_code.co_name
     module = str(call.f_globals.get("__name__", "?"))
     if name == "<module>" or module.startswith("importlib"):

@@ -19,10 +19,16 @@ SEEDS = 11, 23
 
 
 def why_not_savable(make: Callable[[], BatchedEnv]) -> str:
-    """Why environments cannot be saved and continue exactly; empty where they can.
+    """Find out why environments cannot be saved and continue exactly.
 
     One vector is played, saved, and played on. A second one, seeded otherwise, is given the state
-    and the same actions, and must return the same bits. ``make`` makes each; one is open at a time.
+    and the same actions, and must return the same bits.
+
+    Args:
+        make: makes such a vector; one is open at a time.
+
+    Returns:
+        The reason, in words for a sentence; empty if the environments can be saved.
     """
     rng = np.random.default_rng(SEEDS[0])
     try:
@@ -64,6 +70,6 @@ def _reset(env: BatchedEnv, seed: int) -> Array:
 
 
 def _step(env: BatchedEnv, action: Array, shown: Array) -> tuple[bytes, ...]:
-    """Step, write the next observations to ``shown``, and return the bytes of all results."""
+    """Step, write the next observations to ``observations``, and return all results as bytes."""
     results = env.step_into(action, shown)
     return tuple(np.asarray(values).tobytes() for values in (shown, *results))
