@@ -19,8 +19,11 @@ from types import FrameType
 from penstock.core.place import package_of, place_of
 from penstock.core.processes import end_programs
 
+# The stack is read at this interval.
 LOOK_S = 0.2
-BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no Python thread runs
+# Seconds after the limit until the program is ended from C. A call that holds the interpreter lock
+# lets no Python thread run.
+BACKSTOP_S = 5.0
 
 
 @contextmanager
@@ -37,15 +40,25 @@ def told_where_hung(
     Yields:
         A function to call after progress within a call, such as one reset of many.
     """
-    done, moved, watched = threading.Event(), threading.Event(), threading.get_ident()
+    is_done = threading.Event()
+    has_progressed = threading.Event()
     _arm(limit_s)
-    arguments = watched, limit_s, tell, done, moved
-    thread = threading.Thread(target=_watch, args=arguments, daemon=True)
+    thread = threading.Thread(
+        target=_watch,
+        kwargs={
+            "thread_id": threading.get_ident(),
+            "limit_s": limit_s,
+            "tell": tell,
+            "is_done": is_done,
+            "has_progressed": has_progressed,
+        },
+        daemon=True,
+    )
     thread.start()
     try:
-        yield moved.set
+        yield has_progressed.set
     finally:
-        done.set()
+        is_done.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
 
@@ -60,24 +73,30 @@ def end_all(code: int) -> None:
 
 
 def _watch(
-    watched: int,
+    *,
+    thread_id: int,
     limit_s: float,
     tell: Callable[[str], object],
-    done: threading.Event,
-    moved: threading.Event,
+    is_done: threading.Event,
+    has_progressed: threading.Event,
 ) -> None:
-    call, since_s = None, 0.0
-    while not done.wait(LOOK_S):
+    """Read the stack of a thread until it is done, and report the first call that hangs."""
+    call: FrameType | None = None
+    since_s = 0.0
+    while not is_done.wait(LOOK_S):
         _arm(limit_s)
-        frame = sys._current_frames().get(watched)
+        frame = sys._current_frames().get(thread_id)
         now_s = time.monotonic()
         if frame is None:
             continue
-        if (present := call_of(frame)) is not call or moved.is_set():
-            call, since_s = present, now_s
-            moved.clear()
+
+        present_call = call_of(frame)
+        if present_call is not call or has_progressed.is_set():
+            call = present_call
+            since_s = now_s
+            has_progressed.clear()
         elif now_s - since_s >= limit_s:
-            tell(f"{_name(present)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
+            tell(f"{_name(call)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
             return
 
 
