@@ -55,8 +55,7 @@ SCALE = "scale them in step, or set env.wrappers to a wrapper that does"
 
 
 class Problem(NamedTuple):
-    """A fault to correct. `kind` is a word for programs, `text` a sentence for people; `traceback`
-    has the frames of the user's code that raised an error, if one was raised."""
+    """A fault to correct."""
 
     kind: str
     text: str
@@ -92,8 +91,13 @@ class Checker:
     def add(
         self, kind: str, text: str, fault: str = "", error: BaseException | None = None
     ) -> None:
-        """Add a fault, unless there is one of its kind, and of the same `fault` where a kind has
-        several. `error` is the one that the environment raised, if it did.
+        """Add a problem, unless there is one of its kind and fault.
+
+        Args:
+            kind: a word for programs.
+            text: a sentence for people.
+            fault: which fault it is, of a kind that has several.
+            error: the error that the environment raised, if it did.
         """
         if (kind, fault) not in self._known:
             self._known.add((kind, fault))
@@ -109,7 +113,16 @@ class Checker:
         )
 
     def check_spaces(self, name: str, env: Single | VectorEnv, prefix: str = "") -> bool:
-        """Check the spaces, whose names have the prefix; returns whether training can use them."""
+        """Check the spaces of observations and of actions.
+
+        Args:
+            name: of the environment, for messages.
+            env: the environment.
+            prefix: of the spaces' names, "single_" for a vector.
+
+        Returns:
+            Whether training can use them.
+        """
         for what in (f"{prefix}observation_space", f"{prefix}action_space"):
             space = getattr(env, what, None)
             if not isinstance(space, spaces.Space):
@@ -130,9 +143,18 @@ class Checker:
     def play(
         self, env: Single, steps: int, seed: int, seconds: float = 1e9
     ) -> Iterator[PlayedStep]:
-        """Play and check `steps` steps, or `seconds`, over as many episodes as needed.
+        """Play and check an environment over as many episodes as needed.
 
-        Ends early where the environment cannot be stepped on.
+        It ends early if the environment cannot be stepped on.
+
+        Args:
+            env: the environment, which is reset first.
+            steps: the most steps to play.
+            seed: of the environment and of the actions.
+            seconds: the most time that it takes.
+
+        Yields:
+            The results of each step.
         """
         rng = np.random.default_rng(seed)
         space = deepcopy(env.action_space)  # several environments may have the same one
@@ -166,8 +188,17 @@ class Checker:
     def determinism(
         self, make: Callable[[], Single], steps: int, seconds: float, *, numbered: bool = False
     ) -> None:
-        """Check that two environments with one seed, and one of them again, play alike, also while
-        another one is played. Those that are ``numbered`` may differ from each other."""
+        """Check that environments with the same seed play alike.
+
+        Two environments are compared, and one of them with itself after another reset. Then both
+        are played in turn.
+
+        Args:
+            make: makes an environment.
+            steps: the most steps to play.
+            seconds: the most time that the first play takes.
+            numbered: whether each environment has an index, so that they may differ.
+        """
         first, second = make(), make()
         try:
             if share_instance((first, second)):
@@ -195,8 +226,13 @@ class Checker:
             self.close(second)
 
     def independence(self, first: Single, second: Single, played: list[PlayedStep]) -> None:
-        """Check that an environment, which has ``played`` alone with seed 7, does the same in turn
-        with another one, and that one too."""
+        """Check that two environments play in turn as each does alone.
+
+        Args:
+            first: an environment.
+            second: another one, which is seeded otherwise.
+            played: the steps that ``first`` has played alone, with seed 7.
+        """
         steps = len(played)
         played_second = list(self.play(second, steps, 8))
         turns = list(zip(self.play(first, steps, 7), self.play(second, steps, 8), strict=False))
@@ -207,7 +243,12 @@ class Checker:
                 self.add_shared(reason, changed_variables(first, self.play(first, steps, 9)))
 
     def add_shared(self, reason: str, variables: Sequence[str]) -> None:
-        """Add the fault that environments share variables, which may not be known."""
+        """Add the fault that environments share variables.
+
+        Args:
+            reason: where they differ, in words.
+            variables: names of the variables; empty if they are not known.
+        """
         what = ", ".join(variables) or "state of a class, a module or a library"
         self.add(
             "shared",
@@ -216,7 +257,13 @@ class Checker:
         )
 
     def _add_difference(self, env: Single, reason: str, steps: int) -> None:
-        """Add the fault that two environments with one seed differ, by its probable cause."""
+        """Add the fault that two environments with one seed differ, by its probable cause.
+
+        Args:
+            env: one of them, which is played again.
+            reason: where they differ, in words.
+            steps: that were played.
+        """
         if variables := changed_variables(env, self.play(env, steps, 9)):
             self.add_shared(reason, variables)
             return
@@ -249,7 +296,11 @@ class Checker:
             )
 
     def _reset(self, env: Single, seed: int | None) -> Any:
-        """Reset; returns the first observation, or None on failure."""
+        """Reset, and check the results.
+
+        Returns:
+            A copy of the first observation; None on failure.
+        """
         call = f"reset(seed={seed})"
         try:
             found = env.reset(seed=seed)
@@ -336,30 +387,44 @@ class Checker:
 
 
 def refused_by_gymnasium(make: Callable[[], Single]) -> str | None:
-    """What gymnasium's own checker finds first, None where it finds nothing.
+    """Find the first fault that gymnasium's own checker sees in an environment.
 
-    It looks at one reset and one step, and stops at the first fault. `Checker` plays episodes,
-    finds the faults of any step, and says what to do about them; so this is for an environment in
-    which `Checker` finds nothing: what gymnasium asks for beyond that. It knows no masks, so an
-    environment that has one is not given to it.
+    gymnasium checks one reset and one step, and stops at the first fault. `Checker` plays episodes,
+    finds the faults of any step, and says what to do about them. So this is for an environment in
+    which `Checker` finds nothing, and shows what gymnasium asks for beyond that. gymnasium's
+    checker knows no masks, so an environment that has one is not given to it.
+
+    Returns:
+        The error and its place, in words; None if there is no fault.
     """
     env = make()
     try:
         if MASK in getattr(env.observation_space, "spaces", ()):
             return None
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             check_env(env, skip_render_check=True, skip_close_check=True)
     except Exception as error:
         return brief_with_place(error)
     finally:
-        with suppress(Exception):  # `Checker.close` tells of it
+        # An error of `close` is a fault that `Checker.close` adds.
+        with suppress(Exception):
             env.close()
     return None
 
 
 def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:
-    """A random action that the mask in an observation allows; None where it allows none."""
+    """Draw a random action that the mask in an observation allows.
+
+    Args:
+        space: the environment's own space of actions, whose generator draws if there is no mask.
+        shown: the observation.
+        rng: draws if there is a mask.
+
+    Returns:
+        The action in the environment's own form; None if the mask allows none.
+    """
     mask, counts = shown.get(MASK) if isinstance(shown, dict) else None, counts_of(space)
     if mask is None or not counts:
         return space.sample()
@@ -372,12 +437,12 @@ def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> An
 
 
 def _bounds(space: spaces.Space[Any]) -> list[npt.NDArray[Any]]:
-    """The extreme actions of a Box."""
+    """Returns the extreme actions of a Box; an empty list for another space."""
     return [space.high.copy(), space.low.copy()] if isinstance(space, spaces.Box) else []
 
 
 def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
-    """Where two plays differ, in words; empty if they do not."""
+    """Returns where two plays differ, in words; empty if they do not."""
     for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
         for what in PlayedStep._fields:
             if getattr(a, what) != getattr(b, what):
@@ -386,18 +451,30 @@ def difference(one: list[PlayedStep], other: list[PlayedStep]) -> str:
 
 
 def changed_variables(env: Any, play: Iterable[object]) -> list[str]:
-    """The variables of an environment's classes, and of their modules, that a play changes."""
+    """Find the variables of an environment's classes, and of their modules, that a play changes.
+
+    Args:
+        env: the environment.
+        play: plays it, one step for each item.
+
+    Returns:
+        Their names, sorted.
+    """
     first_values = _variables(env)
     changed: set[str] = set()
     for step, _ in enumerate(play):
-        if step < LOOKS:  # not only at the end, where a variable may have its first value again
+        # Not only at the end, where a variable may have its first value again.
+        if step < LOOKS:
             values = _variables(env)
             changed.update(name for name in values if values[name] != first_values.get(name))
     return sorted(changed)
 
 
 def _variables(env: Any) -> dict[str, bytes]:
-    """What can be pickled of the variables, by their names."""
+    """Returns the variables of an environment's classes and of their modules, by their names.
+
+    Each is pickled; those that cannot be pickled are left out.
+    """
     classes = {each for part in parts_of(env).values() for each in type(part).__mro__}
     classes = {each for each in classes if each.__module__.partition(".")[0] not in NOT_OF_USER}
     modules = {each.__module__ for each in classes} & sys.modules.keys()
@@ -413,7 +490,7 @@ def _variables(env: Any) -> dict[str, bytes]:
 
 
 def as_bytes(observation: Any) -> bytes:
-    """The bytes by which observations are compared."""
+    """Returns the bytes by which observations are compared."""
     if isinstance(observation, dict):
         return b"".join(as_bytes(observation[key]) for key in sorted(observation, key=str))
     if isinstance(observation, tuple):
@@ -425,6 +502,7 @@ def as_bytes(observation: Any) -> bytes:
 
 
 def _number(value: Any) -> float:
+    """Returns the value as a float; NaN if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -432,16 +510,23 @@ def _number(value: Any) -> float:
 
 
 def _kind(value: Any) -> str:
+    """Returns what a wrong result is, for a sentence."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return f"{value!r}, a {type(value).__name__}"[:80]
 
 
 def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]:
-    """Exhaust a play of up to `steps`, and measure it.
+    """Exhaust a play, and measure its time and memory.
 
-    Returns steps, episodes, and time and memory per step. Adds a fault to `found` where memory
-    grows.
+    Args:
+        found: the checker that plays. A fault is added to it if memory grows.
+        played: plays one step for each item.
+        steps: the most steps of the play.
+
+    Returns:
+        "steps", "episodes", "step_ms" with percentiles of the time of a step in milliseconds, and
+        "grown_nbytes", the growth of memory in bytes per step.
     """
     sizes: list[int] = []
     count = 0
@@ -469,10 +554,10 @@ def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]
 
 
 def memory_nbytes() -> int:
-    """Bytes of memory that this process holds.
+    """Returns the bytes of memory that this process holds.
 
-    On Linux without pages of mapped files: a library's become resident when first used, which is
-    not a leak.
+    On Linux that is without pages of mapped files. A library's pages become resident when they are
+    first used, which is not a leak.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -483,9 +568,16 @@ def memory_nbytes() -> int:
 
 
 def growth_nbytes(resident_nbytes: list[int], steps: int) -> float:
-    """Bytes by which a process grows per step, from its memory at equal distances over `steps`.
+    """Estimate the bytes by which a process grows per step.
 
-    0 where it does not grow all the time, as when a cache fills.
+    The first third of the readings does not count, as memory always grows at the start.
+
+    Args:
+        resident_nbytes: the memory at equal distances over all steps.
+        steps: number of all steps.
+
+    Returns:
+        The mean growth; 0 if memory does not grow nearly all the time, as when a cache fills.
     """
     sizes: npt.NDArray[np.int64] = np.array(resident_nbytes[len(resident_nbytes) // 3 :])
     grown = np.diff(sizes)

@@ -53,11 +53,20 @@ def check_vector(
     *,
     numbered: bool = False,
 ) -> dict[str, Any]:
-    """Play `steps` of a vector of `COUNT`, or `seconds`; add faults of the vectors to `found`.
+    """Play a vector of `COUNT` environments, and check it and copies of it.
 
-    `make` makes a vector of a given number of environments. Returns figures, empty where it cannot
-    be played; of them "resets_tested" is whether an episode ended, so that the step after it could
-    be tested. Vectors that are ``numbered`` may differ, and are not compared.
+    Args:
+        found: the checker to which faults are added.
+        make: makes a vector of a given number of environments.
+        steps: the most steps to play.
+        seconds: the most time that the first play takes.
+        numbered: whether each environment has an index. They may differ then, and copies are not
+            compared.
+
+    Returns:
+        The figures of `cost` and "games", the number of environments; empty if the vector cannot be
+        played. "resets_tested" says of copies that were compared whether an episode ended, so that
+        the step after it could be tested.
     """
     vector = make(COUNT)
     try:
@@ -95,9 +104,17 @@ def check_vector(
 def draw(
     space: Actions, count: int, rng: np.random.Generator, allowed: Array | None = None
 ) -> Array:
-    """Random actions in a policy's form, [count, *shape]: int32 or, for a Box, float32 in -1 ... 1.
+    """Draw random actions in a policy's form.
 
-    allowed: bool or 0 and 1 [count, choices], an action mask; where it allows nothing, any.
+    Args:
+        space: of one action, as a policy sees it.
+        count: number of actions.
+        rng: draws them.
+        allowed: bool or 0 and 1 [count, choices], an action mask. If it allows nothing, any action
+            may be drawn.
+
+    Returns:
+        [count, *shape], int32 or, for a Box, float32 in -1 ... 1.
     """
     if isinstance(space, spaces.Box):
         return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
@@ -111,7 +128,16 @@ def draw(
 
 
 def draw_for(env: BatchedEnv, shown: Array, rng: np.random.Generator) -> Array:
-    """Random actions, as of `draw`, that the masks in packed observations [count, ...] allow."""
+    """Draw random actions that the masks in observations allow.
+
+    Args:
+        env: the environments.
+        shown: their packed observations, ``[count, *shape]``.
+        rng: draws the actions.
+
+    Returns:
+        The actions as of `draw`.
+    """
     masks = tuple(part for part in env.info.parts if part.name == MASK)
     allowed = views(masks, shown)[MASK] if masks else None
     return draw(env.info.action_space, env.count, rng, allowed)
@@ -133,7 +159,7 @@ class _Player:
         self._rng = np.random.default_rng(SEED)
 
     def reset(self) -> bool:
-        """Begin; returns whether it can be played."""
+        """Begin new episodes, and check the results; returns whether the vector can be played."""
         try:
             found = self._vector.reset(seed=SEED)
         except Exception as error:
@@ -147,7 +173,10 @@ class _Player:
         return self._fits("reset")
 
     def play(self, steps: int, seconds: float = 1e9) -> Iterator[Any]:
-        """Yield the results of up to `steps`; ends early where it cannot be stepped on."""
+        """Yield the results of each step with random actions.
+
+        It ends early if the vector cannot be stepped on, or after ``seconds``.
+        """
         totals, until = np.zeros(COUNT), time.perf_counter() + seconds
         for number in range(1, steps + 1):
             action = self.choose()
@@ -166,7 +195,7 @@ class _Player:
             yield results
 
     def choose(self) -> Array | None:
-        """Actions that the masks allow; None where a mask allows none."""
+        """Draw actions that the masks allow; None if a mask allows none where one is chosen."""
         mask = self.shown.get(MASK) if isinstance(self.shown, dict) else None
         if mask is None:
             return draw(self._space, COUNT, self._rng)
@@ -177,7 +206,14 @@ class _Player:
         return draw(self._space, COUNT, self._rng, mask != 0)
 
     def step(self, action: Array) -> Any:
-        """The results of actions in a policy's form; None where it cannot be stepped on."""
+        """Step the vector, and check the results.
+
+        Args:
+            actions: in a policy's form, ``[count, *shape]``.
+
+        Returns:
+            None if it cannot be stepped on.
+        """
         env_actions = self._to_game(action)
         since = time.perf_counter()
         try:
@@ -214,6 +250,7 @@ class _Player:
 
 
 def _check_face(found: Checker, vector: VectorEnv) -> bool:
+    """Returns whether it is a vector environment of `COUNT` environments."""
     if not isinstance(vector, VectorEnv):
         found.add(
             "vector",
@@ -221,6 +258,7 @@ def _check_face(found: Checker, vector: VectorEnv) -> bool:
             "gymnasium.vector.VectorEnv, or do not take num_envs and return a single environment",
         )
         return False
+
     count = getattr(vector, "num_envs", None)
     if count != COUNT:
         found.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
@@ -277,10 +315,18 @@ def _look(found: Checker, results: Any, over: Array) -> bool:
 
 
 def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
-    """Check that two vectors with the same seed and actions play `steps` alike.
+    """Check that two vectors with the same seed and actions play alike.
 
-    Where the last step ends an episode, also after different actions in the next. Returns whether
-    that was tested.
+    If the last step ends an episode, they must also play alike after different actions in the next
+    step, which only resets.
+
+    Args:
+        found: the checker to which faults are added.
+        make: makes a vector of a given number of environments.
+        steps: to play.
+
+    Returns:
+        Whether the step that only resets was tested.
     """
     vectors = make(COUNT), make(COUNT)
     one, other = (_Player(found, vector) for vector in vectors)
@@ -309,7 +355,7 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
 
 
 def _difference(one: _Player, other: _Player, steps: int) -> str:
-    """Where two vectors differ, stepped in turn, in words; empty if they do not."""
+    """Returns where two vectors differ, stepped in turn, in words; empty if they do not."""
     if as_bytes(one.shown) != as_bytes(other.shown):
         return "in their first observations"
     pairs = zip(one.play(steps), other.play(steps), strict=False)
@@ -341,7 +387,7 @@ def _check_repeated_reset(found: Checker, make: Callable[[int], VectorEnv], step
 
 
 def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
-    """Check that the single environments of a vector, where it has such, are independent."""
+    """Check that the single environments of a vector, if it has such, are independent."""
     vector = make(COUNT)
     try:
         members = members_of(vector)
@@ -362,7 +408,16 @@ def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int)
 
 
 def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
-    """Whether two players could be given different actions where episodes have ended."""
+    """Check that two vectors play alike though the actions in a reset row differ.
+
+    Args:
+        found: the checker to which a fault is added.
+        first: a player whose last step ended an episode.
+        second: a player that has played alike.
+
+    Returns:
+        Whether different actions could be given.
+    """
     over, action = one.over, one.choose()
     for _ in range(20):  # some of the ignored actions may be equal
         different = other.choose()
@@ -380,6 +435,7 @@ def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
 
 
 def _add_autoreset(found: Checker, sign: str) -> None:
+    """Add the fault that a step that should only reset did more, by its ``sign``."""
     found.add(
         "autoreset",
         "the vector says NEXT_STEP, where the step after an episode's end only resets: its action "
