@@ -70,16 +70,25 @@ _UNSUITED = {
 
 
 def register(purpose: str) -> None:
-    """Make gymnasium register the ids `ALE/...`; an error's sentence begins with `purpose`."""
+    """Make gymnasium register the ids `ALE/...`.
+
+    Raises:
+        UserError: if ale-py cannot be imported; its sentence begins with ``purpose``.
+    """
     with explained(purpose):
         importlib.import_module("ale_py")
 
 
 def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
-    """Refuse an old id of a game, such as `PongNoFrameskip-v4`, with a UserError.
+    """Raise UserError for an old id of a game, such as `PongNoFrameskip-v4`.
 
-    It neither scales nor stacks frames, unless `env` has wrappers that may do so. ``spec``: its
-    registration.
+    Such an environment neither scales nor stacks frames. It is accepted if the config has wrappers,
+    which may do so, or if its observations are the emulator's memory.
+
+    Args:
+        name: the environment's id in gymnasium's registry.
+        spec: its registration, if it has one.
+        env: the config's section.
     """
     old = _OLD.fullmatch(name)
     new = f"{PREFIX}{old[1]}-v5" if old else ""
@@ -93,9 +102,15 @@ def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
 
 
 def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an Atari environment, checked.
+    """Returns all options of an Atari environment, checked.
 
-    registered: those of the id in gymnasium's registry, with `game`.
+    Args:
+        name: id of the environment.
+        registered: its options in gymnasium's registry, with `game`.
+        given: env.kwargs.
+
+    Raises:
+        UserError: for an option that does not exist or is set elsewhere, and for a bad value.
     """
     from ale_py import AtariVectorEnv
 
@@ -107,7 +122,13 @@ def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVectorEnv:
-    """`count` games on `threads` threads of their own, without `episodic_life`."""
+    """Make `count` games on `threads` threads of their own, without `episodic_life`.
+
+    Args:
+        options: of `options`.
+        count: number of games.
+        threads: number of ale-py's threads.
+    """
     from ale_py import AtariVectorEnv
 
     return AtariVectorEnv(

@@ -38,9 +38,16 @@ class PoolVectorEnv(VectorEnv):
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, name: str, options: Mapping[str, Any], num_envs: int, threads: int) -> None:
-        """Make the environments.
+        """Read the spaces of an environment. The first reset makes the environments.
 
-        name: EnvPool's own, without a prefix. Raises UserError for one that it does not have.
+        Args:
+            name: EnvPool's own, without a prefix.
+            options: of EnvPool (`env.kwargs`).
+            num_envs: number of environments.
+            threads: number of EnvPool's threads.
+
+        Raises:
+            UserError: for a name or an option that EnvPool does not have.
         """
         purpose = f"environment {PREFIX}{name}"
         with explained(purpose):
@@ -49,16 +56,19 @@ class PoolVectorEnv(VectorEnv):
             raise UserError(
                 f"{purpose}: EnvPool has no {name}; {nearest(name, self._envpool.list_all_envs())}"
             )
+
         with _quiet():
             spec = self._envpool.make_spec(name)
             self.single_observation_space = _unbounded(spec.observation_space)
             self.single_action_space = spec.action_space
         check_options(options, spec.config._asdict(), purpose, _RESERVED)
+
         self.num_envs = num_envs
         self._name = name
         self._options = {**options, "num_envs": num_envs, "num_threads": threads}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        # EnvPool's environments, once a reset has made them.
         self._pool: Any = None
 
     def reset(
@@ -94,7 +104,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _unbounded(space: Any) -> Any:
-    """Replace bounds: EnvPool often gives the least positive float where there is none."""
+    """Returns the space without bounds, if it is a Box of floats.
+
+    EnvPool often gives the least positive float where there is no bound.
+    """
     if isinstance(space, Box) and space.dtype.kind == "f":
         return Box(-np.inf, np.inf, space.shape, space.dtype.type)
     return space

@@ -26,18 +26,29 @@ NOOP, FIRE = 0, 1  # the first actions of every game that has a fire button
 
 
 class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
-    """`ale_py.AtariVectorEnv`, or what films it, with lives as episodes."""
+    """`ale_py.AtariVectorEnv`, or what films it, with lives as episodes.
+
+    A checkpoint may hold the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     def __init__(self, vector: VectorEnv, options: Mapping[str, Any]) -> None:
         """Take over ``vector``, made with ``options`` and without ale-py's `episodic_life`."""
         super().__init__(vector)
+        # Frames of an observation.
         self._stack = options["stack_num"]
+        # The action of a step that only resets while its game continues.
         self._resumes = FIRE if options["use_fire_reset"] and fires(options) else NOOP
-        self._resets = np.zeros(self.num_envs, np.bool_)  # in the next step, while a game continues
+
+        # Rows whose next step only resets though their game continues.
+        self._resets = np.zeros(self.num_envs, np.bool_)
         self._lives = np.zeros(self.num_envs, np.int32)
-        self._owed = np.zeros(self.num_envs)  # rewards of steps that only reset
-        self._late: dict[int, tuple[bool, bool, Any]] = {}  # ends in steps that only reset
-        # Frames of a stack from before the life; in those of a new game they are zeros anyway.
+        # Rewards of steps that only reset, which the step after pays.
+        self._owed = np.zeros(self.num_envs)
+        # Ends of games in steps that only reset: terminated, truncated and the observation by the
+        # row. The step after shows them.
+        self._late: dict[int, tuple[bool, bool, Any]] = {}
+        # Frames of each stack that are older than the life, and are shown as zeros. Those that are
+        # older than the game are zeros anyway.
         self._blank = np.zeros(self.num_envs, np.int64)
 
     def reset(
@@ -79,7 +90,11 @@ class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
 
 
 def fires(options: Mapping[str, Any]) -> bool:
-    """Whether a game has a fire button: its second action then."""
+    """Returns whether a game has a fire button, which is its second action then.
+
+    Args:
+        options: of `penstock.envs.atari.options`.
+    """
     if options["full_action_space"]:
         return True
     from ale_py import Action, ALEInterface, roms

@@ -52,22 +52,26 @@ Picture = npt.NDArray[np.uint8]
 
 
 def draws(creator: object) -> bool:
-    """Whether the environments of a class declare that they render pictures."""
+    """Returns whether a class, or an environment, declares that it renders pictures."""
     metadata: Any = getattr(creator, "metadata", None)
     return isinstance(metadata, dict) and RENDER_MODE in metadata.get("render_modes", ())
 
 
 def draws_otherwise(creator: object) -> bool:
-    """Whether the environments of a class declare only other render modes, such as text."""
+    """Returns whether a class, or an environment, declares only render modes such as text."""
     metadata: Any = getattr(creator, "metadata", None)
     modes = metadata.get("render_modes", ()) if isinstance(metadata, dict) else ()
     return bool(modes) and RENDER_MODE not in modes
 
 
 def pictures(vector: VectorEnv) -> list[Picture]:
-    """Pictures of the last step of a vector of one, uint8 ``[H, W, 3]`` each, oldest first.
+    """Returns pictures of the last step of a vector of one environment.
 
-    Empty where it was not made to render. Raises UserError for a value that is no picture.
+    Returns:
+        uint8 ``[H, W, 3]`` each, oldest first; empty if the vector was not made to render.
+
+    Raises:
+        UserError: if the environment renders a value that is no picture.
     """
     if getattr(vector, "render_mode", None) != RENDER_MODE or draws_otherwise(vector):
         return []
@@ -80,12 +84,13 @@ def pictures(vector: VectorEnv) -> list[Picture]:
 
 
 def pictures_per_s(vector: VectorEnv) -> float:
-    """Pictures per second at the speed for human players."""
+    """Returns the pictures per second at the speed for human players."""
     steps_per_s = float(vector.metadata.get("render_fps") or DEFAULT_STEPS_PER_S)
     return steps_per_s * float(getattr(vector, "pictures_per_step", 1))
 
 
 def _checked(picture: npt.NDArray[Any]) -> Picture:
+    """Returns a picture as uint8. Raises UserError for a value that is no picture."""
     if picture.dtype.kind not in "ui" or picture.ndim != 3 or picture.shape[2] != 3:
         raise UserError(
             f"render() of the environment returned {picture.dtype} of shape {[*picture.shape]}, "
@@ -95,7 +100,10 @@ def _checked(picture: npt.NDArray[Any]) -> Picture:
 
 
 def do_without_display() -> None:
-    """Tell the libraries that games draw with, if there is no display; before they are imported."""
+    """Tell the libraries that environments draw with to do without a display, if there is none.
+
+    Call it before they are imported.
+    """
     if not any(os.environ.get(name) for name in DISPLAYS):
         os.environ["SDL_VIDEODRIVER"] = "dummy"  # or pygame looks for a display, and complains
     if _MUJOCO_GL in os.environ or any(os.environ.get(name) for name in SCREENS):
@@ -107,9 +115,12 @@ def do_without_display() -> None:
 
 @contextmanager
 def drawing(env_id: str) -> Iterator[None]:
-    """Turn the error of a missing rendering library into one sentence; other errors pass unchanged.
+    """Explain an error in the ``with`` block that comes from a missing rendering library.
 
-    Raises UserError.
+    Other errors pass unchanged.
+
+    Raises:
+        UserError: one sentence, which says what to install.
     """
     try:
         yield
@@ -135,6 +146,7 @@ def _of_opengl(error: BaseException) -> bool:
 
 
 def _no_opengl(env_id: str, error: BaseException) -> str:
+    """Returns the sentence about an error where MuJoCo draws."""
     how = f"{_MUJOCO_GL}={os.environ[_MUJOCO_GL]}" if _MUJOCO_GL in os.environ else "no display"
     why = " ".join(str(error).split()) or type(error).__name__
     return (
@@ -144,7 +156,11 @@ def _no_opengl(env_id: str, error: BaseException) -> str:
 
 
 class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
-    """One game of `AtariVectorEnv`, whose `render` returns all frames of a step in colour."""
+    """One game of `AtariVectorEnv`, whose `render` returns all frames of a step in colour.
+
+    A second emulator plays the same game with the same seed and actions. After each step both must
+    agree on the frame number, the lives and the reward.
+    """
 
     render_mode = RENDER_MODE
 
@@ -171,12 +187,14 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Reset both emulators. The first reset needs a seed, which they share."""
         if seed is not None:
             seed = seed or NO_SEED
             self._load(seed)
             self._seeded = True
         elif not self._seeded:
             raise ValueError("a game that is filmed needs a seed, which two emulators share")
+
         observations, info = self.env.reset(seed=seed, options=options)
         self._over = False
         self._begin(info)
@@ -200,6 +218,7 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
         return [action.name.lower() for action in self._actions]
 
     def _load(self, seed: int) -> None:
+        """Load the game into the second emulator, which plays by ``seed`` from now on."""
         from ale_py import roms
 
         self._ale.setFloat("repeat_action_probability", self._options["repeat_action_probability"])
@@ -207,7 +226,13 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
         self._ale.loadROM(str(roms.get_rom_path(self._options["game"])))
 
     def _begin(self, info: Mapping[str, Any]) -> None:
-        """Begin an episode: as many frames without an action as the other emulator has drawn."""
+        """Begin an episode in the second emulator.
+
+        It draws as many frames without an action as the first one has drawn.
+
+        Args:
+            info: of the first emulator's reset.
+        """
         self._ale.reset_game()
         if self._fires:
             self._ale.act(self._fire)

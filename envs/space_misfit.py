@@ -17,11 +17,14 @@ _MISSING = object()
 
 
 def stacking_misfit(space: spaces.Space[Any], value: Any) -> str:
-    """Why gymnasium cannot stack the value with others of `space`: a part that is missing, another
-    shape, or a dtype that cannot be cast to that of the space. Empty if it can.
+    """Returns why gymnasium cannot stack a value with others of ``space``.
 
-    Lists and numbers can be stacked, and float64 as float32, so that none of these is named where
-    an environment raises something of its own.
+    That is a missing part, another shape, or a dtype that cannot be cast to that of the space.
+    Lists and numbers can be stacked, and float64 as float32, so none of these is a reason: an
+    environment that returns them may have raised something of its own.
+
+    Returns:
+        The reason, in words; empty if the value can be stacked.
     """
     for where, part, found in _parts(space, value):
         is_array = isinstance(part, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
@@ -40,16 +43,18 @@ def stacking_misfit(space: spaces.Space[Any], value: Any) -> str:
 
 
 def misfit(space: spaces.Space[Any], value: Any) -> str:
-    """Why `space` does not contain `value`, or why it cannot be trained on (NaN, infinity).
+    """Returns why ``space`` does not contain ``value``, or why it cannot be trained on.
 
-    Empty if all is well.
+    A NaN or an infinity cannot be trained on. The text is empty if all is well.
     """
     return next(iter(misfits(space, value).values()), "")
 
 
 def misfits(space: spaces.Space[Any], value: Any) -> dict[str, str]:
-    """All faults of `value`, the first of each kind: "shape", "finite", "dtype", "bounds",
-    "content".
+    """Returns the faults of a value, the first of each kind.
+
+    Returns:
+        The reasons, in words, by the kind: "shape", "finite", "dtype", "bounds" or "content".
     """
     found: dict[str, str] = {}
     for where, part, inside in _parts(space, value):
@@ -69,6 +74,7 @@ def _parts(space: spaces.Space[Any], value: Any) -> Iterator[tuple[Keys, spaces.
 
 
 def _placed(keys: Keys, reason: str) -> str:
+    """Returns the reason with the place of the part to which the keys lead."""
     return f", in {'.'.join(map(str, keys))},{reason}" if keys else reason
 
 
