@@ -74,13 +74,16 @@ class PoolVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes; a seed makes the environments anew, as EnvPool seeds them then."""
         if seed is not None or self._pool is None:
             self.close_extras()
-            seeded = {} if seed is None else {"seed": seed}
+            seed_option = {} if seed is None else {"seed": seed}
             make = partial(self._envpool.make, self._name, env_type="gymnasium")
             with _quiet():
-                self._pool = make(**self._options, **seeded)
-                _ = self._pool.action_space, self._pool.observation_space  # made on first access
+                self._pool = make(**self._options, **seed_option)
+                # EnvPool makes the spaces on first access, with warnings.
+                _ = self._pool.action_space, self._pool.observation_space
+
         observations, _ = self._pool.reset()
         return observations, {}
 

@@ -63,14 +63,15 @@ def parts_of(env: Any, kind: Any = gymnasium.Env | VectorEnv) -> dict[int, Any]:
 
 def share_instance(envs: Iterable[Any]) -> bool:
     """Returns whether two single environments are the same instance, or have one in common."""
-    numbers = [number for env in envs for number in parts_of(env, gymnasium.Env)]
-    return len(numbers) > len(set(numbers))
+    ids = [part_id for env in envs for part_id in parts_of(env, gymnasium.Env)]
+    return len(ids) > len(set(ids))
 
 
 def members_of(vector: VectorEnv) -> list[Any]:
     """Returns the single environments that a vector steps; an empty list for another form."""
     envs = getattr(vector.unwrapped, "envs", None)
-    envs = envs if isinstance(envs, list | tuple) else ()
+    if not isinstance(envs, list | tuple):
+        return []
     return [env for env in envs if isinstance(env, gymnasium.Env)]
 
 
@@ -82,15 +83,15 @@ def claim(purpose: str, vector: VectorEnv) -> None:
             with another vector that is open. The sentence begins with ``purpose``.
     """
     parts = parts_of(vector)
-    if share_instance(members_of(vector)) or any(number in _open for number in parts):
+    if share_instance(members_of(vector)) or any(part_id in _open for part_id in parts):
         raise UserError(f"{purpose}: {SAME_INSTANCE}")
     _open.update(parts)
 
 
 def release(vector: VectorEnv) -> None:
     """Note that a vector is closed."""
-    for number in parts_of(vector):
-        _open.pop(number, None)
+    for part_id in parts_of(vector):
+        _open.pop(part_id, None)
 
 
 def refuse_statistics(purpose: str, env: Any) -> None:
@@ -102,11 +103,14 @@ def refuse_statistics(purpose: str, env: Any) -> None:
         purpose: the environment, with which the sentence begins.
         env: a single environment or a vector.
     """
-    parts = [part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)]
+    updating_parts = [
+        part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)
+    ]
+    # The option to set instead of each wrapper, by the wrapper's name.
     options = {
         type(part).__name__: option
         for option, kinds in NORMALIZES.items()
-        for part in parts
+        for part in updating_parts
         if isinstance(part, kinds)
     }
     if options:

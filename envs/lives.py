@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-LIFE_LOST = (
-    "penstock/life_lost"  # in a step's info, bool [count]: a life has ended, and its game has not
-)
-NOOP, FIRE = 0, 1  # the first actions of every game that has a fire button
+# Key of a step's info. Its value marks where a life has ended and its game has not, bool [count].
+LIFE_LOST = "penstock/life_lost"
+# The first two actions of every game that has a fire button.
+NOOP = 0
+FIRE = 1
 
 
 class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
@@ -54,38 +55,56 @@ class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Begin new games everywhere."""
         observations, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"].copy()
         self._resets[:] = False
         self._late = {}
-        self._owed[:] = self._blank[:] = 0
+        self._owed[:] = 0
+        self._blank[:] = 0
         return observations, info
 
     def step(self, actions: npt.NDArray[Any]) -> Any:
-        resets, late = self._resets, self._late
+        """Step every game; an episode ends with each life."""
+        resets = self._resets
+        late_ends = self._late
         if resets.any():
             actions = np.where(resets, self._resumes, actions)
         observations, reward, terminated, truncated, info = self.env.step(actions)
-        lives, over = info["lives"], terminated | truncated
-        lost = (lives < self._lives) & (lives > 0) & ~over & ~resets
+
+        lives = info["lives"]
+        game_over = terminated | truncated
+        life_lost = (lives < self._lives) & (lives > 0) & ~game_over & ~resets
         self._lives = lives.copy()
-        if resets.any() or self._owed.any():  # a step that only resets may not pay
-            paid = reward + self._owed
-            self._owed = np.where(resets, paid, 0)
-            reward = np.where(resets, 0, paid)
+
+        # A step that only resets may not pay a reward, so the next step pays it.
+        if resets.any() or self._owed.any():
+            payable = reward + self._owed
+            self._owed = np.where(resets, payable, 0)
+            reward = np.where(resets, 0, payable)
+
+        # A life's observations show no frame from before it.
         self._blank = np.where(resets, self._stack - 1, np.maximum(self._blank - 1, 0))
-        for env in np.flatnonzero(self._blank).tolist():
-            observations[env, : self._blank[env]] = 0
-        terminated |= lost
-        self._resets = lost.copy()
+        for row in np.flatnonzero(self._blank).tolist():
+            observations[row, : self._blank[row]] = 0
+
+        terminated |= life_lost
+        self._resets = life_lost.copy()
+
+        # A game's end in a step that only resets is shown as the end of the step after.
         self._late = {}
-        for env in np.flatnonzero(over & resets).tolist():  # shown as the end of the step after
-            self._late[env] = bool(terminated[env]), bool(truncated[env]), observations[env].copy()
-            terminated[env] = truncated[env] = False
-        for env, (terminates, truncates, final) in late.items():
-            terminated[env], truncated[env], observations[env] = terminates, truncates, final
-            self._resets[env] = True  # its next game has already begun
-        info[LIFE_LOST] = lost
+        for row in np.flatnonzero(game_over & resets).tolist():
+            final = observations[row].copy()
+            self._late[row] = bool(terminated[row]), bool(truncated[row]), final
+            terminated[row] = False
+            truncated[row] = False
+        for row, (terminates, truncates, final) in late_ends.items():
+            terminated[row] = terminates
+            truncated[row] = truncates
+            observations[row] = final
+            self._resets[row] = True  # its next game has already begun
+
+        info[LIFE_LOST] = life_lost
         return observations, reward, terminated, truncated, info
 
 

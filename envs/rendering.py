@@ -31,15 +31,22 @@ if TYPE_CHECKING:
 
 RENDER_MODE = "rgb_array"
 ATARI_FRAMES_PER_S = 60
+# Steps per second of an environment whose metadata says nothing.
 DEFAULT_STEPS_PER_S = 30.0
-NO_SEED = 2**30  # stands for 0, which ale-py takes for no seed at all
+# Stands for seed 0, which ale-py takes for no seed at all.
+NO_SEED = 2**30
 
 INSTALL = 'pip install "penstock[video]"'
+# Environment variables that name a display.
 SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
+# Those that tell pygame where to draw.
 DISPLAYS = (*SCREENS, "SDL_VIDEODRIVER")
 
+# The environment variable that tells MuJoCo how to draw.
 _MUJOCO_GL = "MUJOCO_GL"
-_HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}  # what MuJoCo calls it, and the library
+# Ways to draw without a display, by MuJoCo's name, each with its library.
+_HEADLESS = {"egl": "EGL", "osmesa": "OSMesa"}
+# Beginnings of the names of modules whose errors are about OpenGL.
 _OPENGL = (
     "OpenGL.",
     "gymnasium.envs.mujoco.mujoco_rendering",
@@ -75,12 +82,14 @@ def pictures(vector: VectorEnv) -> list[Picture]:
     """
     if getattr(vector, "render_mode", None) != RENDER_MODE or draws_otherwise(vector):
         return []
+
     try:
-        shown = vector.render()
+        rendered = vector.render()
     except NotImplementedError:
         return []
-    shown = () if shown is None else shown
-    return [_checked(np.asarray(picture)) for picture in shown if picture is not None]
+    if rendered is None:
+        return []
+    return [_checked(np.asarray(picture)) for picture in rendered if picture is not None]
 
 
 def pictures_per_s(vector: VectorEnv) -> float:
@@ -104,13 +113,18 @@ def do_without_display() -> None:
 
     Call it before they are imported.
     """
+    has_screen = any(os.environ.get(name) for name in SCREENS)
+
+    # Otherwise pygame looks for a display, and complains.
     if not any(os.environ.get(name) for name in DISPLAYS):
-        os.environ["SDL_VIDEODRIVER"] = "dummy"  # or pygame looks for a display, and complains
-    if _MUJOCO_GL in os.environ or any(os.environ.get(name) for name in SCREENS):
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
+
+    # Otherwise MuJoCo looks for a display, and fails.
+    if _MUJOCO_GL in os.environ or has_screen:
         return
-    found = [name for name, library in _HEADLESS.items() if find_library(library)]
-    if found:
-        os.environ[_MUJOCO_GL] = found[0]  # or MuJoCo looks for a display, and fails
+    installed = [name for name, library in _HEADLESS.items() if find_library(library)]
+    if installed:
+        os.environ[_MUJOCO_GL] = installed[0]
 
 
 @contextmanager
@@ -134,13 +148,13 @@ def drawing(env_id: str) -> Iterator[None]:
             raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, UserError) else error
-        if cause is not None and _of_opengl(cause):
+        if cause is not None and _is_of_opengl(cause):
             raise UserError(_no_opengl(env_id, cause)) from error
         raise
 
 
-def _of_opengl(error: BaseException) -> bool:
-    """Whether MuJoCo's way of drawing raised it."""
+def _is_of_opengl(error: BaseException) -> bool:
+    """Returns whether the error was raised where MuJoCo draws."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     return any(module.startswith(_OPENGL) for module in modules)
 
@@ -173,15 +187,25 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
         self.metadata = {**vector.metadata, "render_fps": steps_per_s}
         self.pictures_per_step = options["frameskip"]
         self._options = options
+
+        # The second emulator knows a game's actions once the game is loaded.
         self._ale = ALEInterface()
-        full = options["full_action_space"]
         self._load(NO_SEED)
-        actions = self._ale.getLegalActionSet() if full else self._ale.getMinimalActionSet()
-        self._actions = actions
-        self._noop, self._fire = Action.NOOP, Action.FIRE
-        self._fires = options["use_fire_reset"] and Action.FIRE in actions
-        self._seeded = self._over = False
-        self._elapsed = 0  # frames of the episode, without those of its reset
+        if options["full_action_space"]:
+            self._actions = self._ale.getLegalActionSet()
+        else:
+            self._actions = self._ale.getMinimalActionSet()
+        self._noop = Action.NOOP
+        self._fire = Action.FIRE
+        # Whether a reset presses fire.
+        self._fires = options["use_fire_reset"] and Action.FIRE in self._actions
+
+        self._seeded = False
+        # Whether the last step ended the episode.
+        self._over = False
+        # Frames of the episode, without those of its reset.
+        self._elapsed = 0
+        # Frames of the last step, oldest first.
         self._frames: list[Picture] = []
 
     def reset(
@@ -201,11 +225,12 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
         return observations, info
 
     def step(self, actions: npt.NDArray[Any]) -> Any:
+        """Step both emulators. After an episode's end both only reset."""
         observations, reward, terminated, truncated, info = self.env.step(actions)
         if self._over:
             self._begin(info)
         else:
-            self._act(int(actions[0]), float(reward[0]), info)
+            self._act(choice=int(actions[0]), reward=float(reward[0]), info=info)
         self._over = bool(terminated[0] or truncated[0])
         return observations, reward, terminated, truncated, info
 
@@ -234,35 +259,48 @@ class FilmedAtari(VectorWrapper[Any, Any, Any, Any, Any]):
             info: of the first emulator's reset.
         """
         self._ale.reset_game()
+        noop_frames = int(info["episode_frame_number"][0])
         if self._fires:
             self._ale.act(self._fire)
-        for _ in range(int(info["episode_frame_number"][0]) - self._fires):
+            noop_frames -= 1
+        for _ in range(noop_frames):
             self._ale.act(self._noop)
+
         self._elapsed = 0
         self._frames = [self._ale.getScreenRGB()]
         self._check(info)
 
-    def _act(self, choice: int, reward: float, info: Mapping[str, Any]) -> None:
-        earned = 0.0
+    def _act(self, *, choice: int, reward: float, info: Mapping[str, Any]) -> None:
+        """Take a step in the second emulator, and film its frames.
+
+        Args:
+            choice: the action, counted from 0.
+            reward: of the first emulator's step.
+            info: of the first emulator's step.
+        """
+        episode_frames = self._options["max_num_frames_per_episode"]
+        own_reward = 0.0
         self._frames = []
         for _ in range(self._options["frameskip"]):
-            earned += self._ale.act(self._actions[choice])
+            own_reward += self._ale.act(self._actions[choice])
             self._frames.append(self._ale.getScreenRGB())
             self._elapsed += 1
-            too_long = self._elapsed >= self._options["max_num_frames_per_episode"]
-            if self._ale.game_over() or too_long:
+            if self._ale.game_over() or self._elapsed >= episode_frames:
                 break
+
         self._check(info)
-        if earned != reward:
-            raise _apart()
+        if own_reward != reward:
+            raise _have_diverged()
 
     def _check(self, info: Mapping[str, Any]) -> None:
-        frames, lives = self._ale.getEpisodeFrameNumber(), self._ale.lives()
-        if (frames, lives) != (info["episode_frame_number"][0], info["lives"][0]):
-            raise _apart()
+        """Raise UserError unless both emulators have the same frame number and lives."""
+        frame_number = self._ale.getEpisodeFrameNumber()
+        lives = self._ale.lives()
+        if (frame_number, lives) != (info["episode_frame_number"][0], info["lives"][0]):
+            raise _have_diverged()
 
 
-def _apart() -> UserError:
+def _have_diverged() -> UserError:
     return UserError(
         "the emulator that is filmed and the one that is played have gone apart: a video would "
         "not show what was played; try another --seed, and report it with the version of ale-py"
