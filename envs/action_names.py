@@ -20,7 +20,16 @@ DOCUMENTED = {
 
 
 def action_names(env_id: str, vector: VectorEnv, count: int) -> tuple[str, ...]:
-    """The names of the ``count`` choices, or numbers, of an action; empty where none are known."""
+    """Returns the names of the choices of an action, or of its numbers.
+
+    Args:
+        env_id: id of the environment.
+        vector: the environments.
+        count: number of choices, or of the action's numbers.
+
+    Returns:
+        ``count`` names; empty if none are known.
+    """
     own: Any = getattr(vector, MEANINGS, None)
     envs: Sequence[Any] = getattr(vector, "envs", ())
     if own is None and envs:

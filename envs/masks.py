@@ -25,8 +25,9 @@ OBSERVATION = "observation"  # the part of an observation that was no Dict
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the ``action_mask`` of `info` to the observation, which becomes a Dict if it is none.
 
-    Raises UserError for actions of which a mask allows none, and where `info` has no mask and the
-    episode has not ended.
+    Raises:
+        UserError: of the constructor, for actions without choices; of `reset` and `step`, if `info`
+            has no mask and the episode has not ended.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -51,7 +52,15 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._joined(observation, mask), reward, terminated, truncated, info
 
     def _mask(self, info: dict[str, Any], *, over: bool) -> npt.NDArray[np.int8]:
-        """The mask, of several choices one after another; no action follows the end."""
+        """Returns the mask in an info, int8 ``[choices]``, 1 where a choice is allowed.
+
+        The masks of several choices come one after another. No action follows an episode's end, so
+        a mask that is missing there allows everything.
+
+        Args:
+            info: of a reset or step.
+            over: whether the step ended the episode.
+        """
         found = info.get(MASK)
         if found is None and over:
             return np.ones(self._choices, np.int8)

@@ -26,7 +26,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, SHIM_DI
 
 
 class ProcessState(NamedTuple):
-    """What both sides have of their own."""
+    """The state of the process that each side has of its own."""
 
     folder: str | None
     """The current folder; None where the user has removed it."""
@@ -38,7 +38,7 @@ class ProcessState(NamedTuple):
 
     @classmethod
     def read(cls) -> ProcessState:
-        """The present state."""
+        """Returns the present state."""
         raising = [each for each in warnings.filters if each[0] == "error"]
         folder: str | None = None
         with suppress(FileNotFoundError):
@@ -86,13 +86,16 @@ _sides = _Sides()
 
 
 def sides_differ() -> bool:
-    """Whether the user's code has changed the state of the process, and so needs `users_side`."""
+    """Returns whether the user's code has changed the process's state, and needs `users_side`."""
     return _sides.users is not None
 
 
 @contextmanager
 def users_side() -> Iterator[None]:
-    """Run the user's code in the ``with`` block, with the state that it has left before."""
+    """Run the user's code in the ``with`` block, with the state that it left the last time.
+
+    After the block the process has our state again. A block within another one changes nothing.
+    """
     if _sides.entered:
         yield
         return
@@ -114,7 +117,7 @@ def users_side() -> Iterator[None]:
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Keep handlers, the mask and the wake-up descriptor of signals."""
+    """Restore the handlers, the mask and the wake-up descriptor of signals after the block."""
     if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
         yield
         return

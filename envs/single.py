@@ -43,4 +43,5 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
 
 def _first(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns the info of the only environment of a vector."""
     return {name: values[0] for name, values in info.items()}

@@ -39,8 +39,15 @@ class SpaceDifference(NamedTuple):
 
 
 def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> SpaceDifference | None:
-    """The first difference between two pairs of spaces, of observations and of actions; None where
-    they are the same."""
+    """Returns the first difference between the spaces of training and those of an environment.
+
+    Args:
+        trained: the spaces of observations and of actions in training.
+        present: those of the environment.
+
+    Returns:
+        None if a policy that was trained on the first can play the second.
+    """
     trained_columns, present_columns = (
         _columns("observations", pair[0]) | _columns("actions", pair[1])
         for pair in (trained, present)
@@ -53,12 +60,13 @@ def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> Spac
 
 
 def brief(space: AnySpace) -> str:
-    """The space in at most `LONGEST` characters."""
+    """Returns the space as text of at most `LONGEST` characters, in one line."""
     text = " ".join(str(space).split())  # numpy aligns the bounds of a Box in columns
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def _columns(name: str, space: AnySpace) -> dict[str, AnySpace]:
+    """Returns the space of each column of a Dict or Tuple, by names that begin with ``name``."""
     return {".".join((name, *map(str, keys))): part for keys, part in leaves_of(space)}
 
 

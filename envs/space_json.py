@@ -22,9 +22,14 @@ VALUE_NBYTES = 16  # memory of a choice: its number, and its place in a one-hot 
 
 
 def to_json(space: spaces.Space[Any], most_bounds: int = sys.maxsize) -> Told:
-    """Encode a space for `from_json`. Raises ValueError for a kind that no policy reads.
+    """Encode a space for `from_json`.
 
-    Of a Box with more than ``most_bounds`` values only the lowest and the highest bound are kept.
+    Args:
+        space: the space.
+        most_bounds: of a Box with more values only the lowest and the highest bound are written.
+
+    Raises:
+        ValueError: for a kind that no policy reads.
     """
     match space:
         case spaces.Dict():
@@ -60,8 +65,15 @@ def brief_spaces(
 
 
 def from_json(encoded: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any]:
-    """Decode a space. Raises ValueError, TypeError or KeyError for invalid input, and for a space
-    of more than ``most_nbytes``: a text of some bytes may claim any size."""
+    """Decode a space.
+
+    Args:
+        encoded: of `to_json`, or of anyone: a text of some bytes may claim any size.
+        most_nbytes: the most memory that the space may take.
+
+    Raises:
+        ValueError, TypeError or KeyError: for invalid input, and for a larger space.
+    """
     nbytes = claimed_nbytes(encoded)
     if nbytes > most_nbytes:
         raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
@@ -69,7 +81,11 @@ def from_json(encoded: Told, most_nbytes: int = MOST_NBYTES) -> spaces.Space[Any
 
 
 def claimed_nbytes(encoded: Told) -> int:
-    """The memory that a space would take, in which bounds are kept for each value."""
+    """Returns the memory that a space would take, with bounds for each value, without making it.
+
+    Raises:
+        ValueError, TypeError or KeyError: for invalid input.
+    """
     ((kind, about),) = encoded.items()
     match kind:
         case "Dict":
@@ -113,11 +129,12 @@ def _decoded(encoded: Told) -> spaces.Space[Any]:
 
 
 def _size(shape: int | list[int]) -> int:
+    """Returns the number of values of a shape, or of a shape of one number."""
     return math.prod(read_shape([shape] if isinstance(shape, int) else shape))
 
 
 def _whole_numbers(nested: Any) -> Iterator[int]:
-    """The numbers in lists of lists."""
+    """Yield the numbers in lists of lists. Raises ValueError for anything else in them."""
     if isinstance(nested, list):
         for inner in nested:
             yield from _whole_numbers(inner)
@@ -126,13 +143,17 @@ def _whole_numbers(nested: Any) -> Iterator[int]:
 
 
 def _whole_number(value: Any) -> int:
-    """Raises ValueError for anything else, such as a text of digits, which gymnasium would read."""
+    """Returns the value if it is a whole number.
+
+    Raises:
+        ValueError: for anything else, such as a text of digits, which gymnasium would read.
+    """
     if type(value) is not int:
         raise ValueError(f"a {type(value).__name__} where a space has whole numbers")
     return value
 
 
 def _brief(bounds: npt.NDArray[Any]) -> Any:
-    """One number where all are equal, as for pictures."""
+    """Returns bounds as nested lists, or as one number if all are equal, as for pictures."""
     alike = bounds.size and (bounds == bounds.flat[0]).all()
     return bounds.flat[0].item() if alike else bounds.tolist()
