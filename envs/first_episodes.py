@@ -20,7 +20,8 @@ from typing import Any
 
 import gymnasium
 
-SHORTENED = "penstock/first_episode_shortened"  # in a step's info: True at such an end
+# Key of a step's info, with the value True at the end of a shortened episode.
+SHORTENED = "penstock/first_episode_shortened"
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 Single = gymnasium.Env[Any, Any]
@@ -65,7 +66,7 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
     A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
     """
 
-    # Of the class, as earlier saved states have none of them.
+    # Both belong to the class unless they are set, as earlier saved states have neither.
     _cut: tuple[Any] | None = None
     """The observation at which the episode was truncated, until the reset that follows."""
     _plays_on = False
@@ -78,6 +79,7 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._left = steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment; if it refuses after a truncation, its episode is played on."""
         # A seed begins anew; without one it is the reset at an episode's end.
         self._left = self._steps if seed is not None else 0
         cut, self._cut = self._cut, None
@@ -90,7 +92,8 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception:
             # An environment that fails for another reason fails in its next call too.
             self._plays_on = True
-            return cut[0], {}
+            last_observation = cut[0]
+            return last_observation, {}
 
     def step(self, action: Any) -> Any:
         """Step the environment, and truncate the first episode after its share."""

@@ -19,7 +19,8 @@ from penstock.configs.errors import UserError
 from penstock.core.observations import MASK
 from penstock.envs.vector_env import counts_of
 
-OBSERVATION = "observation"  # the part of an observation that was no Dict
+# The key of the environment's own observation, if that is no Dict.
+OBSERVATION = "observation"
 
 
 class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -61,17 +62,19 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
             info: of a reset or step.
             over: whether the step ended the episode.
         """
-        found = info.get(MASK)
-        if found is None and over:
+        mask = info.get(MASK)
+        if mask is None and over:
             return np.ones(self._choices, np.int8)
-        if found is None:
+        if mask is None:
             raise UserError(
                 f"env.wrappers has MaskFromInfo, and the environment's info has no {MASK}, but "
                 f"{sorted(map(str, info))}; give it in each reset and step, or leave the wrapper "
                 "out"
             )
-        parts = found if isinstance(found, list | tuple) else [found]
-        return np.asarray(np.concatenate([np.ravel(part) for part in parts]) != 0, np.int8)
+
+        component_masks = mask if isinstance(mask, list | tuple) else [mask]
+        joined = np.concatenate([np.ravel(each) for each in component_masks])
+        return np.asarray(joined != 0, np.int8)
 
     @staticmethod
     def _joined(observation: Any, mask: npt.NDArray[np.int8]) -> dict[str, Any]:
