@@ -39,11 +39,13 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
         max_frames: int = 1000,
         render_mode: str | None = None,
     ) -> None:
-        """Make it.
+        """Make the environment.
 
-        frame_skip: frames (1/50 s) for which an action is held.
-        stack: observed frames that an observation consists of, the newest last.
-        max_frames: after so many an episode is truncated.
+        Args:
+            frame_skip: frames (1/50 s) for which an action is held.
+            stack: observed frames that an observation consists of, the newest last.
+            max_frames: an episode is truncated after as many frames.
+            render_mode: as of gymnasium's CarRacing.
         """
         self.render_mode = render_mode
         self.observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
@@ -87,13 +89,17 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
 
 
 class _Car(car_racing.CarRacing):
-    """Gymnasium's own environment, which draws less."""
+    """Gymnasium's own environment, which draws less.
+
+    Its attributes and those of gymnasium's class are in checkpoints by their names
+    (`penstock.envs.saved_state`).
+    """
 
     unseen = False
     """Whether the next steps need not draw."""
 
     def seen(self) -> Frame:
-        """The screen as it is now."""
+        """Draw the present screen, which was skipped."""
         self.unseen = False
         screen: Frame = self._render("state_pixels")
         return screen
@@ -115,6 +121,7 @@ class _Car(car_racing.CarRacing):
         return made
 
     def _render(self, mode: str) -> Any:
+        """Draw in gymnasium's ``mode``, unless the picture is an observation that is skipped."""
         is_observed = mode == "state_pixels"
         if is_observed and self.unseen:
             return None
@@ -144,12 +151,13 @@ class _Car(car_racing.CarRacing):
         return np.asarray(inside.all(-1).any(-1))
 
     def _render_indicators(self, width: int, height: int) -> None:
+        """Draw gymnasium's indicators, which observations do not show."""
         if self._indicators:
             base: Any = super()
             base._render_indicators(width, height)
 
 
 def _gray(screen: Frame) -> Frame:
-    """The part above the indicators, gray."""
+    """Returns the part of a screen above the indicators in gray, uint8 ``[84, 84]``."""
     road = screen[:SIZE, _LEFT : _LEFT + SIZE]
     return (road @ _GRAY).astype(np.uint8)

@@ -52,10 +52,16 @@ class DoomEnv(gymnasium.Env[Frame, np.integer[Any]]):
         buttons_at_once: int = 1,
         render_mode: str | None = None,
     ) -> None:
-        """scenario: name of a scenario of ViZDoom, or path of a `.cfg`.
-        frame_skip: tics (1/35 s) for which an action's buttons are held.
-        buttons_at_once: an action is any set of at most so many buttons, the empty one too.
-        render_mode: "rgb_array" draws in colour, for `render`; observations stay the same.
+        """Start a game in a process of its own.
+
+        Args:
+            scenario: name of a scenario of ViZDoom, or path of a `.cfg`.
+            frame_skip: tics (1/35 s) for which an action's buttons are held.
+            buttons_at_once: an action is any set of at most as many buttons, the empty one too.
+            render_mode: "rgb_array" draws in colour, for `render`; observations stay the same.
+
+        Raises:
+            ValueError: for a scenario that does not exist.
         """
         path = Path(scenario)
         if path.suffix != ".cfg":
@@ -129,13 +135,17 @@ def _start(game: vizdoom.DoomGame) -> None:
 
 
 def _mapped() -> set[Path]:
-    """ViZDoom's shared memory that this process has mapped, by ViZDoom's names."""
+    """Returns ViZDoom's shared memory that this process has mapped, by ViZDoom's names."""
     found = SHARED_MEMORY.findall(Path("/proc/self/maps").read_text())
     return {Path(path) for path in found}
 
 
 def _halved(screen: Frame) -> Frame:
-    """The mean of each 2x2 pixels of a screen, gray or in colour."""
+    """Returns the mean of each 2x2 pixels of a screen in gray.
+
+    Args:
+        screen: uint8 ``[height, width]``, or ``[height, width, 3]`` in colour.
+    """
     gray = _gray(screen) if screen.ndim == 3 else screen
     rows = gray[::2].astype(np.uint16)
     rows += gray[1::2]
@@ -145,11 +155,15 @@ def _halved(screen: Frame) -> Frame:
 
 
 def _gray(screen: Frame) -> Frame:
-    """Gray as on ViZDoom's own gray screen, to the last bit: the order of the sum matters."""
+    """Returns a screen in gray as ViZDoom's own gray screen, to the last bit.
+
+    The order of the sum matters.
+    """
     red, green, blue = np.moveaxis(screen, -1, 0)
     found: Frame = (red * 0.21 + green * 0.72 + blue * 0.07).astype(np.uint8)
     return found
 
 
 def _names() -> list[str]:
+    """Returns the names of ViZDoom's scenarios."""
     return sorted(path.stem for path in Path(vizdoom.scenarios_path).glob("*.cfg"))

@@ -23,7 +23,10 @@ ACTIONS = ("nothing", "left", "up", "right", "down", "fire")  # of all games, by
 
 
 class MinAtarEnv(gymnasium.Env[Frame, Any]):
-    """One game."""
+    """One game.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
@@ -35,22 +38,32 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         max_episode_steps: int = 5000,
         render_mode: str | None = None,
     ) -> None:
-        """Make it.
+        """Make a game.
 
-        game: one of `GAMES`.
-        sticky_action_prob: how often the last action is repeated instead.
-        difficulty_ramping: whether a game becomes faster while it lasts, where it can.
-        max_episode_steps: after so many an episode is truncated.
+        Args:
+            game: one of `GAMES`.
+            sticky_action_prob: how often the last action is repeated instead.
+            difficulty_ramping: whether a game becomes faster while it lasts, where it can.
+            max_episode_steps: an episode is truncated after as many steps.
+            render_mode: as of gymnasium; pictures can be rendered in any mode.
+
+        Raises:
+            ValueError: for a game that does not exist.
         """
         if game not in GAMES:
             raise ValueError(f"there is no game {game}; choose from {', '.join(GAMES)}")
+
         self.render_mode = render_mode
         self._game = Environment(game, sticky_action_prob, difficulty_ramping)
+        # MinAtar's numbers of the actions that have an effect in the game.
         self._actions: list[int] = self._game.minimal_action_set()
+
         height, width, channels = self._game.state_shape()
         self.observation_space = Box(0, 255, (channels, height, width), np.uint8)
         self.action_space = Discrete(len(self._actions))
+
         self._max_steps = max_episode_steps
+        # Steps of the episode.
         self._age = 0
 
     def reset(
@@ -73,7 +86,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         return [ACTIONS[action] for action in self._actions]
 
     def render(self) -> Any:
-        """uint8 [120, 120, 3], a colour for each channel."""
+        """Returns a picture, uint8 [120, 120, 3], with a colour for each channel."""
         state = self._game.state()
         level = (state * np.arange(1, state.shape[-1] + 1)).max(-1) / state.shape[-1]
         colour = np.stack([level, level**2, np.sin(np.pi * level)], -1) * 255

@@ -25,7 +25,10 @@ from penstock.envs.single import SingleEnv
 
 
 class SyntheticVectorEnv(VectorEnv):
-    """`num_envs` synthetic environments, whose episodes begin and end together."""
+    """`num_envs` synthetic environments, whose episodes begin and end together.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -46,13 +49,25 @@ class SyntheticVectorEnv(VectorEnv):
         exit_at_step: int | None = None,
         nan_at_step: int | None = None,
     ) -> None:
-        """Make the games.
+        """Make the environments.
 
-        obs_shape, obs_dtype: of one observation, float32 (0 to 1) or uint8 (0 to 255).
-        episode_steps: length of every episode, which is truncated if `truncate`, else terminates.
-        step_time_s: what one step of one environment takes, asleep, or computing if `busy`.
-        *_at_step: the call of `step`, counted from 1 since construction, that raises, never
-            returns, kills this process, or shows a NaN (float32 only).
+        Args:
+            num_envs: number of environments.
+            obs_shape: of one observation.
+            obs_dtype: of an observation, float32 (0 to 1) or uint8 (0 to 255).
+            n_actions: number of actions, at most the values of an observation.
+            episode_steps: length of every episode.
+            truncate: whether episodes are truncated; else they terminate.
+            construct_time_s: time that this takes.
+            step_time_s: time that one step of one environment takes.
+            busy: whether that time is spent computing; else asleep.
+            crash_at_step: the call of `step`, counted from 1 since construction, that raises.
+            hang_at_step: the call of `step` that never returns.
+            exit_at_step: the call of `step` that kills this process.
+            nan_at_step: the call of `step` that shows a NaN (float32 only).
+
+        Raises:
+            ValueError: for values that do not fit together.
         """
         if obs_dtype not in ("float32", "uint8"):
             raise ValueError(f"obs_dtype is {obs_dtype}; it must be float32 or uint8")
@@ -109,6 +124,7 @@ class SyntheticVectorEnv(VectorEnv):
         return self._observe(), reward, *flags, {}
 
     def _observe(self) -> npt.NDArray[Any]:
+        """Draw the rewarded actions, and return observations that show them."""
         self._targets = self.np_random.integers(len(self._patterns), size=self.num_envs)
         observations = self._patterns[self._targets]
         if self._calls == self._nan_at_step:
@@ -116,6 +132,7 @@ class SyntheticVectorEnv(VectorEnv):
         return observations
 
     def _pass_time(self) -> None:
+        """Let the time of a step pass, computing or asleep."""
         if self._busy:
             end_s = time.perf_counter() + self._step_time_s
             while time.perf_counter() < end_s:
@@ -125,14 +142,18 @@ class SyntheticVectorEnv(VectorEnv):
 
 
 def make_single(**options: Any) -> SingleEnv:
-    """One synthetic game; options as of `SyntheticVectorEnv`."""
+    """Make one synthetic environment; options as of `SyntheticVectorEnv`."""
     return SingleEnv(SyntheticVectorEnv(1, **options))
 
 
 def _patterns(
     n_actions: int, shape: tuple[int, ...], dtype: np.dtype[Any], high: int
 ) -> npt.NDArray[Any]:
-    """[n_actions, *shape]: for each action, its own share of the values, in order, is `high`."""
+    """Returns the observation that shows each action, ``[n_actions, *shape]`` of ``dtype``.
+
+    The values of an observation are divided among the actions, in order. Those of its action are
+    ``high``, the others 0.
+    """
     size = math.prod(shape)
     owner = np.arange(size) * n_actions // size
     patterns = np.zeros((n_actions, size), dtype)
