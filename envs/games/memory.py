@@ -72,25 +72,32 @@ class MemoryVectorEnv(VectorEnv):
         npt.NDArray[np.bool_],
         dict[str, Any],
     ]:
+        """Take a step in each corridor. At its end the action is compared with the sign."""
         resets = self._left < 0
-        ended = self._left == 0
-        right = (2 * actions - 1 == self._signs).astype(np.float32)
+        ends = self._left == 0
+        matches = (2 * actions - 1 == self._signs).astype(np.float32)
+        reward = (2 * matches - 1) * ends
+
         self._left -= 1
         self._begin(resets)
-        reward = (2 * right - 1) * ended
-        return self._observe(), reward, ended, np.zeros(self.num_envs, np.bool_), {}
+        truncated = np.zeros(self.num_envs, np.bool_)
+        return self._observe(), reward, ends, truncated, {}
 
     def _begin(self, begins: npt.NDArray[np.bool_]) -> None:
         """Begin new episodes in the corridors that ``begins`` marks."""
         least, most = self._lengths
         signs = 2 * self.np_random.integers(2, size=self.num_envs) - 1
         lengths = self.np_random.integers(least, most + 1, size=self.num_envs)
-        self._signs[begins], self._left[begins] = signs[begins], lengths[begins]
+        self._signs[begins] = signs[begins]
+        self._left[begins] = lengths[begins]
         self._begins = begins
 
     def _observe(self) -> npt.NDArray[Any]:
-        shown = self._signs * self._begins, self._left == 0, np.ones(self.num_envs)
-        return np.stack(shown, 1).astype(np.float32)
+        """Returns the observations, float32 ``[num_envs, 3]``."""
+        shown_signs = self._signs * self._begins
+        is_at_end = self._left == 0
+        ones = np.ones(self.num_envs)
+        return np.stack((shown_signs, is_at_end, ones), 1).astype(np.float32)
 
 
 def make_single(**options: Any) -> SingleEnv:

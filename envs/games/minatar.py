@@ -18,8 +18,10 @@ from minatar import Environment
 Frame = npt.NDArray[np.uint8]
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-CELL = 12  # pixels of a cell in a picture
-ACTIONS = ("nothing", "left", "up", "right", "down", "fire")  # of all games, by MinAtar's number
+# Pixels of a cell in a picture, each way.
+CELL = 12
+# The actions of all games, by MinAtar's number.
+ACTIONS = ("nothing", "left", "up", "right", "down", "fire")
 
 
 class MinAtarEnv(gymnasium.Env[Frame, Any]):
@@ -77,9 +79,10 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        reward, over = self._game.act(self._actions[action])
+        reward, terminated = self._game.act(self._actions[action])
         self._age += 1
-        return self._observe(), float(reward), bool(over), self._age >= self._max_steps, {}
+        truncated = self._age >= self._max_steps
+        return self._observe(), float(reward), bool(terminated), truncated, {}
 
     def get_action_meanings(self) -> list[str]:
         """The names of the actions, in their order."""
@@ -87,11 +90,15 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
 
     def render(self) -> Any:
         """Returns a picture, uint8 [120, 120, 3], with a colour for each channel."""
+        # The level of a cell is the number of its last channel with an object, from 0 to 1.
         state = self._game.state()
-        level = (state * np.arange(1, state.shape[-1] + 1)).max(-1) / state.shape[-1]
+        channels = state.shape[-1]
+        level = (state * np.arange(1, channels + 1)).max(-1) / channels
+
         colour = np.stack([level, level**2, np.sin(np.pi * level)], -1) * 255
         return colour.astype(np.uint8).repeat(CELL, 0).repeat(CELL, 1)
 
     def _observe(self) -> Frame:
-        shown: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1) * np.uint8(255)
-        return shown
+        """Returns the observation, uint8 ``[channels, 10, 10]``."""
+        channels: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1)
+        return channels * np.uint8(255)
