@@ -488,18 +488,18 @@ def refused_by_gymnasium(make: Callable[[], Single]) -> str | None:
     return None
 
 
-def choose(space: spaces.Space[Any], shown: Any, rng: np.random.Generator) -> Any:
+def choose(space: spaces.Space[Any], observation: Any, rng: np.random.Generator) -> Any:
     """Draw a random action that the mask in an observation allows.
 
     Args:
         space: the environment's own space of actions, whose generator draws if there is no mask.
-        shown: the observation.
+        observation: the observation.
         rng: draws if there is a mask.
 
     Returns:
         The action in the environment's own form; None if the mask allows none.
     """
-    mask = shown.get(MASK) if isinstance(shown, dict) else None
+    mask = observation.get(MASK) if isinstance(observation, dict) else None
     counts = counts_of(space)
     if mask is None or not counts:
         return space.sample()
@@ -593,11 +593,11 @@ def _kind(value: Any) -> str:
     return f"{value!r}, a {type(value).__name__}"[:80]
 
 
-def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]:
+def cost(checker: Checker, played: Iterator[object], steps: int) -> dict[str, Any]:
     """Exhaust a play, and measure its time and memory.
 
     Args:
-        found: the checker that plays. A fault is added to it if memory grows.
+        checker: plays the environment. A fault is added to it if memory grows.
         played: plays one step for each item.
         steps: the most steps of the play.
 
@@ -617,16 +617,16 @@ def cost(found: Checker, played: Iterator[object], steps: int) -> dict[str, Any]
     if len(sizes_nbytes) > READINGS // 2:
         grown_nbytes = growth_nbytes(sizes_nbytes, step_count)
     if grown_nbytes > LEAK_NBYTES:
-        found.add(
+        checker.add(
             "memory",
             f"memory grows by {grown_nbytes:,.0f} bytes a step, {grown_nbytes * 1e7 / 1e9:,.0f} GB "
             "in ten million steps; do not keep what a step made, and let go of it in reset",
         )
 
-    times_ms = np.array(found.times_s or [0.0]) * 1e3
+    times_ms = np.array(checker.times_s or [0.0]) * 1e3
     return {
         "steps": step_count,
-        "episodes": len(found.returns),
+        "episodes": len(checker.returns),
         "step_ms": {
             "p50": float(np.percentile(times_ms, 50)),
             "p99": float(np.percentile(times_ms, 99)),

@@ -48,7 +48,7 @@ REPEATED_STEPS = 300
 
 
 def check_vector(
-    found: Checker,
+    checker: Checker,
     make: Callable[[int], VectorEnv],
     steps: int,
     seconds: float = 1e9,
@@ -58,7 +58,7 @@ def check_vector(
     """Play a vector of `COUNT` environments, and check it and copies of it.
 
     Args:
-        found: the checker to which faults are added.
+        checker: to which faults are added.
         make: makes a vector of a given number of environments.
         steps: the most steps to play.
         seconds: the most time that the first play takes.
@@ -72,21 +72,21 @@ def check_vector(
     """
     vector = make(COUNT)
     try:
-        is_vector = _check_face(found, vector) and _check_mode(found, vector)
+        is_vector = _check_face(checker, vector) and _check_mode(checker, vector)
         if is_vector and share_instance(members_of(vector)):
-            found.add("shared", SAME_INSTANCE)
+            checker.add("shared", SAME_INSTANCE)
             return {}
-        if not (is_vector and found.check_spaces("of the vector", vector, "single_")):
+        if not (is_vector and checker.check_spaces("of the vector", vector, "single_")):
             return {}
 
-        player = _Player(found, vector)
+        player = _Player(checker, vector)
         if not player.reset():
             return {}
-        figures = {"games": COUNT, **cost(found, player.play(steps, seconds), steps)}
+        figures = {"games": COUNT, **cost(checker, player.play(steps, seconds), steps)}
     finally:
         if isinstance(vector, VectorEnv):
-            found.close(vector)
-    if found.problems or numbered:
+            checker.close(vector)
+    if checker.problems or numbered:
         return figures
 
     # Copies play until the first episode's end after enough steps, or else until the last end. If
@@ -96,15 +96,15 @@ def check_vector(
     last_end = max(player.ends, default=0)
     end = next(late_ends, last_end)
     if end < least_steps:
-        _check_copies(found, make, least_steps)
-    resets_tested = bool(end) and _check_copies(found, make, end)
+        _check_copies(checker, make, least_steps)
+    resets_tested = bool(end) and _check_copies(checker, make, end)
 
-    if not found.problems:
-        _check_repeated_reset(found, make, least_steps)
-    if not found.problems:
-        _check_members(found, make, least_steps)
-    if player.reset_sign and not found.problems:
-        found.add("autoreset", player.reset_sign)
+    if not checker.problems:
+        _check_repeated_reset(checker, make, least_steps)
+    if not checker.problems:
+        _check_members(checker, make, least_steps)
+    if player.reset_sign and not checker.problems:
+        checker.add("autoreset", player.reset_sign)
     return {**figures, "resets_tested": resets_tested}
 
 
@@ -138,19 +138,19 @@ def draw(
     return actions.reshape(count, *(space.shape or ()))
 
 
-def draw_for(env: BatchedEnv, shown: Array, rng: np.random.Generator) -> Array:
+def draw_for(env: BatchedEnv, observations: Array, rng: np.random.Generator) -> Array:
     """Draw random actions that the masks in observations allow.
 
     Args:
         env: the environments.
-        shown: their packed observations, ``[count, *shape]``.
+        observations: their packed observations, ``[count, *shape]``.
         rng: draws the actions.
 
     Returns:
         The actions as of `draw`.
     """
     mask_parts = tuple(part for part in env.info.parts if part.name == MASK)
-    allowed = views(mask_parts, shown)[MASK] if mask_parts else None
+    allowed = views(mask_parts, observations)[MASK] if mask_parts else None
     return draw(env.info.action_space, env.count, rng, allowed=allowed)
 
 
@@ -171,8 +171,8 @@ class _StepResults(NamedTuple):
 class _Player:
     """Drives a vector as an actor does, and checks all results."""
 
-    def __init__(self, found: Checker, vector: VectorEnv) -> None:
-        """Prepare to drive ``vector``; faults are added to ``found``."""
+    def __init__(self, checker: Checker, vector: VectorEnv) -> None:
+        """Prepare to drive ``vector``; faults are added to ``checker``."""
         self.ends: list[int] = []
         """Numbers of the steps that ended episodes, counted from 1."""
         self.over = np.zeros(COUNT, np.bool_)
@@ -182,7 +182,7 @@ class _Player:
         self.reset_sign = ""
         """How the vector showed that it resets within the step that ends an episode, in a sentence.
         """
-        self._found = found
+        self._checker = checker
         self._vector = vector
         self._action_space = checked_actions("of the vector", vector.single_action_space)
         self._to_env_actions = action_map(vector.single_action_space)
@@ -195,11 +195,11 @@ class _Player:
             results = self._vector.reset(seed=SEED)
         except Exception as error:
             text = f"reset(seed={SEED}) raised {brief_with_place(error)}; correct it"
-            self._found.add("reset", text, error=error)
+            self._checker.add("reset", text, error=error)
             return False
 
         if not (isinstance(results, tuple) and len(results) == 2):
-            self._found.add("reset", "reset did not return a tuple of observations and infos")
+            self._checker.add("reset", "reset did not return a tuple of observations and infos")
             return False
         self.observations = copied(results[0])
         return self._check_observations("reset")
@@ -226,7 +226,7 @@ class _Player:
             returns += results.reward
             if self.over.any():
                 self.ends.append(number)
-                self._found.returns += returns[self.over].tolist()
+                self._checker.returns += returns[self.over].tolist()
                 returns[self.over] = 0
             yield results
 
@@ -239,7 +239,7 @@ class _Player:
         allowed = masks != 0
         can_act = open_choices(allowed, counts_of(self._action_space)).all(-1)
         if not (can_act | self.over).all():
-            self._found.add_closed()
+            self._checker.add_closed()
             return None
         return draw(self._action_space, COUNT, self._rng, allowed=allowed)
 
@@ -257,7 +257,7 @@ class _Player:
         try:
             results = self._vector.step(env_actions.copy())
         except Exception as error:
-            self._found.add(
+            self._checker.add(
                 "step",
                 f"playing the vector raised {brief_with_place(error)}; correct it, or "
                 "single_action_space or the mask if it is right to refuse the actions "
@@ -265,9 +265,9 @@ class _Player:
                 error=error,
             )
             return None
-        self._found.times_s.append(time.perf_counter() - started_s)
+        self._checker.times_s.append(time.perf_counter() - started_s)
 
-        if not _check_results(self._found, results, self.over):
+        if not _check_results(self._checker, results, self.over):
             return None
         # The vector may write to the arrays again.
         copies = _StepResults(*map(copied, results[:4]), results[4])
@@ -275,7 +275,7 @@ class _Player:
         self.reset_sign = self.reset_sign or sign
         # gymnasium marks by `_key` which environments have `key`.
         keys = map(str, copies.info)
-        self._found.info_keys.update(key for key in keys if not key.startswith("_"))
+        self._checker.info_keys.update(key for key in keys if not key.startswith("_"))
 
         self.observations = copies.observations
         self.over = np.logical_or(copies.terminated, copies.truncated)
@@ -285,7 +285,7 @@ class _Player:
         """Add the faults of the observations of ``call``; returns whether there are none."""
         faults = misfits(self._observation_space, self.observations)
         for fault, reason in faults.items():
-            self._found.add(
+            self._checker.add(
                 "observation",
                 f"{call} returned observations{reason}; correct single_observation_space, or what "
                 "it returns",
@@ -294,10 +294,10 @@ class _Player:
         return not faults
 
 
-def _check_face(found: Checker, vector: VectorEnv) -> bool:
+def _check_face(checker: Checker, vector: VectorEnv) -> bool:
     """Returns whether it is a vector environment of `COUNT` environments."""
     if not isinstance(vector, VectorEnv):
-        found.add(
+        checker.add(
             "vector",
             f"a function that takes num_envs returned a {type(vector).__name__}; return a "
             "gymnasium.vector.VectorEnv, or do not take num_envs and return a single environment",
@@ -306,12 +306,12 @@ def _check_face(found: Checker, vector: VectorEnv) -> bool:
 
     count = getattr(vector, "num_envs", None)
     if count != COUNT:
-        found.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
+        checker.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
         return False
     return True
 
 
-def _check_mode(found: Checker, vector: VectorEnv) -> bool:
+def _check_mode(checker: Checker, vector: VectorEnv) -> bool:
     """Returns whether the vector says that its autoreset mode is NEXT_STEP."""
     mode = (vector.metadata or {}).get("autoreset_mode")
     if mode is AutoresetMode.NEXT_STEP:
@@ -319,7 +319,7 @@ def _check_mode(found: Checker, vector: VectorEnv) -> bool:
 
     mode_name = getattr(mode, "name", repr(mode))
     stated = f"says autoreset mode {mode_name}" if mode else "has no autoreset_mode in its metadata"
-    found.add(
+    checker.add(
         "autoreset",
         f"the vector {stated}; an episode's final observation must not be lost, so reset in the "
         'step after its end and say metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}; a '
@@ -328,11 +328,11 @@ def _check_mode(found: Checker, vector: VectorEnv) -> bool:
     return False
 
 
-def _check_results(found: Checker, results: Any, over: Array) -> bool:
+def _check_results(checker: Checker, results: Any, over: Array) -> bool:
     """Check the results of a step, except the observations.
 
     Args:
-        found: the checker to which the first fault is added.
+        checker: to which the first fault is added.
         results: what `step` of the vector returned.
         over: bool [count], the rows whose episode ended in the step before.
 
@@ -340,7 +340,7 @@ def _check_results(found: Checker, results: Any, over: Array) -> bool:
         Whether they can be trained on.
     """
     if not (isinstance(results, tuple) and len(results) == 5):
-        found.add(
+        checker.add(
             "step",
             "step did not return a tuple of five; return observations, rewards, terminated, "
             "truncated and infos",
@@ -354,34 +354,34 @@ def _check_results(found: Checker, results: Any, over: Array) -> bool:
         rewards = np.full(COUNT, np.nan)
     if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
         text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
-        found.add("reward", text)
+        checker.add("reward", text)
         return False
     if bad := find_bad_reward(rewards):
-        found.add("reward", f"step returned {bad}; {SCALE}")
+        checker.add("reward", f"step returned {bad}; {SCALE}")
         return False
 
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if getattr(flag, "shape", None) != (COUNT,) or flag.dtype != np.bool_:
-            found.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
+            checker.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
             return False
     if not isinstance(info, dict):
-        found.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
+        checker.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
         return False
 
     # The vector can still be stepped on after this fault.
     if (rewards[over] != 0).any() or np.logical_or(terminated, truncated)[over].any():
-        _add_autoreset(found, "it gave a reward or an end there")
+        _add_autoreset(checker, "it gave a reward or an end there")
     return True
 
 
-def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
+def _check_copies(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
     """Check that two vectors with the same seed and actions play alike.
 
     If the last step ends an episode, they must also play alike after different actions in the next
     step, which only resets.
 
     Args:
-        found: the checker to which faults are added.
+        checker: to which faults are added.
         make: makes a vector of a given number of environments.
         steps: to play.
 
@@ -389,30 +389,30 @@ def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) 
         Whether the step that only resets was tested.
     """
     first_vector, second_vector = make(COUNT), make(COUNT)
-    first = _Player(found, first_vector)
-    second = _Player(found, second_vector)
+    first = _Player(checker, first_vector)
+    second = _Player(checker, second_vector)
     try:
         if not parts_of(first_vector).keys().isdisjoint(parts_of(second_vector)):
-            found.add("shared", SAME_INSTANCE)
+            checker.add("shared", SAME_INSTANCE)
             return False
         if not (first.reset() and second.reset()):
             return False
 
         if reason := _difference(first, second, steps):
             if variables := changed_variables(first_vector, first.play(steps)):
-                found.add_shared(reason, variables)
+                checker.add_shared(reason, variables)
             else:
-                found.add(
+                checker.add(
                     "determinism",
                     "two vectors that were reset with the same seed and given the same actions "
                     f"differ {reason}; draw all chance from generators that reset(seed=...) seeds",
                 )
-        if found.problems:
+        if checker.problems:
             return False
-        return bool(first.over.any()) and _check_reset_row(found, first, second)
+        return bool(first.over.any()) and _check_reset_row(checker, first, second)
     finally:
-        found.close(first_vector)
-        found.close(second_vector)
+        checker.close(first_vector)
+        checker.close(second_vector)
 
 
 def _difference(first: _Player, second: _Player, steps: int) -> str:
@@ -427,29 +427,29 @@ def _difference(first: _Player, second: _Player, steps: int) -> str:
     return ""
 
 
-def _check_repeated_reset(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+def _check_repeated_reset(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
     """Check that a vector that has been played does the same after a reset as a new one."""
     used_vector, new_vector = make(COUNT), make(COUNT)
     try:
-        first_play = _Player(found, used_vector)
+        first_play = _Player(checker, used_vector)
         if not first_play.reset():
             return
         list(first_play.play(steps))
 
-        used = _Player(found, used_vector)
-        new = _Player(found, new_vector)
+        used = _Player(checker, used_vector)
+        new = _Player(checker, new_vector)
         if used.reset() and new.reset() and (reason := _difference(used, new, steps)):
-            found.add(
+            checker.add(
                 "determinism",
                 f"a vector that is reset with the same seed again differs {reason} from a new one; "
                 "reset all of its state, also statistics that it has gathered",
             )
     finally:
-        found.close(used_vector)
-        found.close(new_vector)
+        checker.close(used_vector)
+        checker.close(new_vector)
 
 
-def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+def _check_members(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
     """Check that the single environments of a vector, if it has such, are independent."""
     vector = make(COUNT)
     try:
@@ -463,20 +463,20 @@ def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int)
         observation_bytes = as_bytes(observation)
         second.reset(seed=SEED + 1)
         if as_bytes(observation) != observation_bytes:
-            found.add_shared("from each alone", ["the memory of their observations"])
+            checker.add_shared("from each alone", ["the memory of their observations"])
             return
 
-        first_steps = list(found.play(first, steps, seed=SEED))
-        found.independence(first, second, first_steps)
+        first_steps = list(checker.play(first, steps, seed=SEED))
+        checker.independence(first, second, first_steps)
     finally:
-        found.close(vector)
+        checker.close(vector)
 
 
-def _check_reset_row(found: Checker, first: _Player, second: _Player) -> bool:
+def _check_reset_row(checker: Checker, first: _Player, second: _Player) -> bool:
     """Check that two vectors play alike though the actions in a reset row differ.
 
     Args:
-        found: the checker to which a fault is added.
+        checker: to which a fault is added.
         first: a player whose last step ended an episode.
         second: a player that has played alike.
 
@@ -498,18 +498,18 @@ def _check_reset_row(found: Checker, first: _Player, second: _Player) -> bool:
 
     results = first.step(actions)
     other_results = second.step(other_actions)
-    if found.problems:
+    if checker.problems:
         return True
     assert results is not None
     assert other_results is not None
     if results.as_bytes() != other_results.as_bytes():
-        _add_autoreset(found, "what followed depended on the action")
+        _add_autoreset(checker, "what followed depended on the action")
     return True
 
 
-def _add_autoreset(found: Checker, sign: str) -> None:
+def _add_autoreset(checker: Checker, sign: str) -> None:
     """Add the fault that a step that should only reset did more, by its ``sign``."""
-    found.add(
+    checker.add(
         "autoreset",
         "the vector says NEXT_STEP, where the step after an episode's end only resets: its action "
         f"is ignored, its reward 0; but {sign}; reset there, or remove the wrapper that resets in "
