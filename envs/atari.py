@@ -110,13 +110,13 @@ def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
         )
 
 
-def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def options(name: str, registered: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns all options of an Atari environment, checked.
 
     Args:
         name: id of the environment.
         registered: its options in gymnasium's registry, with `game`.
-        given: env.kwargs.
+        kwargs: the options of the config (`env.kwargs`).
 
     Raises:
         UserError: for an option that does not exist or is set elsewhere, and for a bad value.
@@ -124,10 +124,10 @@ def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) 
     from ale_py import AtariVectorEnv
 
     purpose = f"environment {name}"
-    check_keywords(AtariVectorEnv, given, purpose, reserved=_RESERVED)
-    for option, value in given.items():
+    check_keywords(AtariVectorEnv, kwargs, purpose, reserved=_RESERVED)
+    for option, value in kwargs.items():
         _check(purpose, option, value)
-    return {**OPTIONS, **registered, **given}
+    return {**OPTIONS, **registered, **kwargs}
 
 
 def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVectorEnv:

@@ -102,7 +102,8 @@ class LivesAsEpisodes(VectorWrapper[Any, Any, Any, Any, Any]):
             terminated[row] = terminates
             truncated[row] = truncates
             observations[row] = final
-            self._resets[row] = True  # its next game has already begun
+            # The game's own reset came in the step before.
+            self._resets[row] = True
 
         info[LIFE_LOST] = life_lost
         return observations, reward, terminated, truncated, info

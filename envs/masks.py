@@ -33,14 +33,16 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
+        # Choices of all components of an action, of each of which a mask has a value.
         self._choices = sum(counts_of(env.action_space))
         if not self._choices:
             raise UserError(
                 f"MaskFromInfo goes around actions to choose from, not {env.action_space}; leave "
                 "it out of env.wrappers"
             )
-        own = env.observation_space
-        parts = own.spaces if isinstance(own, spaces.Dict) else {OBSERVATION: own}
+
+        env_space = env.observation_space
+        parts = env_space.spaces if isinstance(env_space, spaces.Dict) else {OBSERVATION: env_space}
         self.observation_space = spaces.Dict({**parts, MASK: spaces.MultiBinary(self._choices)})
 
     def reset(self, **kwargs: Any) -> Any:
@@ -50,7 +52,8 @@ class MaskFromInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
         mask = self._mask(info, over=bool(terminated or truncated))
-        return self._joined(observation, mask), reward, terminated, truncated, info
+        masked_observation = self._joined(observation, mask)
+        return masked_observation, reward, terminated, truncated, info
 
     def _mask(self, info: dict[str, Any], *, over: bool) -> npt.NDArray[np.int8]:
         """Returns the mask in an info, int8 ``[choices]``, 1 where a choice is allowed.

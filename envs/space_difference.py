@@ -53,14 +53,11 @@ def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> Spac
     """
     trained_columns = _all_columns(*trained)
     present_columns = _all_columns(*present)
+
     for column in {**trained_columns, **present_columns}:
         trained_space = trained_columns.get(column)
         present_space = present_columns.get(column)
-        if (
-            trained_space is None
-            or present_space is None
-            or not _is_same(trained_space, present_space)
-        ):
+        if not _is_same(trained_space, present_space):
             return _described(column, trained_space, present_space)
     return None
 
@@ -80,8 +77,10 @@ def _columns(name: str, space: AnySpace) -> dict[str, AnySpace]:
     return {".".join((name, *map(str, keys))): part for keys, part in leaves_of(space)}
 
 
-def _is_same(one: AnySpace, other: AnySpace) -> bool:
-    """Returns whether two columns mean the same."""
+def _is_same(one: AnySpace | None, other: AnySpace | None) -> bool:
+    """Returns whether two columns mean the same; None stands for one that is absent."""
+    if one is None or other is None:
+        return False
     if not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
         try:
             return to_json(one) == to_json(other)

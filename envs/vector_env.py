@@ -160,7 +160,7 @@ class SinglesVectorEnv(SyncVectorEnv):
     A checkpoint holds the attributes of this class by their names (`penstock.envs.saved_state`).
     """
 
-    # Both belong to the class unless they are set, as saved states of 0.1 have neither.
+    # Values of the class, as saved states of 0.1 have no such attributes.
     beat: Callable[[], object] | None = None
     """Reports progress after the reset of each environment, which may take long."""
     _resetting = False
@@ -224,8 +224,8 @@ class _RecordedValues:
     columns: tuple[Column, ...]
     """The columns that the environment declares, then two for each key of `env.record`."""
     values: dict[str, Array]
-    """The values of the last step by the name of their column, each ``[count]``. The arrays stay
-    the same."""
+    """The values of the last step by the name of their column, each ``[count]``. Every step writes
+    to the same arrays."""
 
     def __init__(self, name: str, vector: VectorEnv, keys: Sequence[str]) -> None:
         """Plan the columns of a vector environment.
@@ -332,14 +332,16 @@ class _LastStep:
     """The rows whose episode was truncated, bool ``[count]``; a row may have both."""
 
     def __init__(self, count: int) -> None:
+        self._no_rows = np.zeros(count, np.bool_)
         self.observations = None
-        self.terminated = self.truncated = self._none = np.zeros(count, np.bool_)
+        self.terminated = self._no_rows
+        self.truncated = self._no_rows
 
     def begin(self, observations: Array) -> None:
         """Take the first observations of new episodes in all rows."""
         self.observations = observations
-        self.terminated = self._none
-        self.truncated = self._none
+        self.terminated = self._no_rows
+        self.truncated = self._no_rows
 
     def over(self) -> Flags:
         """Returns the rows that the next step only resets, bool ``[count]``."""
