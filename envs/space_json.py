@@ -134,11 +134,11 @@ def _decoded(encoded: Encoded) -> spaces.Space[Any]:
             return spaces.MultiBinary(content)
         case "Box":
             low, high, shape, dtype_text = content
-            dtype: Any = plain_dtype(dtype_text)
+            box_dtype: Any = plain_dtype(dtype_text)
             # A bound that all values share is written as one number.
-            lows = np.broadcast_to(np.array(low, dtype), shape)
-            highs = np.broadcast_to(np.array(high, dtype), shape)
-            return spaces.Box(lows, highs, tuple(shape), dtype)
+            lows = np.broadcast_to(np.array(low, box_dtype), shape)
+            highs = np.broadcast_to(np.array(high, box_dtype), shape)
+            return spaces.Box(lows, highs, tuple(shape), box_dtype)
     raise ValueError(f"there is no space {kind}")
 
 
