@@ -191,6 +191,7 @@ def make(
         source = _find_source(env, threads, filmed)
         frames_per_step = source.frames_per_step
 
+        # Make the vector, and the sentence that tells the user what steps it.
         vector: VectorEnv
         if source.vector and source.uses_vector(env):
             vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
@@ -210,6 +211,7 @@ def make(
         else:
             raise _needs_singles(purpose, env)
 
+        # A function of the user may have returned anything.
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
         claim(purpose, vector)
