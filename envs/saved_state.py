@@ -433,6 +433,7 @@ class _Reader:
                     generator = random.Random()
                 version, words, gauss = state[0], state[1], state[2]
                 generator.setstate((version, tuple(words), gauss))
+
         self._restored.add(id(generator))
         self._numbered.append(generator)
         return generator
