@@ -57,8 +57,8 @@ def why_not_savable(make: Callable[[], BatchedEnv]) -> str:
 class _PlayedOn(NamedTuple):
     """A saved vector, and how it went on."""
 
-    state: bytes
-    """The saved state."""
+    state: npt.NDArray[np.uint8]
+    """The saved state, of `to_bytes`."""
     actions: list[Array]
     """The actions of each later step, ``[count, *shape]``."""
     results: list[StepBytes]

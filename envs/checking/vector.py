@@ -270,7 +270,14 @@ class _Player:
         if not _check_results(self._checker, results, self.over):
             return None
         # The vector may write to the arrays again.
-        copies = _StepResults(*map(copied, results[:4]), results[4])
+        observations, reward, terminated, truncated, info = results
+        copies = _StepResults(
+            observations=copied(observations),
+            reward=copied(reward),
+            terminated=copied(terminated),
+            truncated=copied(truncated),
+            info=info,
+        )
         sign = own_reset(copies.info, copies.terminated, copies.truncated)
         self.reset_sign = self.reset_sign or sign
         # gymnasium marks by `_key` which environments have `key`.
