@@ -7,7 +7,9 @@ from typing import Any
 
 from gymnasium.vector import VectorEnv
 
-MEANINGS = "get_action_meanings"  # a method of Atari's environments, which others have adopted
+# A method of Atari's environments, which others have adopted.
+MEANINGS = "get_action_meanings"
+# The names in gymnasium's documentation, by the name of the environment.
 DOCUMENTED = {
     "Acrobot": ("-1", "0", "+1"),
     "BipedalWalker": ("hip 1", "knee 1", "hip 2", "knee 2"),
@@ -20,16 +22,28 @@ DOCUMENTED = {
 
 
 def action_names(env_id: str, vector: VectorEnv, count: int) -> tuple[str, ...]:
-    """The names of the ``count`` choices, or numbers, of an action; empty where none are known."""
-    own: Any = getattr(vector, MEANINGS, None)
+    """Returns the names of the choices of an action, or of its numbers.
+
+    Args:
+        env_id: id of the environment.
+        vector: the environments.
+        count: number of choices, or of the action's numbers.
+
+    Returns:
+        ``count`` names; empty if none are known.
+    """
+    # The environment's own method comes first, also of one that the vector steps.
+    get_meanings: Any = getattr(vector, MEANINGS, None)
     envs: Sequence[Any] = getattr(vector, "envs", ())
-    if own is None and envs:
-        own = getattr(envs[0].unwrapped, MEANINGS, None)
-    if callable(own):
-        found = tuple(str(name) for name in own())
+    if get_meanings is None and envs:
+        get_meanings = getattr(envs[0].unwrapped, MEANINGS, None)
+
+    if callable(get_meanings):
+        names = tuple(str(name) for name in get_meanings())
     else:
-        name = env_id.rpartition(":")[2].rpartition("-v")[0]
-        found = DOCUMENTED.get(name, ())
-        if len(found) != count:  # of its continuous form
-            found = DOCUMENTED.get(f"{name}Continuous", ())
-    return found if len(found) == count else ()
+        env_name = env_id.rpartition(":")[2].rpartition("-v")[0]
+        names = DOCUMENTED.get(env_name, ())
+        # The environment may be set to continuous actions.
+        if len(names) != count:
+            names = DOCUMENTED.get(f"{env_name}Continuous", ())
+    return names if len(names) == count else ()

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
 
 PREFIX = "ALE/"
-_OLD = re.compile(r"(\w+?)(Deterministic|NoFrameskip)?-v[04]")
+# Ids of games before ale-py's vector environment, such as PongNoFrameskip-v4.
+_OLD_ID = re.compile(r"(\w+?)(Deterministic|NoFrameskip)?-v[04]")
 
+# Every option with its value where neither an id nor the config says another.
 OPTIONS: dict[str, int | float | bool] = {
     "frameskip": 4,
     "maxpool": True,
@@ -49,9 +51,10 @@ OPTIONS: dict[str, int | float | bool] = {
     "stack_num": 4,
 }
 
-# least values of some integers; 1 for the others
+# The least values of some whole numbers; it is 1 for the others.
 _AT_LEAST = {"noop_max": 0, "thread_affinity_offset": -1}
 
+# Options that Penstock passes itself, each with what to set instead.
 _RESERVED = {
     "game": "set env.id",
     "num_envs": "set actors.envs",
@@ -62,6 +65,7 @@ _RESERVED = {
     "continuous_action_threshold": "only the discrete actions are supported",
 }
 
+# Options that must stay false, with the reason and what to set instead.
 _UNSUITED = {
     "reward_clipping": "it clips the shown returns too; set algo.reward_clip=1.0, which clips for "
     "the learner only",
@@ -70,44 +74,70 @@ _UNSUITED = {
 
 
 def register(purpose: str) -> None:
-    """Make gymnasium register the ids `ALE/...`; an error's sentence begins with `purpose`."""
+    """Make gymnasium register the ids `ALE/...`.
+
+    Raises:
+        UserError: if ale-py cannot be imported; its sentence begins with ``purpose``.
+    """
     with explained(purpose):
         importlib.import_module("ale_py")
 
 
 def refuse_raw(name: str, spec: EnvSpec | None, env: EnvConfig) -> None:
-    """Refuse an old id of a game, such as `PongNoFrameskip-v4`, with a UserError.
+    """Raise UserError for an old id of a game, such as `PongNoFrameskip-v4`.
 
-    It neither scales nor stacks frames, unless `env` has wrappers that may do so. ``spec``: its
-    registration.
+    Such an environment neither scales nor stacks frames. It is accepted if the config has wrappers,
+    which may do so, or if its observations are the emulator's memory.
+
+    Args:
+        name: the environment's id in gymnasium's registry.
+        spec: its registration, if it has one.
+        env: the config's section.
     """
-    old = _OLD.fullmatch(name)
-    new = f"{PREFIX}{old[1]}-v5" if old else ""
-    if new not in gymnasium.registry or (spec and not str(spec.entry_point).startswith("ale_py")):
+    old_id = _OLD_ID.fullmatch(name)
+    if not old_id:
         return
-    if not spec or not (env.wrappers or env.kwargs.get("obs_type") == "ram"):
+    new_id = f"{PREFIX}{old_id[1]}-v5"
+    is_others = spec is not None and not str(spec.entry_point).startswith("ale_py")
+    if new_id not in gymnasium.registry or is_others:
+        return
+
+    is_processed = env.wrappers or env.kwargs.get("obs_type") == "ram"
+    if spec is None or not is_processed:
         raise UserError(
-            f"environment {env.id} is an old form of {new} that leaves it to wrappers to skip, "
-            f"scale and stack frames; train {new}, which does, or name wrappers in env.wrappers"
+            f"environment {env.id} is an old form of {new_id} that leaves it to wrappers to skip, "
+            f"scale and stack frames; train {new_id}, which does, or name wrappers in env.wrappers"
         )
 
 
-def options(name: str, registered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an Atari environment, checked.
+def options(name: str, registered: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all options of an Atari environment, checked.
 
-    registered: those of the id in gymnasium's registry, with `game`.
+    Args:
+        name: id of the environment.
+        registered: its options in gymnasium's registry, with `game`.
+        kwargs: the options of the config (`env.kwargs`).
+
+    Raises:
+        UserError: for an option that does not exist or is set elsewhere, and for a bad value.
     """
     from ale_py import AtariVectorEnv
 
     purpose = f"environment {name}"
-    check_keywords(AtariVectorEnv, given, purpose, reserved=_RESERVED)
-    for option, value in given.items():
+    check_keywords(AtariVectorEnv, kwargs, purpose, reserved=_RESERVED)
+    for option, value in kwargs.items():
         _check(purpose, option, value)
-    return {**OPTIONS, **registered, **given}
+    return {**OPTIONS, **registered, **kwargs}
 
 
 def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVectorEnv:
-    """`count` games on `threads` threads of their own, without `episodic_life`."""
+    """Make `count` games on `threads` threads of their own, without `episodic_life`.
+
+    Args:
+        options: of `options`.
+        count: number of games.
+        threads: number of ale-py's threads.
+    """
     from ale_py import AtariVectorEnv
 
     return AtariVectorEnv(
@@ -119,18 +149,20 @@ def make_vector(options: Mapping[str, Any], count: int, threads: int) -> AtariVe
 
 
 def _check(purpose: str, option: str, value: Any) -> None:
+    """Raise UserError for a bad value of an option; its sentence begins with ``purpose``."""
     if option in _UNSUITED and value is not False:
         raise UserError(f"{purpose}: {option} must be false, as {_UNSUITED[option]}")
+
     default = OPTIONS.get(option)
     if isinstance(default, bool):
-        fits, rule = isinstance(value, bool), "true or false"
+        fits = isinstance(value, bool)
+        rule = "true or false"
     elif isinstance(default, float):
-        fits, rule = (
-            type(value) in (int, float) and 0 <= value <= 1,
-            "a probability between 0 and 1",
-        )
+        fits = type(value) in (int, float) and 0 <= value <= 1
+        rule = "a probability between 0 and 1"
     else:
         least = _AT_LEAST.get(option, 1)
-        fits, rule = type(value) is int and value >= least, f"a whole number of at least {least}"
+        fits = type(value) is int and value >= least
+        rule = f"a whole number of at least {least}"
     if not fits:
         raise UserError(f"{purpose}: {option} is {value!r}; it must be {rule}")

@@ -38,9 +38,16 @@ class PoolVectorEnv(VectorEnv):
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, name: str, options: Mapping[str, Any], num_envs: int, threads: int) -> None:
-        """Make the environments.
+        """Read the spaces of an environment. The first reset makes the environments.
 
-        name: EnvPool's own, without a prefix. Raises UserError for one that it does not have.
+        Args:
+            name: EnvPool's own, without a prefix.
+            options: of EnvPool (`env.kwargs`).
+            num_envs: number of environments.
+            threads: number of EnvPool's threads.
+
+        Raises:
+            UserError: for a name or an option that EnvPool does not have.
         """
         purpose = f"environment {PREFIX}{name}"
         with explained(purpose):
@@ -49,28 +56,34 @@ class PoolVectorEnv(VectorEnv):
             raise UserError(
                 f"{purpose}: EnvPool has no {name}; {nearest(name, self._envpool.list_all_envs())}"
             )
+
         with _quiet():
             spec = self._envpool.make_spec(name)
             self.single_observation_space = _unbounded(spec.observation_space)
             self.single_action_space = spec.action_space
         check_options(options, spec.config._asdict(), purpose, _RESERVED)
+
         self.num_envs = num_envs
         self._name = name
         self._options = {**options, "num_envs": num_envs, "num_threads": threads}
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        # EnvPool's environments, once a reset has made them.
         self._pool: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes; a seed makes the environments anew, as EnvPool seeds them then."""
         if seed is not None or self._pool is None:
             self.close_extras()
-            seeded = {} if seed is None else {"seed": seed}
+            seed_option = {} if seed is None else {"seed": seed}
             make = partial(self._envpool.make, self._name, env_type="gymnasium")
             with _quiet():
-                self._pool = make(**self._options, **seeded)
-                _ = self._pool.action_space, self._pool.observation_space  # made on first access
+                self._pool = make(**self._options, **seed_option)
+                # EnvPool makes the spaces on first access, with warnings.
+                _ = self._pool.action_space, self._pool.observation_space
+
         observations, _ = self._pool.reset()
         return observations, {}
 
@@ -94,7 +107,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _unbounded(space: Any) -> Any:
-    """Replace bounds: EnvPool often gives the least positive float where there is none."""
+    """Returns the space without bounds, if it is a Box of floats.
+
+    EnvPool often gives the least positive float where there is no bound.
+    """
     if isinstance(space, Box) and space.dtype.kind == "f":
         return Box(-np.inf, np.inf, space.shape, space.dtype.type)
     return space

@@ -21,34 +21,43 @@ from penstock.envs.packing import find_bad_reward, leaves_of, value_at
 
 logger = note_logger(__name__)
 
-DROPPED = "penstock/episode_dropped"  # in a step's info: True where it failed
-MOST_IN_A_ROW = 100  # failed episodes of one environment, without one that ended
-LONG = 1000  # steps of an episode that counts as one that ended
-_noted: set[tuple[str, str]] = set()  # type and place of the errors that this process has noted
+# Key of a step's info, with the value True if the step failed.
+DROPPED = "penstock/episode_dropped"
+# One environment may have as many failed episodes without one between them that ended.
+MOST_IN_A_ROW = 100
+# An episode of as many steps counts as one that ended.
+LONG = 1000
+# Type and place of each error that this process has noted.
+_noted: set[tuple[str, str]] = set()
 
 
 class DropFailedEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Resets its environment where a step fails."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str) -> None:
-        """``name`` is the environment's, for messages."""
+        """Wrap ``env``, which messages call ``name``."""
         super().__init__(env)
         self._name = name
-        self._steps = 0  # since the last failure
+        # Steps since the last failure.
+        self._steps = 0
+        # Failed episodes since the last one that ended.
         self._in_a_row = 0
 
     def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment, again until its observation is finite."""
         while True:
             observation, info = self.env.reset(**kwargs)
             try:
                 self._check(observation, 0.0)
             except ValueError as error:
-                self._count(error)
-                kwargs = {}  # the same seed may begin alike
+                self._on_failure(error)
+                # The same seed may begin alike.
+                kwargs = {}
                 continue
             return observation, info
 
     def step(self, action: Any) -> Any:
+        """Step the environment; if that fails, return the first observation of the next episode."""
         self._steps += 1
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
@@ -56,9 +65,10 @@ class DropFailedEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         except UserError:
             raise
         except Exception as error:
-            self._count(error)
+            self._on_failure(error)
             observation, info = self.reset()
             return observation, 0.0, False, False, {**info, DROPPED: True}
+
         if terminated or truncated:
             self._in_a_row = 0
         return observation, reward, terminated, truncated, info
@@ -72,10 +82,17 @@ class DropFailedEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             if is_float and not np.isfinite(value_at(keys, observation)).all():
                 raise ValueError("it returned an observation with a NaN or an infinity")
 
-    def _count(self, error: Exception) -> None:
-        """Note the first error of its kind. Raises UserError where no episode succeeds."""
-        self._in_a_row = 1 if self._steps >= LONG else self._in_a_row + 1
+    def _on_failure(self, error: Exception) -> None:
+        """Count a failed episode, and note the error if it is the first of its kind.
+
+        Raises:
+            UserError: if too many episodes have failed in a row.
+        """
+        if self._steps >= LONG:
+            self._in_a_row = 0
+        self._in_a_row += 1
         self._steps = 0
+
         what = brief_with_place(error)
         if self._in_a_row > MOST_IN_A_ROW:
             text = (
@@ -84,7 +101,8 @@ class DropFailedEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
             raise users_error(text, error) from error
 
-        kind = brief(error).partition(":")[0], place(error)
+        error_type = brief(error).partition(":")[0]
+        kind = (error_type, place(error))
         if kind not in _noted:
             _noted.add(kind)
             logger.info(

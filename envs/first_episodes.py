@@ -20,37 +20,53 @@ from typing import Any
 
 import gymnasium
 
-SHORTENED = "penstock/first_episode_shortened"  # in a step's info: True at such an end
+# Key of a step's info, with the value True at the end of a shortened episode.
+SHORTENED = "penstock/first_episode_shortened"
 GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 Single = gymnasium.Env[Any, Any]
 
 
 def shares(first: int, count: int) -> list[float]:
-    """The share of its time limit that the first episode of each environment has, in [0, 1).
+    """Returns the share of its time limit that the first episode of each environment has.
 
-    first: the number of the first of `count` environments among those of the run.
+    Args:
+        first: the number of the first environment among those of the run.
+        count: number of environments.
+
+    Returns:
+        A share in [0, 1) for each environment.
     """
     return [(number + 1) * GOLDEN_RATIO % 1 for number in range(first, first + count)]
 
 
 def staggered(makes: Sequence[Callable[[], Single]], first: int) -> list[Callable[[], Single]]:
-    """Constructors of the same environments; those with a time limit shorten their first
-    episode."""
+    """Returns constructors of environments that shorten their first episode.
+
+    An environment without a time limit stays as it is.
+
+    Args:
+        makes: the constructor of each environment.
+        first: the number of the first environment among those of the run.
+    """
     pairs = zip(makes, shares(first, len(makes)), strict=True)
     return [partial(_staggered, make, share) for make, share in pairs]
 
 
 def _staggered(make: Callable[[], Single], share: float) -> Single:
+    """Make an environment whose first episode has a share of its time limit."""
     env = make()
     limit = env.spec.max_episode_steps if env.spec else None
     return env if limit is None else ShortFirstEpisode(env, math.ceil(share * limit))
 
 
 class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Truncates the first episode after ``steps`` steps."""
+    """Truncates the first episode after ``steps`` steps.
 
-    # Of the class, as earlier saved states have none of them.
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
+
+    # Both belong to the class unless they are set, as earlier saved states have neither.
     _cut: tuple[Any] | None = None
     """The observation at which the episode was truncated, until the reset that follows."""
     _plays_on = False
@@ -59,9 +75,11 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: Single, steps: int) -> None:
         super().__init__(env)
         self._steps = steps
+        # Steps of the first episode that remain; 0 in all later ones.
         self._left = steps
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment; if it refuses after a truncation, its episode is played on."""
         # A seed begins anew; without one it is the reset at an episode's end.
         self._left = self._steps if seed is not None else 0
         cut, self._cut = self._cut, None
@@ -74,9 +92,11 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception:
             # An environment that fails for another reason fails in its next call too.
             self._plays_on = True
-            return cut[0], {}
+            last_observation = cut[0]
+            return last_observation, {}
 
     def step(self, action: Any) -> Any:
+        """Step the environment, and truncate the first episode after its share."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._left:
             self._left -= 1
@@ -84,5 +104,6 @@ class ShortFirstEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
                 self._cut = (deepcopy(observation),)
                 return observation, reward, False, True, {**info, SHORTENED: True}
         elif self._plays_on and (terminated or truncated):
+            # The rest of an episode that was truncated before is no result either.
             info = {**info, SHORTENED: True}
         return observation, reward, terminated, truncated, info

@@ -38,8 +38,14 @@ _open: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def parts_of(env: Any, kind: Any = gymnasium.Env | VectorEnv) -> dict[int, Any]:
-    """An environment and those of ``kind`` within it, by their `id`: what its wrappers go around,
-    and the members of a vector."""
+    """Returns an environment and those within it, by their `id`.
+
+    Within it are what its wrappers go around, and the members of a vector.
+
+    Args:
+        env: a single environment or a vector.
+        kind: the class or classes of what is looked for within it.
+    """
     parts: dict[int, Any] = {}
     waiting = [env]
     while waiting:
@@ -56,44 +62,55 @@ def parts_of(env: Any, kind: Any = gymnasium.Env | VectorEnv) -> dict[int, Any]:
 
 
 def share_instance(envs: Iterable[Any]) -> bool:
-    """Whether two of single environments are the same instance, or have the same one in them."""
-    numbers = [number for env in envs for number in parts_of(env, gymnasium.Env)]
-    return len(numbers) > len(set(numbers))
+    """Returns whether two single environments are the same instance, or have one in common."""
+    ids = [part_id for env in envs for part_id in parts_of(env, gymnasium.Env)]
+    return len(ids) > len(set(ids))
 
 
 def members_of(vector: VectorEnv) -> list[Any]:
-    """The single environments that a vector steps; none where it has another form."""
+    """Returns the single environments that a vector steps; an empty list for another form."""
     envs = getattr(vector.unwrapped, "envs", None)
-    envs = envs if isinstance(envs, list | tuple) else ()
+    if not isinstance(envs, list | tuple):
+        return []
     return [env for env in envs if isinstance(env, gymnasium.Env)]
 
 
 def claim(purpose: str, vector: VectorEnv) -> None:
     """Note that a vector is open, until `release`.
 
-    Raises UserError where an instance is that of two of its environments, or of another vector that
-    is open.
+    Raises:
+        UserError: if two of its environments have an instance in common, or it has one in common
+            with another vector that is open. The sentence begins with ``purpose``.
     """
     parts = parts_of(vector)
-    if share_instance(members_of(vector)) or any(number in _open for number in parts):
+    if share_instance(members_of(vector)) or any(part_id in _open for part_id in parts):
         raise UserError(f"{purpose}: {SAME_INSTANCE}")
     _open.update(parts)
 
 
 def release(vector: VectorEnv) -> None:
     """Note that a vector is closed."""
-    for number in parts_of(vector):
-        _open.pop(number, None)
+    for part_id in parts_of(vector):
+        _open.pop(part_id, None)
 
 
 def refuse_statistics(purpose: str, env: Any) -> None:
-    """Raise UserError where gymnasium's wrappers that normalise are within an environment, unless
-    their statistics are fixed (``update_running_mean``)."""
-    parts = [part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)]
+    """Raise UserError if gymnasium's wrappers that normalise are within an environment.
+
+    They are accepted if their statistics are fixed (``update_running_mean``).
+
+    Args:
+        purpose: the environment, with which the sentence begins.
+        env: a single environment or a vector.
+    """
+    updating_parts = [
+        part for part in parts_of(env).values() if getattr(part, "update_running_mean", False)
+    ]
+    # The option to set instead of each wrapper, by the wrapper's name.
     options = {
         type(part).__name__: option
         for option, kinds in NORMALIZES.items()
-        for part in parts
+        for part in updating_parts
         if isinstance(part, kinds)
     }
     if options:

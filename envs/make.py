@@ -60,8 +60,9 @@ _RESERVED = {
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
 }
+# Wrappers that hold observations of earlier steps.
 KEEP_OBSERVATIONS = (gymnasium.wrappers.FrameStackObservation, gymnasium.wrappers.DelayObservation)
-# options of gymnasium.make itself
+# Options of `gymnasium.make` itself; `make_vec` has only the first one.
 _GYMNASIUM_OPTIONS = ("max_episode_steps", "disable_env_checker")
 
 
@@ -73,27 +74,33 @@ class FirstIndex(IntEnum):
     """
 
     COMMAND = 10_000
-    """Of `penstock eval`, and of what else plays a stored policy."""
+    """Environments of `penstock eval`, and of whatever else plays a stored policy."""
     LEARNER = 11_000
-    """To look at the spaces; of learner 0."""
+    """The environment that learner 0 makes to read its spaces."""
     MEASURED = 12_000
-    """To time them before a run."""
+    """Environments that are timed before a run."""
     EVALUATOR = 15_000
     VIDEO = 17_000
     CHECK = 18_000
-    """Of `penstock check-env`, one by one."""
+    """Single environments of `penstock check-env`."""
     RATED = 19_000
-    """Of its vector, as what it has closed may hold its ports for a while."""
+    """The vector whose rate `penstock check-env` measures. Its numbers are others, as closed
+    environments may hold their ports for a while."""
 
 
+# The numbers of actors' environments beyond those of `FirstIndex` begin here.
 AFTER_OTHERS = 20_000
 
 
 def first_index(actor: int, envs: int) -> int:
-    """The `index` of the first of an actor's ``envs`` environments. They are counted through all
-    actors, without the numbers of `FirstIndex`."""
+    """Returns the `index` of the first of an actor's ``envs`` environments.
+
+    Environments are counted through all actors, without the numbers of `FirstIndex`.
+    """
     first = actor * envs
-    return first if first + envs <= FirstIndex.COMMAND else first + envs + AFTER_OTHERS
+    if first + envs <= FirstIndex.COMMAND:
+        return first
+    return first + envs + AFTER_OTHERS
 
 
 @dataclass(frozen=True)
@@ -101,16 +108,28 @@ class _Source:
     """The ways in which an environment can be made."""
 
     single: Callable[..., gymnasium.Env[Any, Any]] | None = None
+    """Makes a single environment."""
     vector: Callable[..., VectorEnv] | None = None
+    """Makes its own vector form, of a given number of environments."""
     takes_index: bool = False
     """Whether both take the keyword `index`."""
     vector_name: str = ""
-    has_threads: bool = False  # whether its own vector form has threads
+    """What steps the vector form, in a sentence to print."""
+    has_threads: bool = False
+    """Whether the vector form has threads."""
     frames_per_step: int = 1
+    """Emulator frames in one agent step."""
 
-    def numbered(self, index: int) -> dict[str, int]:
-        """The keywords of an environment, or of a vector that begins with it."""
+    def index_keyword(self, index: int) -> dict[str, int]:
+        """Returns the keywords of an environment, or of a vector that begins with it."""
         return {"index": index} if self.takes_index else {}
+
+    def uses_vector(self, env: EnvConfig) -> bool:
+        """Whether environments are made in the vector form.
+
+        Wrappers, and the reset of a failed episode, need single environments.
+        """
+        return self.vector is not None and not env.wrappers and env.on_error != "drop_episode"
 
 
 class Adapter(NamedTuple):
@@ -118,15 +137,15 @@ class Adapter(NamedTuple):
 
     library: str
     make: Callable[[str, Mapping[str, Any], int, int], VectorEnv]
-    """(id without the prefix, env.kwargs, number of environments, threads) -> all of them."""
+    """Makes environments: (id without the prefix, env.kwargs, their number, threads) -> vector."""
     has_threads: bool
-    """Whether they are stepped by those threads."""
+    """Whether those threads step the environments."""
 
 
 ADAPTERS: dict[str, Adapter] = {
     envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True)
 }
-"""By the prefix of their ids."""
+"""The adapters by the prefix of their environments' ids."""
 
 
 class Makers(NamedTuple):
@@ -148,192 +167,275 @@ def make(
     stagger: bool = False,
     beat: Callable[[], object] | None = None,
 ) -> BatchedEnv:
-    """Make `count` environments on `threads` threads.
+    """Make `count` environments, in the fastest way that the config allows.
 
-    The threads are those of its own vector form where that has any, and step single environments
-    side by side.
+    Args:
+        env: the config's section.
+        count: number of environments.
+        threads: of the environment's own vector form if it has any; else threads that step single
+            environments side by side.
+        filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
+        first: the `index` of the first environment, for a function that takes one (`FirstIndex`).
+        stagger: for training. First episodes of single environments with a time limit then have
+            different lengths (penstock.envs.first_episodes).
+        beat: called after the constructor and after each reset of every single environment. These
+            may take long, and each is progress.
 
-    filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
-    first: the `index` of the first of them, for a function that takes one (`FirstIndex`).
-    stagger: for training. First episodes of single environments with a time limit then have
-        different lengths (penstock.envs.first_episodes).
-    beat: called after the constructor and after each reset of every single environment. These may
-        take long, and each is progress.
-
-    Raises UserError, a sentence with the next step, for a mistake in `env` or where the environment
-    cannot be constructed.
+    Raises:
+        UserError: a sentence with the next step, for a mistake in `env` or if the environment
+            cannot be constructed.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
     with explained(purpose), users_side():
-        source = _find(env, threads, filmed)
+        source = _find_source(env, threads, filmed)
         frames_per_step = source.frames_per_step
-        drops = env.on_error == "drop_episode"
-        if source.vector and not env.wrappers and not drops:
-            vector = _own_vector(source.vector, purpose, count, **source.numbered(first))
+
+        # Make the vector, and the sentence that tells the user what steps it.
+        vector: VectorEnv
+        if source.vector and source.uses_vector(env):
+            vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
             how = f"{env.id} is stepped by {source.vector_name}"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
-            single = partial(_wrapped, source.single, env, purpose)
-            each: list[Callable[[], gymnasium.Env[Any, Any]]] = [
-                partial(single, **source.numbered(first + i)) for i in range(count)
-            ]
-            if stagger:
-                each = staggered(each, first)
-            if drops:
-                each = [partial(_dropping, make_one, env.id) for make_one in each]
-            if beat is not None:
-                each = [partial(_made, make_one, beat) for make_one in each]
-            vector, how = _singles(each, threads)
-            if beat is not None:
-                vector.beat = beat
-            skipped = getattr(vector.envs[0].unwrapped, "frame_skip", None)
-            frames_per_step = skipped if isinstance(skipped, int) else frames_per_step
+            makes = _single_makers(source, env, count, first=first, stagger=stagger, beat=beat)
+            vector, how = _vector_of_singles(makes, threads, beat)
+            frame_skip = getattr(vector.envs[0].unwrapped, "frame_skip", None)
+            if isinstance(frame_skip, int):
+                frames_per_step = frame_skip
             how = f"{env.id} is stepped {how}"
             if source.vector:
                 cause = "env.wrappers turn" if env.wrappers else "env.on_error=drop_episode turns"
                 how += f": {cause} {source.vector_name} off, which is faster"
-        elif drops:
-            raise UserError(
-                f"{purpose} comes as a vector environment only, and env.on_error=drop_episode "
-                "resets single ones; reset a row that fails where it is stepped, and set "
-                "env.on_error=fail"
-            )
         else:
-            raise UserError(
-                f"{purpose} comes as a vector environment only, and env.wrappers go around single "
-                "ones; wrap it where it is made, and leave env.wrappers empty"
-            )
+            raise _needs_singles(purpose, env)
+
+        # A function of the user may have returned anything.
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
         claim(purpose, vector)
-        return BatchedEnv(env.id, vector, frames_per_step, how, env.record)
+        return BatchedEnv(
+            name=env.id,
+            vector=vector,
+            frames_per_step=frames_per_step,
+            how=how,
+            record=env.record,
+        )
 
 
-def _singles(
-    each: Sequence[Callable[[], gymnasium.Env[Any, Any]]], threads: int
+def _single_makers(
+    source: _Source,
+    env: EnvConfig,
+    count: int,
+    *,
+    first: int,
+    stagger: bool,
+    beat: Callable[[], object] | None,
+) -> list[Callable[[], gymnasium.Env[Any, Any]]]:
+    """Returns the constructors of single environments, wrapped as the config says.
+
+    Arguments as of `make`.
+    """
+    assert source.single is not None
+    wrapped = partial(_wrapped, source.single, env, f"environment {env.id}")
+    makes: list[Callable[[], gymnasium.Env[Any, Any]]] = [
+        partial(wrapped, **source.index_keyword(first + i)) for i in range(count)
+    ]
+
+    if stagger:
+        makes = staggered(makes, first)
+    if env.on_error == "drop_episode":
+        makes = [partial(_dropping, make_single, env.id) for make_single in makes]
+    if beat is not None:
+        makes = [partial(_make_and_beat, make_single, beat) for make_single in makes]
+    return makes
+
+
+def _vector_of_singles(
+    makes: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    threads: int,
+    beat: Callable[[], object] | None,
 ) -> tuple[SinglesVectorEnv, str]:
-    """A vector of single environments, and a sentence on how it steps them."""
+    """Make a vector of single environments.
+
+    Returns:
+        The vector, and how it steps them, in words that continue "is stepped".
+    """
     if threads > 1:
         how = f"side by side, by up to {threads} threads"
-        return ThreadedVectorEnv(each, threads), how
-    vector = SinglesVectorEnv(each, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-    return vector, "one by one, by gymnasium's SyncVectorEnv"
+        return ThreadedVectorEnv(makes, threads, beat=beat), how
+    return SinglesVectorEnv(makes, beat=beat), "one by one, by gymnasium's SyncVectorEnv"
+
+
+def _needs_singles(purpose: str, env: EnvConfig) -> UserError:
+    """Returns the error for options that need single environments, of which there are none."""
+    if env.on_error == "drop_episode":
+        return UserError(
+            f"{purpose} comes as a vector environment only, and env.on_error=drop_episode "
+            "resets single ones; reset a row that fails where it is stepped, and set "
+            "env.on_error=fail"
+        )
+    return UserError(
+        f"{purpose} comes as a vector environment only, and env.wrappers go around single "
+        "ones; wrap it where it is made, and leave env.wrappers empty"
+    )
 
 
 def makers(env: EnvConfig) -> Makers:
-    """The constructors that `make` would use, of `penstock check-env`; they raise UserError on
-    failure.
+    """Returns the constructors that `make` would use, for `penstock check-env`.
 
-    Raises UserError where there is no such environment.
+    Each call of a constructor gives the environments new numbers, from `FirstIndex.CHECK` on. The
+    constructors raise UserError on failure.
+
+    Raises:
+        UserError: if there is no such environment.
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
     with explained(purpose):
-        source, numbers = _find(env, 1, False), counted_from(FirstIndex.CHECK)
+        source = _find_source(env, threads=1, filmed=False)
+    indices = counted_from(FirstIndex.CHECK)
 
-        def single() -> gymnasium.Env[Any, Any]:
-            assert source.single is not None
-            return _wrapped(source.single, env, purpose, **source.numbered(next(numbers)))
+    @explained(purpose)
+    def make_single() -> gymnasium.Env[Any, Any]:
+        assert source.single is not None
+        return _wrapped(source.single, env, purpose, **source.index_keyword(next(indices)))
 
-        def vector(size: int) -> VectorEnv:
-            assert source.vector is not None
-            first, *_ = islice(numbers, size)
-            return _own_vector(source.vector, purpose, size, **source.numbered(first))
+    @explained(purpose)
+    def make_vector(size: int) -> VectorEnv:
+        assert source.vector is not None
+        first, *_ = islice(indices, size)
+        return _own_vector(source.vector, purpose, size, **source.index_keyword(first))
 
-        told = explained(purpose)
-        return Makers(
-            told(single) if source.single else None,
-            told(vector) if source.vector and not env.wrappers else None,
-            source.takes_index,
-        )
+    return Makers(
+        single=make_single if source.single else None,
+        vector=make_vector if source.vector and not env.wrappers else None,
+        takes_index=source.takes_index,
+    )
 
 
 def uses_threads(env: EnvConfig) -> bool:
-    """Whether `actors.env_threads` step the environments of `env`. Raises UserError as `make`."""
+    """Returns whether `actors.env_threads` step the environments of `env`.
+
+    Raises:
+        UserError: as `make`.
+    """
     with explained(f"environment {env.id}"), users_side():
-        source = _find(resolve(env), 1, False)
-    are_single = bool(env.wrappers) or env.on_error == "drop_episode"
-    return source.has_threads or source.vector is None or are_single
+        source = _find_source(resolve(env), threads=1, filmed=False)
+    return source.has_threads or not source.uses_vector(env)
 
 
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
-    """The properties of the environments of `env`: makes one, and closes it.
+    """Returns the properties of the environments of `env`: makes one, and closes it.
 
-    Raises UserError as `make` does.
+    Arguments as of `make`.
+
+    Raises:
+        UserError: as `make`.
     """
-    game = make(env, 1, threads, first=first)
-    game.close()
-    return game.info
+    batched_env = make(env, count=1, threads=threads, first=first)
+    batched_env.close()
+    return batched_env.info
 
 
-def _find(env: EnvConfig, threads: int, filmed: bool) -> _Source:
+def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
+    """Find how the environment of an id can be made.
+
+    The id is looked up as a function of its module, then under the prefixes of `ADAPTERS`, then in
+    gymnasium's registry.
+
+    Args:
+        env: the config's section.
+        threads: for an own vector form that has threads.
+        filmed: whether the environments are asked to render themselves.
+
+    Raises:
+        UserError: if there is no such environment, or for options that it does not take.
+    """
     purpose = f"environment {env.id}"
     module_name, _, name = env.id.rpartition(":")
     module = import_module(module_name, purpose) if module_name else None
+
     function = getattr(module, name, None)
     if callable(function):
         return _from_function(function, env, filmed)
+
     for prefix, adapter in ADAPTERS.items():
         if name.startswith(prefix):
             return _from_adapter(adapter, name.removeprefix(prefix), env, threads)
+
+    # ale-py registers its ids when it is imported; also old ones, which have no prefix. If it is
+    # not installed, that matters only for an id with its prefix.
+    is_atari = name.startswith(atari.PREFIX)
     if name not in gymnasium.registry:
-        with nullcontext() if name.startswith(atari.PREFIX) else suppress(UserError):
+        with nullcontext() if is_atari else suppress(UserError):
             atari.register(purpose)
+
     spec = gymnasium.registry.get(name)
     atari.refuse_raw(name, spec, env)
     if spec is None:
         raise _unknown(name, module, purpose)
-    if name.startswith(atari.PREFIX):
+    if is_atari:
         return _from_atari(spec, env, threads, filmed)
     return _from_spec(spec, env, filmed)
 
 
 def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -> _Source:
+    """The source that a function of the user is, by its parameters."""
     check_keywords(function, env.kwargs, f"environment {env.id}", reserved=_RESERVED)
-    kwargs = _next_step(function, env.kwargs)
-    plain = kwargs
-    takes_index = "index" in parameters(function) and "index" not in kwargs
-    if filmed and "render_mode" in parameters(function):
+    plain_kwargs = _with_next_step(function, env.kwargs)
+    takes_index = "index" in parameters(function) and "index" not in plain_kwargs
+
+    is_asked_to_render = filmed and "render_mode" in parameters(function)
+    kwargs = plain_kwargs
+    if is_asked_to_render:
         kwargs = {**kwargs, "render_mode": rendering.RENDER_MODE}
+
     if "num_envs" in parameters(function):
         return _Source(
-            vector=lambda count, **own: function(num_envs=count, **own, **deepcopy(kwargs)),
+            vector=lambda count, **index: function(num_envs=count, **index, **deepcopy(kwargs)),
             takes_index=takes_index,
             vector_name="its own vector form",
         )
 
-    def single(**own: int) -> Any:
-        if kwargs is plain:
-            return function(**own, **deepcopy(kwargs))
-        return _shown_or_plain(partial(function, **own), kwargs, plain)
+    def make_single(**index: int) -> Any:
+        if is_asked_to_render:
+            return _rendering_or_plain(partial(function, **index), kwargs, plain_kwargs)
+        return function(**index, **deepcopy(kwargs))
 
-    return _Source(single=single, takes_index=takes_index)
+    return _Source(single=make_single, takes_index=takes_index)
 
 
-def _shown_or_plain(
-    function: Callable[..., Any], kwargs: Mapping[str, Any], plain: Mapping[str, Any]
+def _rendering_or_plain(
+    function: Callable[..., Any], kwargs: Mapping[str, Any], plain_kwargs: Mapping[str, Any]
 ) -> Any:
-    """The environment of a function that was asked to render.
+    """Make the environment of a function that is asked to render.
 
-    Where it renders nothing, the environment without that request; also where it refuses, if the
-    error says that it cannot render.
+    If it renders nothing, the environment is made again without that request; also if it refuses,
+    and declares only other ways to render.
+
+    Args:
+        function: makes a single environment.
+        kwargs: the keywords with the request to render.
+        plain_kwargs: the keywords without it.
     """
     try:
-        made = function(**deepcopy(kwargs))
+        single = function(**deepcopy(kwargs))
     except (TypeError, ValueError, AssertionError):
-        made = function(**deepcopy(plain))
-        if not rendering.draws_otherwise(made):
+        single = function(**deepcopy(plain_kwargs))
+        if not rendering.draws_otherwise(single):
             raise
-        return made
-    if not rendering.draws_otherwise(made):
-        return made
-    made.close()
-    return function(**plain)
+        return single
+
+    if not rendering.draws_otherwise(single):
+        return single
+    single.close()
+    return function(**plain_kwargs)
 
 
 def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _Source:
+    """The source of a game of Atari: ale-py's vector environment, also for a single game."""
     options = atari.options(env.id, spec.kwargs, env.kwargs)
     if env.wrappers and options["episodic_life"]:
         raise UserError(
@@ -341,14 +443,14 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
             "single game; set env.kwargs.episodic_life=false, or leave env.wrappers empty"
         )
 
-    def vector(count: int, threads: int = threads) -> VectorEnv:
+    def make_vector(count: int, threads: int = threads) -> VectorEnv:
         games = atari.make_vector(options, count, threads)
-        made = rendering.FilmedAtari(games, options) if filmed else games
-        return LivesAsEpisodes(made, options) if options["episodic_life"] else made
+        vector = rendering.FilmedAtari(games, options) if filmed else games
+        return LivesAsEpisodes(vector, options) if options["episodic_life"] else vector
 
     return _Source(
-        single=lambda: SingleEnv(vector(1, 1)),
-        vector=vector,
+        single=lambda: SingleEnv(make_vector(1, threads=1)),
+        vector=make_vector,
         vector_name="ale_py.AtariVectorEnv",
         has_threads=True,
         frames_per_step=options["frameskip"],
@@ -356,6 +458,7 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
 
 
 def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> _Source:
+    """The source of another library's environment, called ``name`` there."""
     return _Source(
         vector=lambda count: adapter.make(name, env.kwargs, count, threads),
         vector_name=adapter.library,
@@ -364,68 +467,88 @@ def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> 
 
 
 def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
-    own_form = spec.vector_entry_point and not spec.additional_wrappers
-    single = partial(_registered_single, spec, env)
+    """The source of an environment that is registered with gymnasium."""
+    has_vector = bool(spec.vector_entry_point and not spec.additional_wrappers)
+    make_single = partial(_registered_single, spec, env)
     if filmed:
-        own_form, env = _drawing(spec, env, bool(own_form))
-        single = partial(_filmed_single, partial(_registered_single, spec, env), single)
+        has_vector, env = _drawing(spec, env, has_vector)
+        make_single = partial(
+            _filmed_single, drawing=partial(_registered_single, spec, env), plain=make_single
+        )
+
     return _Source(
-        single=single if spec.entry_point else None,
-        vector=partial(_registered_vector, spec, env) if own_form else None,
+        single=make_single if spec.entry_point else None,
+        vector=partial(_registered_vector, spec, env) if has_vector else None,
         vector_name="its own vector form",
     )
 
 
-def _drawing(spec: EnvSpec, env: EnvConfig, own_form: bool) -> tuple[bool, EnvConfig]:
-    """Whether to use its vector form, and its section, where it may render itself."""
+def _drawing(spec: EnvSpec, env: EnvConfig, has_vector: bool) -> tuple[bool, EnvConfig]:
+    """Choose the form of an environment that may render itself.
+
+    Args:
+        spec: the environment's registration.
+        env: the config's section.
+        has_vector: whether the environment has a vector form, which comes first.
+
+    Returns:
+        Whether to use the vector form, and the section with the request to render. If no form may
+        render, ``has_vector`` and ``env`` as they are.
+    """
     purpose = f"environment {env.id}"
     for entry_point, is_vector in ((spec.vector_entry_point, True), (spec.entry_point, False)):
-        if entry_point is None or (is_vector and (not own_form or env.wrappers)):
+        is_usable = not is_vector or (has_vector and not env.wrappers)
+        if entry_point is None or not is_usable:
             continue
+
         creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
         if rendering.draws(creator) or (not is_vector and _may_draw(creator)):
             kwargs = {"render_mode": rendering.RENDER_MODE, **env.kwargs}
             return is_vector, env.model_copy(update={"kwargs": kwargs})
-    return own_form, env
+    return has_vector, env
 
 
 def _may_draw(creator: Callable[..., Any]) -> bool:
-    """Whether a function takes `render_mode`; it has no metadata that would show it."""
-    known = parameters(creator)
-    passes_on = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    return not isinstance(creator, type) and (passes_on or "render_mode" in known)
+    """Returns whether a function takes `render_mode`; it has no metadata that would show it."""
+    arguments = parameters(creator)
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in arguments.values())
+    return not isinstance(creator, type) and (passes_on or "render_mode" in arguments)
 
 
 def _filmed_single(
-    drawing: Callable[[], gymnasium.Env[Any, Any]], plain: Callable[[], gymnasium.Env[Any, Any]]
+    *, drawing: Callable[[], gymnasium.Env[Any, Any]], plain: Callable[[], gymnasium.Env[Any, Any]]
 ) -> gymnasium.Env[Any, Any]:
-    """The environment that was asked to render, or the plain one where it refuses or cannot."""
+    """Make the environment that is asked to render, or the plain one if it refuses or cannot."""
     with suppress(TypeError, ValueError, AssertionError):
-        made = drawing()
-        if rendering.draws(made):
-            return made
-        made.close()
+        single = drawing()
+        if rendering.draws(single):
+            return single
+        single.close()
     return plain()
 
 
 def _registered_single(spec: EnvSpec, env: EnvConfig) -> gymnasium.Env[Any, Any]:
-    _creator(spec.entry_point, env, _GYMNASIUM_OPTIONS)
+    """Make a single environment that is registered with gymnasium."""
+    _creator(spec.entry_point, env, own_options=_GYMNASIUM_OPTIONS)
     kwargs: dict[str, Any] = deepcopy(env.kwargs)
     return gymnasium.make(spec, **kwargs)
 
 
 def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
-    creator = _creator(spec.vector_entry_point, env, _GYMNASIUM_OPTIONS[:1])
-    kwargs = _next_step(creator, deepcopy(env.kwargs))
+    """Make the vector form of an environment that is registered with gymnasium."""
+    creator = _creator(spec.vector_entry_point, env, own_options=_GYMNASIUM_OPTIONS[:1])
+    kwargs = _with_next_step(creator, deepcopy(env.kwargs))
     vector = gymnasium.make_vec(spec, count, "vector_entry_point", **kwargs)
+
     if type(vector.action_space) is MultiDiscrete:
         vector.action_space = _Unchecked(vector.action_space)
     return vector
 
 
 class _Unchecked(MultiDiscrete):
-    """Accepts every action: policies choose only valid ones, and the check costs a fifth of
-    CartPole.
+    """Accepts every action.
+
+    Policies choose only valid ones, and the check costs a fifth of CartPole.
     """
 
     def __init__(self, space: MultiDiscrete) -> None:
@@ -436,8 +559,10 @@ class _Unchecked(MultiDiscrete):
 
 
 def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
+    """Returns the error for an id that names no environment, with what it may have meant."""
     if module is None:
         return UserError(f"{purpose} is not registered; {nearest(name, gymnasium.registry)}")
+
     hint = shadowed_file(module) or nearest(name, {*callables(module), *gymnasium.registry})
     return UserError(
         f"{purpose}: module {module.__name__} has no function {name} and registers no environment "
@@ -446,61 +571,91 @@ def _unknown(name: str, module: ModuleType | None, purpose: str) -> UserError:
 
 
 def _creator(
-    entry_point: str | Callable[..., Any] | None, env: EnvConfig, more: Collection[str]
+    entry_point: str | Callable[..., Any] | None, env: EnvConfig, own_options: Collection[str]
 ) -> Callable[..., Any]:
-    """The object that an entry point names, once it is known to take env.kwargs."""
+    """Returns the object that an entry point names, once it is known to take env.kwargs.
+
+    Args:
+        entry_point: the object, or "module:name".
+        env: the config's section.
+        own_options: further options, which gymnasium takes itself.
+
+    Raises:
+        UserError: for an option that neither takes.
+    """
     purpose = f"environment {env.id}"
     creator = load(entry_point, purpose) if isinstance(entry_point, str) else entry_point
     assert creator is not None
-    check_keywords(creator, env.kwargs, purpose, more=more, reserved=_RESERVED)
+    check_keywords(creator, env.kwargs, purpose, more=own_options, reserved=_RESERVED)
     return creator
 
 
-def _next_step(creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """`kwargs`, with the canonical autoreset mode where a vector environment allows a choice."""
+def _with_next_step(creator: Callable[..., Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `kwargs`, with autoreset mode NEXT_STEP if a vector environment lets one choose."""
     if "autoreset_mode" in parameters(creator):
         return {"autoreset_mode": AutoresetMode.NEXT_STEP, **kwargs}
     return dict(kwargs)
 
 
 def _wrapped(
-    single: Callable[..., gymnasium.Env[Any, Any]], env: EnvConfig, purpose: str, **numbered: int
+    make_single: Callable[..., gymnasium.Env[Any, Any]],
+    env: EnvConfig,
+    purpose: str,
+    **index: int,
 ) -> gymnasium.Env[Any, Any]:
-    made = single(**numbered)
-    if not isinstance(made, gymnasium.Env):
+    """Make a single environment with the wrappers of the config.
+
+    Args:
+        make_single: makes the environment without them.
+        env: the config's section.
+        purpose: the environment, in words for errors.
+        index: the keyword `index` if the environment takes it.
+
+    Raises:
+        UserError: if it is no environment, or a wrapper cannot be made.
+    """
+    single = make_single(**index)
+    if not isinstance(single, gymnasium.Env):
         raise UserError(
-            f"{purpose} must return a gymnasium.Env, not {type(made).__name__}; to return a vector "
-            "environment, let its function take num_envs"
+            f"{purpose} must return a gymnasium.Env, not {type(single).__name__}; to return a "
+            "vector environment, let its function take num_envs"
         )
-    if made.metadata is None:  # gymnasium reads it
-        made.unwrapped.metadata = {}
+    # gymnasium reads the metadata of each environment.
+    if single.metadata is None:
+        single.unwrapped.metadata = {}
+
     for entry in env.wrappers:
         path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         name = f"wrapper {path}"
         with explained(name, "env.wrappers"):
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
-            keeps = isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS)
-            made = wrapper(_Copied(made) if keeps else made, **deepcopy(kwargs))
-    refuse_statistics(purpose, made)
-    return made
+            if isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS):
+                single = _Copied(single)
+            single = wrapper(single, **deepcopy(kwargs))
+
+    refuse_statistics(purpose, single)
+    return single
 
 
-def _dropping(make_one: Callable[[], gymnasium.Env[Any, Any]], name: str) -> DropFailedEpisodes:
-    return DropFailedEpisodes(make_one(), name)
+def _dropping(make_single: Callable[[], gymnasium.Env[Any, Any]], name: str) -> DropFailedEpisodes:
+    return DropFailedEpisodes(make_single(), name)
 
 
-def _made(
-    make_one: Callable[[], gymnasium.Env[Any, Any]], beat: Callable[[], object]
+def _make_and_beat(
+    make_single: Callable[[], gymnasium.Env[Any, Any]], beat: Callable[[], object]
 ) -> gymnasium.Env[Any, Any]:
-    made = make_one()
+    """Make an environment, and report that as progress."""
+    single = make_single()
     beat()
-    return made
+    return single
 
 
 class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives copies of observations to a wrapper that keeps them: an environment may write to the
-    same array in every step."""
+    """Gives copies of observations to a wrapper that holds them.
+
+    An environment may write to the same array in every step.
+    """
 
     def reset(self, **kwargs: Any) -> Any:
         observation, info = self.env.reset(**kwargs)
@@ -512,9 +667,17 @@ class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _own_vector(
-    vector: Callable[..., VectorEnv], purpose: str, count: int, **numbered: int
+    make_vector: Callable[..., VectorEnv], purpose: str, count: int, **index: int
 ) -> VectorEnv:
-    env = vector(count, **numbered)
-    if isinstance(env, VectorEnv):
-        refuse_statistics(purpose, env)
-    return env
+    """Make the vector form, of ``count`` environments.
+
+    Args:
+        make_vector: makes it; of the user's code, so it may return anything.
+        purpose: the environment, in words for errors.
+        count: number of environments.
+        index: the keyword `index` if the environment takes it.
+    """
+    vector = make_vector(count, **index)
+    if isinstance(vector, VectorEnv):
+        refuse_statistics(purpose, vector)
+    return vector

@@ -28,10 +28,12 @@ from penstock.core.observations import (
     views,
 )
 
+# A reward beyond this, either way, would destroy a network.
 MOST_REWARD = 1e6
-COARSE = 2.0**13  # from here on neighbours in float32 are a thousandth or more apart
-
-MOST_CHOICES = 1_000_000  # that are written one-hot
+# From this number on, neighbours in float32 are a thousandth or more apart.
+COARSE = 2.0**13
+# The most choices that an observation or an action may have, as each is an input or an output.
+MOST_CHOICES = 1_000_000
 
 logger = note_logger(__name__)
 Array = npt.NDArray[Any]
@@ -42,86 +44,118 @@ Keys = tuple[Any, ...]
 
 
 class PackedLeaf(NamedTuple):
-    """One array of an observation."""
+    """One array of an observation, and how it is packed."""
 
     keys: Keys
     shape: tuple[int, ...]
+    """Shape of its packed values, of one environment."""
     dtype: str
+    """Dtype of its packed values."""
     write: Write
     bounds: tuple[float, float] | None = None
+    """The lowest and the highest bound of its space, as of `bounds_of`."""
 
     def of(self, observations: Any) -> Array:
-        """Its values within an observation."""
+        """Returns its values within observations, ``[count, ...]``."""
         return np.asarray(value_at(self.keys, observations))
 
 
 class Packer:
     """Writes the observations of `count` environments, [count, ...] each, into one array."""
 
-    watches = 0
-    """Number of further writes in which `lost_digits` are noted, once for each array."""
-
     def __init__(self, name: str, space: spaces.Space[Any]) -> None:
         """Plan the packing.
 
-        name: of the environment. space: of one of them. Raises UserError for a kind of space that
-        networks cannot read.
+        Args:
+            name: of the environment, for messages.
+            space: of one observation.
+
+        Raises:
+            UserError: for a kind of space that networks cannot read.
         """
-        self._name = name
-        self._leaves = leaves = [_packed(name, *leaf) for leaf in leaves_of(space)]
+        leaves = [_packed(name, keys, leaf_space) for keys, leaf_space in leaves_of(space)]
         if not any(math.prod(leaf.shape) for leaf in leaves):
             raise UserError(
                 f"environment {name} has observations that hold nothing, {space!r:.200}; give its "
                 "observation space at least one number"
             )
+
+        self._name = name
+        self._leaves = leaves
         self.parts: tuple[ObservationPart, ...] = ()
-        self._rows = np.dtype(np.uint8)
-        self._previous: dict[Keys, Array] = {}  # values, by the keys of their array
-        self._noted: set[Keys] = set()
+        self._row_dtype = np.dtype(np.uint8)
         if isinstance(space, spaces.Box):
             self.space = space if space.dtype.isnative else _native(space)
         elif isinstance(space, spaces.Dict | spaces.Tuple):
             named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
-            _refuse_twice(name, [part for part, _, _ in named])
-            places = zip(laid_out(named), leaves, strict=True)
-            self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in places)
+            _refuse_equal_names(name, [part_name for part_name, _, _ in named])
+            pairs = zip(laid_out(named), leaves, strict=True)
+            self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in pairs)
             self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
-            self._rows = _row_dtype(self.parts)
+            self._row_dtype = _row_dtype(self.parts)
         else:
             self.space = spaces.Box(0, 1, leaves[0].shape, np.float32)
+
+        # For `watch_precision`, by the keys of an array.
+        self._watched_writes = 0
+        self._previous: dict[Keys, Array] = {}
+        self._noted: set[Keys] = set()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether numbers that networks cannot tell apart will be noted in the next write."""
+        return self._watched_writes > 0
+
+    def watch_precision(self, writes: int) -> None:
+        """Note in the next ``writes`` which numbers networks cannot tell apart.
+
+        A note comes once for each array of an observation (`lost_digits`).
+        """
+        self._watched_writes = writes
 
     def write(self, observations: Any, out: Array) -> None:
         """Write observations to ``out``.
 
-        out: [count, *shape] of the space's dtype, contiguous. Raises UserError where the
-        observations do not match their space.
+        Args:
+            observations: of all environments, in the form of their space.
+            out: [count, *shape] of the packed space's dtype, contiguous.
+
+        Raises:
+            UserError: if the observations do not match their space.
         """
         if self.parts:
-            rows: Array = out.view(self._rows)[:, 0]
+            rows: Array = out.view(self._row_dtype)[:, 0]
             for leaf, part in zip(self._leaves, self.parts, strict=True):
                 self._write(leaf, leaf.of(observations), rows[part.name])
         else:
-            found = np.asarray(observations)
-            if found.shape == out.shape and found.dtype == out.dtype:
-                np.copyto(out, found)  # the usual case, as fast as possible
+            values = np.asarray(observations)
+            if values.shape == out.shape and values.dtype == out.dtype:
+                np.copyto(out, values)  # the usual case, as fast as possible
             else:
-                self._write(self._leaves[0], found, out)
-        if self.watches:
-            self.watches -= 1
-            self._watch(observations)
+                self._write(self._leaves[0], values, out)
 
-    def _watch(self, observations: Any) -> None:
+        if self._watched_writes:
+            self._watched_writes -= 1
+            self._note_lost_digits(observations)
+
+    def _note_lost_digits(self, observations: Any) -> None:
+        """Note the arrays with numbers that networks cannot tell apart.
+
+        The numbers are compared with those of the previous write, those of another environment,
+        and, of integers, with their own value in float32.
+        """
         for leaf in self._leaves:
             values = leaf.of(observations)
             is_choice = values.shape[1:] != leaf.shape
             if leaf.keys in self._noted or is_choice or np.can_cast(values.dtype, np.float32):
                 continue
 
-            previous = self._previous.get(leaf.keys, values)
+            previous_values = self._previous.get(leaf.keys, values)
             self._previous[leaf.keys] = values.copy()
-            lost = lost_digits(values, previous) or lost_digits(values, values[::-1])
+            lost = lost_digits(values, previous_values) or lost_digits(values, values[::-1])
             if values.dtype.kind in "iu":
                 lost = lost or lost_digits(values, values.astype(np.float32).astype(np.float64))
+
             if lost:
                 self._noted.add(leaf.keys)
                 logger.info(
@@ -131,35 +165,43 @@ class Packer:
                     "(env.wrappers)",
                     self._name,
                     lost,
-                    _placed(leaf),
+                    _place_of(leaf.keys),
                 )
 
     def _write(self, leaf: PackedLeaf, values: Array, target: Array) -> None:
-        which = _placed(leaf)
+        """Write the values of one array, and turn a misfit into a UserError."""
+        place = _place_of(leaf.keys)
         try:
             leaf.write(values, target)
         except _OutsideError as error:
             raise UserError(
-                f"environment {self._name} returned observations{which} with {error}; correct its "
+                f"environment {self._name} returned observations{place} with {error}; correct its "
                 "space, or what it returns"
             ) from error
         except (TypeError, ValueError) as error:
             raise UserError(
                 f"environment {self._name} returned observations {values.dtype}"
-                f"{[*values.shape]}{which} where its observation space says {target.dtype}"
+                f"{[*values.shape]}{place} where its observation space says {target.dtype}"
                 f"{[*target.shape]}; correct its space, or what it returns"
             ) from error
 
 
 def lost_digits(values: Array, others: Array) -> str:
-    """The first of ``values`` ``[count, *shape]`` that differs from that of ``others``, but not in
-    float32: both and their place, in words. Empty if there is none.
+    """Find the first value that differs from another one, but not in float32.
 
-    Below `COARSE` float32 shows thousandths; what is less is taken for noise.
+    Below `COARSE` float32 shows thousandths; a smaller difference is taken for noise.
+
+    Args:
+        values: of one array in the observations of all environments, ``[count, *shape]``.
+        others: the values to compare with, of the same shape.
+
+    Returns:
+        Both values and their place in the observation, in words; empty if there is none.
     """
     large = np.abs(values) >= COARSE
     if not large.any():
         return ""
+
     # A large float64 becomes infinite.
     with np.errstate(over="ignore"):
         alike = values.astype(np.float32) == others.astype(np.float32)
@@ -167,24 +209,25 @@ def lost_digits(values: Array, others: Array) -> str:
     if not lost.any():
         return ""
 
-    at = np.unravel_index(int(np.argmax(lost)), lost.shape)
-    place = ", ".join(str(i) for i in at[1:])
-    pair = sorted((values[at].item(), others[at].item()))
-    return f"{pair[0]!r} and {pair[1]!r} at [{place}]"
+    index = np.unravel_index(int(np.argmax(lost)), lost.shape)
+    place = ", ".join(str(i) for i in index[1:])
+    smaller, larger = sorted((values[index].item(), others[index].item()))
+    return f"{smaller!r} and {larger!r} at [{place}]"
 
 
-def _refuse_twice(name: str, parts: Sequence[str]) -> None:
-    """Raise UserError where two parts of an observation have the same name."""
-    twice = [part for part, count in Counter(parts).items() if count > 1]
-    if twice:
+def _refuse_equal_names(name: str, part_names: Sequence[str]) -> None:
+    """Raise UserError if two parts of an observation have the same name."""
+    repeated = [part for part, count in Counter(part_names).items() if count > 1]
+    if repeated:
         raise UserError(
-            f"environment {name} has two observations named {twice[0]}, as the keys of a part are "
-            "joined by dots; rename a key of its observation space"
+            f"environment {name} has two observations named {repeated[0]}, as the keys of a part "
+            "are joined by dots; rename a key of its observation space"
         )
 
 
-def _placed(leaf: PackedLeaf) -> str:
-    return f" in {'.'.join(map(str, leaf.keys))}" if leaf.keys else ""
+def _place_of(keys: Keys) -> str:
+    """Returns where an array lies in an observation, in words; empty if it is the observation."""
+    return f" in {'.'.join(map(str, keys))}" if keys else ""
 
 
 class _OutsideError(ValueError):
@@ -211,94 +254,125 @@ def _row_dtype(parts: tuple[ObservationPart, ...]) -> np.dtype[Any]:
 def leaves_of(
     space: spaces.Space[Any], keys: Keys = ()
 ) -> Iterator[tuple[Keys, spaces.Space[Any]]]:
-    """The spaces within a Dict or a Tuple, however deep, and where each lies; else the space."""
+    """Yield the keys and the space of each array within a space.
+
+    A Dict or a Tuple holds several, however deep; any other space is one itself. ``keys`` lead to
+    ``space`` where that is a part of another one.
+    """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         yield keys, space
         return
+
     inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
     for key, part in inner:
         yield from leaves_of(part, (*keys, key))
 
 
 def value_at(keys: Keys, value: Any) -> Any:
-    """What lies there in a value. Raises KeyError, IndexError or TypeError where nothing does."""
+    """Returns the part of a value to which the keys lead.
+
+    Raises:
+        KeyError, IndexError or TypeError: if there is no such part.
+    """
     for key in keys:
         value = value[key]
     return value
 
 
 def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
+    """Plan the packing of one array of an observation.
+
+    Args:
+        name: of the environment, for messages.
+        keys: of the array within an observation.
+        space: of the array.
+
+    Raises:
+        UserError: if no network reads such a space.
+    """
     match space:
         case spaces.Discrete(n=n):
             _check_choices(name, keys, int(n))
-            return PackedLeaf(keys, (int(n),), "<f4", _one_hot(space))
+            return PackedLeaf(keys, shape=(int(n),), dtype="<f4", write=_one_hot(space))
         case spaces.MultiDiscrete():
             _check_choices(name, keys, int(space.nvec.sum(dtype=np.int64)))
             return _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
             return _numbers(space, keys)
-    where = f" in {'.'.join(map(str, keys))}" if keys else ""
+
     raise UserError(
-        f"environment {name} has observations{where} of {type(space).__name__}, which no network "
-        "here reads; set env.wrappers to a wrapper of yours that makes them a Box, Discrete, "
-        "MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+        f"environment {name} has observations{_place_of(keys)} of {type(space).__name__}, which no "
+        "network here reads; set env.wrappers to a wrapper of yours that makes them a Box, "
+        "Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
     )
 
 
 def _check_choices(name: str, keys: Keys, count: int) -> None:
+    """Raise UserError if there are too many choices to be inputs of a network."""
     if count > MOST_CHOICES:
-        where = f" in {'.'.join(map(str, keys))}" if keys else ""
         raise UserError(
-            f"environment {name} has observations{where} of {count:,} choices, each of which is an "
-            f"input of the network, and at most {MOST_CHOICES:,} are allowed; set env.wrappers to "
-            "a wrapper of yours that shows them as numbers"
+            f"environment {name} has observations{_place_of(keys)} of {count:,} choices, each of "
+            f"which is an input of the network, and at most {MOST_CHOICES:,} are allowed; set "
+            "env.wrappers to a wrapper of yours that shows them as numbers"
         )
 
 
 def _numbers(space: spaces.Box | spaces.MultiBinary, keys: Keys) -> PackedLeaf:
+    """Plan the packing of numbers, flags or an action mask.
+
+    Flags and bytes keep one byte each if they are a part of an observation; all else is float32.
+    """
     assert space.dtype is not None
     if keys == (MASK,):
-        return PackedLeaf(keys, space.shape, "|u1", _write_mask)
+        return PackedLeaf(keys, space.shape, dtype="|u1", write=_write_mask)
     if not isinstance(space, spaces.Box):
-        return PackedLeaf(keys, space.shape, "<f4", _copy)
+        return PackedLeaf(keys, space.shape, dtype="<f4", write=_copy)
     if keys and space.dtype == np.bool_:
-        return PackedLeaf(keys, space.shape, "|u1", _write_flags)
+        return PackedLeaf(keys, space.shape, dtype="|u1", write=_write_flags)
+
     dtype = "|u1" if keys and space.dtype == np.uint8 else "<f4"
-    return PackedLeaf(keys, space.shape, dtype, _copy, bounds_of(space))
+    return PackedLeaf(keys, space.shape, dtype=dtype, write=_copy, bounds=bounds_of(space))
 
 
 def _several_choices(space: spaces.MultiDiscrete, keys: Keys) -> PackedLeaf:
+    """Plan the packing of several choices, one-hot each and one after another."""
     counts = space.nvec.ravel()
-    owner = np.repeat(np.arange(len(counts)), counts)
-    choices = np.concatenate([np.arange(n) for n in counts]) + space.start.ravel()[owner]
+    component = np.repeat(np.arange(len(counts)), counts)  # of each output
+    choices = np.concatenate([np.arange(n) for n in counts]) + space.start.ravel()[component]
 
     def write(values: Array, target: Array) -> None:
         _expect(values, (len(target), *space.shape))
-        np.equal(values.reshape(len(values), -1)[:, owner], choices, out=target)
+        np.equal(values.reshape(len(values), -1)[:, component], choices, out=target)
+
         if np.count_nonzero(target) != values.size:
-            outside = (
-                (values < space.start) | (values >= space.start + space.nvec) | (values % 1 != 0)
-            )
+            is_below = values < space.start
+            is_above = values >= space.start + space.nvec
+            is_fraction = values % 1 != 0
+            outside = is_below | is_above | is_fraction
             raise _OutsideError(f"{values[outside][0]}, which is not in {space}")
 
-    return PackedLeaf(keys, (len(owner),), "<f4", write)
+    return PackedLeaf(keys, shape=(len(component),), dtype="<f4", write=write)
 
 
 def _one_hot(space: spaces.Discrete) -> Write:
+    """Returns the function that writes choices one-hot."""
     choices = np.arange(space.n) + space.start
 
     def write(values: Array, target: Array) -> None:
         _expect(values, target.shape[:1])
         np.equal(values[:, None], choices, out=target)
-        if np.count_nonzero(target) != len(values):  # of a row of zeros a network learns nothing
-            wrong = values[~target.any(axis=1)][0]
-            raise _OutsideError(f"{wrong}, which is not in {space}")
+
+        # A network learns nothing of a row of zeros.
+        if np.count_nonzero(target) != len(values):
+            outside = values[~target.any(axis=1)][0]
+            raise _OutsideError(f"{outside}, which is not in {space}")
 
     return write
 
 
 def _expect(values: Array, shape: tuple[int, ...]) -> None:
-    if values.shape != shape:  # numpy would repeat a smaller one
+    """Raise ValueError for another shape; numpy would repeat a smaller array."""
+    if values.shape != shape:
         raise ValueError(f"shape {values.shape} is not {shape}")
 
 
@@ -325,20 +399,26 @@ def find_bad_observation(
 ) -> str | None:
     """Find the first NaN or infinity, or the first action mask that allows nothing.
 
-    Returns words for an error's sentence, or None.
+    Args:
+        observations: [rows, count, *shape] of any dtype, or of bytes if there are `parts`.
+        parts: of a packed observation; empty if it is one array.
+        alive: bool [rows or fewer, count], where an action is chosen, so that a mask must allow
+            one; everywhere if it is None.
+        counts: the number of choices of each component of an action, in each of which a mask must
+            allow something; one component if it is empty.
 
-    observations: [rows, count, *shape] of any dtype, or of bytes where there are `parts`. alive:
-    bool [rows or fewer, count], where an action is chosen, so that a mask must allow one;
-        everywhere if not given.
-    counts: of each choice in an action, of which a mask must allow something; one if not given.
+    Returns:
+        Words for an error's sentence, or None if all observations are sound.
     """
     if not parts:
         return _find_not_finite(observations, "observation")
+
     for name, array in views(parts, observations).items():
-        if name != MASK:
-            bad = _find_not_finite(array, f"observation {name}")
+        if name == MASK:
+            needs_action = np.ones(array.shape[:2], np.bool_) if alive is None else alive
+            bad = _find_closed(array, needs_action, counts)
         else:
-            bad = _find_closed(array, np.ones(array.shape[:2]) if alive is None else alive, counts)
+            bad = _find_not_finite(array, f"observation {name}")
         if bad:
             return bad
     return None
@@ -356,18 +436,25 @@ def find_bad_reward(reward: Array) -> str | None:
         The reward and the rule, in words for an error's sentence; None if all rewards are sound.
     """
     sound = np.abs(reward) <= MOST_REWARD
-    if np.count_nonzero(sound) == reward.size:  # counting costs a third of asking whether all are
+    # Counting takes a third of the time that asking whether all are needs.
+    if np.count_nonzero(sound) == reward.size:
         return None
-    wrong, most = reward[~sound][0], MOST_REWARD
-    return f"a reward of {wrong:.9g}, and rewards must lie between {-most:g} and {most:g}"
+
+    wrong = reward[~sound][0]
+    return (
+        f"a reward of {wrong:.9g}, and rewards must lie between {-MOST_REWARD:g} and "
+        f"{MOST_REWARD:g}"
+    )
 
 
 def _find_not_finite(array: Array, what: str) -> str | None:
+    """Find the first NaN or infinity in an array ``[rows, count, *shape]``, called ``what``."""
     if array.dtype.kind != "f":
         return None
     finite = np.isfinite(array)
     if finite.all():
         return None
+
     row, env, *index = np.unravel_index(int(np.argmin(finite)), finite.shape)
     place = ", ".join(str(i) for i in index)
     value = array[(row, env, *index)]
@@ -375,11 +462,19 @@ def _find_not_finite(array: Array, what: str) -> str | None:
 
 
 def _find_closed(mask: Array, alive: Array, counts: Sequence[int]) -> str | None:
-    choices = open_choices(mask[: len(alive)], counts)
-    closed = alive > choices.all(-1)
+    """Find the first action mask that allows nothing where an action is chosen.
+
+    Args:
+        mask: [rows, count, choices].
+        alive: [rows or fewer, count], where an action is chosen.
+        counts: the number of choices of each component of an action.
+    """
+    is_open = open_choices(mask[: len(alive)], counts)
+    closed = alive & ~is_open.all(-1)
     if not closed.any():
         return None
+
     row, env = np.unravel_index(int(np.argmax(closed)), closed.shape)
-    which = int(np.argmin(choices[row, env]))
-    part = f" for choice {which} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
+    component = int(np.argmin(is_open[row, env]))
+    part = f" for choice {component} of {len(counts)}, counted from 0," if len(counts) > 1 else ""
     return f"no action allowed{part} by environment {env}'s {MASK} in row {row}"

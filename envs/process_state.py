@@ -25,32 +25,56 @@ from penstock.core.processes import SHIM_DIED
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, SHIM_DIED)
 
 
+class TorchDefaults(NamedTuple):
+    """Settings of torch; those that torch begins with, if it has not been imported."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    computes_gradients: bool = True
+
+    @classmethod
+    def read(cls) -> TorchDefaults:
+        """Returns the present settings, without importing torch."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return cls()
+        return cls(
+            dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+            device=str(torch.get_default_device()),
+            computes_gradients=torch.is_grad_enabled(),
+        )
+
+    def write(self) -> None:
+        """Make these the settings of torch, which has been imported."""
+        torch = sys.modules["torch"]
+        torch.set_default_dtype(getattr(torch, self.dtype))
+        torch.set_default_device(None if self.device == "cpu" else self.device)
+        torch.set_grad_enabled(self.computes_gradients)
+
+
 class ProcessState(NamedTuple):
-    """What both sides have of their own."""
+    """The state of the process that each side has of its own."""
 
     folder: str | None
-    """The current folder; None where the user has removed it."""
+    """The current folder; None if the user has removed it."""
     numpy_errors: dict[str, Any]
+    """How numpy handles errors, of `numpy.geterr`."""
     raising: list[Any]
     """The filters of warnings that raise; others only print."""
-    torch: tuple[str, str, bool] = "float32", "cpu", True
-    """Default dtype, default device, and whether gradients are computed."""
+    torch: TorchDefaults
 
     @classmethod
     def read(cls) -> ProcessState:
-        """The present state."""
-        raising = [each for each in warnings.filters if each[0] == "error"]
+        """Returns the present state."""
         folder: str | None = None
         with suppress(FileNotFoundError):
             folder = os.getcwd()
-        state = cls(folder, {**np.geterr()}, raising)
 
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return state
-        dtype = str(torch.get_default_dtype()).removeprefix("torch.")
-        return state._replace(
-            torch=(dtype, str(torch.get_default_device()), torch.is_grad_enabled())
+        return cls(
+            folder=folder,
+            numpy_errors={**np.geterr()},
+            raising=[each for each in warnings.filters if each[0] == "error"],
+            torch=TorchDefaults.read(),
         )
 
     def write(self) -> None:
@@ -66,11 +90,7 @@ class ProcessState(NamedTuple):
             warnings.filters = [*self.raising, *others]
 
         if self.torch != present.torch:
-            torch = sys.modules["torch"]
-            dtype, device, computes_gradients = self.torch
-            torch.set_default_dtype(getattr(torch, dtype))
-            torch.set_default_device(None if device == "cpu" else device)
-            torch.set_grad_enabled(computes_gradients)
+            self.torch.write()
 
 
 class _Sides:
@@ -86,18 +106,21 @@ _sides = _Sides()
 
 
 def sides_differ() -> bool:
-    """Whether the user's code has changed the state of the process, and so needs `users_side`."""
+    """Returns whether the user's code has changed the process's state, and needs `users_side`."""
     return _sides.users is not None
 
 
 @contextmanager
 def users_side() -> Iterator[None]:
-    """Run the user's code in the ``with`` block, with the state that it has left before."""
+    """Run the user's code in the ``with`` block, with the state that it left the last time.
+
+    After the block the process has our state again. A block within another one changes nothing.
+    """
     if _sides.entered:
         yield
         return
 
-    ours = ProcessState.read()
+    our_state = ProcessState.read()
     if _sides.users is not None:
         _sides.users.write()
 
@@ -107,28 +130,31 @@ def users_side() -> Iterator[None]:
             yield
     finally:
         _sides.entered = False
-        users = ProcessState.read()
-        _sides.users = users if users != ours else None
-        ours.write()
+        users_state = ProcessState.read()
+        _sides.users = users_state if users_state != our_state else None
+        our_state.write()
 
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Keep handlers, the mask and the wake-up descriptor of signals."""
-    if threading.current_thread() is not threading.main_thread():  # only that one can set handlers
+    """Restore the handlers, the mask and the wake-up descriptor of signals after the block."""
+    # Only the main thread can set handlers.
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    # An empty set blocks nothing, and a call of `set_wakeup_fd` returns the descriptor before it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    wakeup = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
 
     try:
         yield
     finally:
         for signum, handler in handlers.items():
-            if handler is not None:  # else it is of C, and Python cannot set it
+            # None stands for a handler of C, which Python cannot set.
+            if handler is not None:
                 signal.signal(signum, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)

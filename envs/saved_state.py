@@ -40,13 +40,17 @@ from penstock.configs.errors import UserError, printable
 from penstock.configs.secrets import redacted
 from penstock.core.specs import plain_dtype
 
+# Classes of values that are nodes themselves.
 ATOMS = (type(None), bool, int, float, str)
+# Classes of values that stay as they are in the new environment.
 KEPT = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type,
     partial, np.dtype, np.ufunc, slice, range, EnvSpec, WrapperSpec, PurePath, Executor,
     type(threading.Lock()), type(threading.RLock()), logging.Logger, logging.Handler,
 )  # fmt: skip
+# numpy's bit generators, which are made by name from a state.
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+# The kind of node of a value of just such a class; `_kind` knows the others.
 KINDS: Mapping[type, str] = {
     **dict.fromkeys(ATOMS, "atom"),
     bytes: "bytes", tuple: "tuple", np.ndarray: "array", list: "list", set: "set",
@@ -54,21 +58,25 @@ KINDS: Mapping[type, str] = {
     np.random.Generator: "generator", np.random.RandomState: "random_state",
     random.Random: "random",
 }  # fmt: skip
-PROGRAM = ("keep", "enum", "unsavable")  # kinds of values whose attributes no state holds
+# Kinds of values that are parts of the program, so that no state holds their attributes.
+PROGRAM = ("keep", "enum", "unsavable")
 POINTER_NBYTES = np.dtype(np.intp).itemsize
-NOTHING = object()  # in the place of a value that the new environment does not have
+# Stands for a value that the new environment does not have.
+NOTHING = object()
 
-Node = Any  # an atom, or [kind, ...]
+# A value as plain data: an atom, or a list that begins with its kind.
+Node = Any
 
 
 class NotSavableError(Exception):
-    """The message says which attribute is of which class."""
+    """Environments cannot be saved or restored; the message says which attribute is the cause."""
 
 
 def state_of(env: VectorEnv) -> Node:
-    """The state of ``env`` between two steps, for `penstock.core.state_bytes`.
+    """Returns the state of ``env`` between two steps, for `penstock.core.state_bytes`.
 
-    Raises NotSavableError where a part of it cannot be saved.
+    Raises:
+        NotSavableError: if a part of it cannot be saved.
     """
     try:
         return _Writer().node(env, type(env).__name__)
@@ -79,7 +87,9 @@ def state_of(env: VectorEnv) -> Node:
 def restore(env: VectorEnv, state: Node) -> None:
     """Put the state of `state_of` into ``env``, which was made with the same options and reset.
 
-    Raises NotSavableError where ``env`` is built otherwise. It must not be used then.
+    Raises:
+        NotSavableError: if ``env`` is built otherwise. It must not be used then.
+        UserError: if the state would change a part of the program.
     """
     try:
         if _Reader().value(state, env, type(env).__name__) is not env:
@@ -98,19 +108,32 @@ def restore(env: VectorEnv, state: Node) -> None:
 
 
 class _Writer:
-    """Numbers each object and container at its first place; later places refer to that number."""
+    """Makes nodes of values.
+
+    Each object and container is numbered at its first place; later places refer to that number.
+    ``place`` is the way to a value through attributes and keys, for messages.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # by `id`
-        self._memories: dict[int, int] = {}  # of arrays, by the `id` of the array that owns it
-        self._alive: list[Any] = []  # so that no `id` is used twice
+        # Numbers of objects and containers by their `id`.
+        self._numbers: dict[int, int] = {}
+        # Numbers of the memories of arrays, by the `id` of the array that owns the memory.
+        self._memories: dict[int, int] = {}
+        # All that has a number, so that no `id` is used twice.
+        self._alive: list[Any] = []
 
     def node(self, value: Any, place: str) -> Node:
+        """Returns the node of a value.
+
+        Raises:
+            NotSavableError: if it cannot be saved.
+        """
+        # Values without a number: wherever they lie, they are written again.
         kind = _kind(value)
         match kind:
             case "atom":
-                secret = isinstance(value, str) and redacted(value) != value
-                return ["keep"] if secret else value
+                is_secret = isinstance(value, str) and redacted(value) != value
+                return ["keep"] if is_secret else value
             case "keep":
                 return ["keep"]
             case "enum":
@@ -121,14 +144,17 @@ class _Writer:
                 return ["bytes", np.frombuffer(value, np.uint8)]
             case "tuple":
                 return ["tuple", self._items(value, place)]
+
         if id(value) in self._numbers:
             return ["ref", self._numbers[id(value)]]
         if kind == "array":
             return self._array(value, place)
+        # A value may contain itself, so it has its number before its parts are written.
         self._number(value)
         return self._numbered(kind, value, place)
 
     def _numbered(self, kind: str, value: Any, place: str) -> Node:
+        """Returns the node of a container, a random generator or an object."""
         match kind:
             case "list" | "set" | "frozenset":
                 return [kind, self._items(value, place)]
@@ -139,6 +165,7 @@ class _Writer:
                 return [kind, items]
             case "deque":
                 return [kind, value.maxlen, self._items(value, place)]
+
             case "generator":
                 state = value.bit_generator.state
                 if state["bit_generator"] in BIT_GENERATORS:
@@ -148,14 +175,17 @@ class _Writer:
             case "random":
                 version, words, gauss = value.getstate()
                 return [kind, [version, [*words], gauss]]
+
             case "mujoco":
                 arrays = {name: np.array(getattr(value, name)) for name in _mujoco_arrays(value)}
                 return [kind, value.time, arrays]
             case "own":
                 return [kind, _class_name(value), self.node(value.state_dict(), place)]
             case "object":
-                own = sorted(_attributes(value).items())
-                attributes = {k: self.node(v, f"{place}.{k}") for k, v in own}
+                attributes = {
+                    name: self.node(attribute, f"{place}.{name}")
+                    for name, attribute in sorted(_attributes(value).items())
+                }
                 return [kind, _class_name(value), attributes]
         raise NotSavableError(f"{place} is of class {_class_name(value)}")
 
@@ -163,33 +193,40 @@ class _Writer:
         return [self.node(value, f"{place}[{i}]") for i, value in enumerate(values)]
 
     def _array(self, value: npt.NDArray[Any], place: str) -> Node:
-        """The memory that the array lies in, which views of it share, and where in it."""
-        root = value
-        while type(root.base) is np.ndarray:
-            root = root.base
-        if root.base is not None and not isinstance(root.base, bytes | bytearray):
-            raise NotSavableError(f"{place} is an array in memory of {_class_name(root.base)}")
-        order = sorted(range(root.ndim), key=lambda axis: -abs(root.strides[axis]))
-        flat = root.transpose(order)
+        """Returns the node of an array: the memory that views share, and where in it they lie."""
+        # The array that owns the memory, and its values in the order in which they lie there.
+        owner = value
+        while type(owner.base) is np.ndarray:
+            owner = owner.base
+        if owner.base is not None and not isinstance(owner.base, bytes | bytearray):
+            raise NotSavableError(f"{place} is an array in memory of {_class_name(owner.base)}")
+        axes = sorted(range(owner.ndim), key=lambda axis: -abs(owner.strides[axis]))
+        flat = owner.transpose(axes)
         if not flat.flags.c_contiguous:
             raise NotSavableError(f"{place} is an array whose memory has gaps")
-        if id(root) not in self._memories:
-            self._memories[id(root)] = len(self._memories)
-            self._alive.append(root)
-            memory: Node = self._plain(flat, place).reshape(-1).view(np.uint8)
+
+        # The memory itself at its first place, and its number at later ones.
+        memory: Node
+        if id(owner) not in self._memories:
+            self._memories[id(owner)] = len(self._memories)
+            self._alive.append(owner)
+            memory = self._plain(flat, place).reshape(-1).view(np.uint8)
         else:
-            memory = self._memories[id(root)]
-        first = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+            memory = self._memories[id(owner)]
+
+        offset = value.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
         dtype = self._plain(value, place).dtype.str
         self._number(value)
-        return ["array", memory, dtype, [*value.shape], [*value.strides], first]
+        return ["array", memory, dtype, [*value.shape], [*value.strides], offset]
 
     def _number(self, value: Any) -> None:
+        """Give a value the next number."""
         self._alive.append(value)
         self._numbers[id(value)] = len(self._numbers)
 
     @staticmethod
     def _plain(value: npt.NDArray[Any], place: str) -> npt.NDArray[Any]:
+        """Returns the array. Raises NotSavableError if its dtype is not of plain numbers."""
         try:
             plain_dtype(value.dtype.str)
         except ValueError as error:
@@ -198,169 +235,215 @@ class _Writer:
 
 
 class _Reader:
-    """Makes the values of nodes, in the order in which `_Writer` numbered them."""
+    """Makes the values of nodes, in the order in which `_Writer` numbered them.
+
+    ``present`` is the value that lies at the same place in the new environment, or `NOTHING`.
+    """
 
     def __init__(self) -> None:
+        # The values that have a number, in its order.
         self._numbered: list[Any] = []
         self._memories: list[npt.NDArray[np.uint8]] = []
-        self._used: set[int] = set()  # objects of the new environment that have their state
+        # The `id` of each object of the new environment that has its state.
+        self._restored: set[int] = set()
 
-    def value(self, node: Node, now: Any, place: str) -> Any:
-        """The value of ``node``; ``now`` is the one in its place in the new environment."""
+    def value(self, node: Node, present: Any, place: str) -> Any:
+        """Returns the value of ``node``.
+
+        Args:
+            node: the saved value.
+            present: the value at its place in the new environment. An object is changed to the
+                saved state and returned.
+            place: the way to it through attributes and keys, for messages.
+
+        Raises:
+            NotSavableError: if the new environment has no object for the state.
+            UserError: if the state would change a part of the program.
+            ArithmeticError, AttributeError, LookupError, TypeError or ValueError: for data that
+                `_Writer` does not make.
+        """
         if type(node) in ATOMS:
             return node
-        kind, *rest = node
+        kind, *fields = node
         match kind:
             case "keep":
-                if now is NOTHING:
+                if present is NOTHING:
                     raise NotSavableError(f"{place} is missing in a new environment")
-                return now
+                return present
             case "ref":
-                return self._shared(rest[0], now, place)
+                return self._shared(fields[0], present, place)
             case "enum":
-                return _enum(*rest)
+                return _enum(*fields)
             case "scalar":
-                return rest[0][()]
+                return fields[0][()]
             case "bytes":
-                return rest[0].tobytes()
+                return fields[0].tobytes()
             case "tuple":
-                return tuple(self._items(rest[0], now, place))
+                return tuple(self._items(fields[0], present, place))
             case "array":
-                return self._array(*rest)
+                return self._array(*fields)
             case "object" | "own" | "mujoco":
-                return self._object(kind, rest, now, place)
+                return self._object(kind, fields, present, place)
             case "generator" | "random_state" | "random":
-                return self._random(kind, rest[-1], now)
-        return self._container(kind, rest, now, place)
+                return self._random(kind, fields[-1], present)
+        return self._container(kind, fields, present, place)
 
-    def _shared(self, number: Any, now: Any, place: str) -> Any:
+    def _shared(self, number: Any, present: Any, place: str) -> Any:
+        """Returns the value with a number, which an earlier place has too."""
         if type(number) is not int or not 0 <= number < len(self._numbered):
             raise ValueError(f"{place} is value {number!r:.40} of {len(self._numbered)}")
         value = self._numbered[number]
-        if id(value) in self._used and _kind(now) in PROGRAM:
-            raise _other_class(place, _class_name(value), now)
+        if id(value) in self._restored and _kind(present) in PROGRAM:
+            raise _other_class(place, _class_name(value), present)
         return value
 
-    def _container(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
-        made: Any
+    def _container(self, kind: str, fields: list[Any], present: Any, place: str) -> Any:
+        """Returns a new container. It has its number before its items, which may refer to it."""
+        container: Any
         if kind in ("dict", "ordered"):
-            made = {} if kind == "dict" else OrderedDict()
-            self._numbered.append(made)
-            before = now if _kind(now) in ("dict", "ordered") else {}
-            for key_node, node in rest[0]:
+            container = {} if kind == "dict" else OrderedDict()
+            self._numbered.append(container)
+            present_items = present if _kind(present) in ("dict", "ordered") else {}
+            for key_node, node in fields[0]:
                 key = self.value(key_node, NOTHING, place)
-                made[key] = self.value(node, before.get(key, NOTHING), f"{place}[{key!r}]")
-            return made
+                present_item = present_items.get(key, NOTHING)
+                container[key] = self.value(node, present_item, f"{place}[{key!r}]")
+            return container
+
         if kind == "frozenset":
             number = len(self._numbered)
             self._numbered.append(None)
-            made = self._numbered[number] = frozenset(self._items(rest[0], now, place))
-            return made
+            container = frozenset(self._items(fields[0], present, place))
+            self._numbered[number] = container
+            return container
+
         match kind:
             case "list":
-                made = []
+                container = []
             case "set":
-                made = set()
+                container = set()
             case "deque":
-                made = deque(maxlen=rest[0])
+                container = deque(maxlen=fields[0])
             case _:
                 raise ValueError(f"there are no values of kind {kind!r:.40}")
-        self._numbered.append(made)
-        items = self._items(rest[-1], now, place)
+        self._numbered.append(container)
+        items = self._items(fields[-1], present, place)
         if kind == "set":
-            made.update(items)
+            container.update(items)
         else:
-            made.extend(items)
-        return made
+            container.extend(items)
+        return container
 
-    def _items(self, nodes: list[Node], now: Any, place: str) -> list[Any]:
-        before = [*now] if _kind(now) in ("list", "tuple", "deque") else []
-        before += [NOTHING] * (len(nodes) - len(before))
-        return [self.value(node, before[i], f"{place}[{i}]") for i, node in enumerate(nodes)]
+    def _items(self, nodes: list[Node], present: Any, place: str) -> list[Any]:
+        """Returns the values of a container's items, next to those of ``present``."""
+        present_items = [*present] if _kind(present) in ("list", "tuple", "deque") else []
+        present_items += [NOTHING] * (len(nodes) - len(present_items))
+        return [self.value(node, present_items[i], f"{place}[{i}]") for i, node in enumerate(nodes)]
 
     def _array(
-        self, memory: Node, dtype: str, shape: list[int], strides: list[int], first: int
+        self, memory: Node, dtype: str, shape: list[int], strides: list[int], offset: int
     ) -> npt.NDArray[Any]:
+        """Returns an array in its memory, which other arrays may share."""
         if isinstance(memory, np.ndarray):
             self._memories.append(memory.astype(np.uint8))
-        of = self._memories[memory if isinstance(memory, int) else -1]
-        if 0 in shape:
-            made = np.empty(shape, plain_dtype(dtype))
-        else:
-            made = np.ndarray(tuple(shape), plain_dtype(dtype), of.data, first, tuple(strides))
-        self._numbered.append(made)
-        return made
+        owner = self._memories[memory if isinstance(memory, int) else -1]
 
-    def _object(self, kind: str, rest: list[Any], now: Any, place: str) -> Any:
-        if now is NOTHING or now is None or id(now) in self._used:
+        if 0 in shape:
+            array = np.empty(shape, plain_dtype(dtype))
+        else:
+            array = np.ndarray(
+                tuple(shape), plain_dtype(dtype), owner.data, offset=offset, strides=tuple(strides)
+            )
+        self._numbered.append(array)
+        return array
+
+    def _object(self, kind: str, fields: list[Any], present: Any, place: str) -> Any:
+        """Put a state into the object that lies at its place, and return the object."""
+        if present is NOTHING or present is None or id(present) in self._restored:
             raise NotSavableError(f"{place} has no object in a new environment")
-        if kind != "mujoco" and _class_name(now) != rest[0]:
-            raise _other_class(place, rest[0], now)
-        if _kind(now) in PROGRAM:
+        if kind != "mujoco" and _class_name(present) != fields[0]:
+            raise _other_class(place, fields[0], present)
+        if _kind(present) in PROGRAM:
             raise UserError(
                 f"the checkpoint would change {printable(place)}, which is of class "
-                f"{_class_name(now)}: a part of the program, which no state of environments "
+                f"{_class_name(present)}: a part of the program, which no state of environments "
                 "includes; it was made up or is of another version, so resume from another one"
             )
-        if _kind(now) != kind:
-            raise NotSavableError(f"{place} was saved as {kind} and would be as {_kind(now)}")
+        if _kind(present) != kind:
+            raise NotSavableError(f"{place} was saved as {kind} and would be as {_kind(present)}")
 
-        self._numbered.append(now)
-        self._used.add(id(now))
+        self._numbered.append(present)
+        self._restored.add(id(present))
         if kind == "mujoco":
-            return self._mujoco(now, *rest)
-        state = rest[1]
+            time, arrays = fields
+            return self._mujoco(present, time, arrays)
+        state = fields[1]
         if kind == "own":
-            now.load_state_dict(self.value(state, NOTHING, place))
-            return now
-        before, named = _attributes(now), getattr(now, "__dict__", {})
-        for gone in before.keys() - state.keys():
-            if gone in named:
-                del named[gone]
+            present.load_state_dict(self.value(state, NOTHING, place))
+        else:
+            self._set_attributes(present, state, place)
+        return present
+
+    def _set_attributes(self, present: Any, state: dict[str, Node], place: str) -> None:
+        """Give an object the attributes of ``state``, and remove those that it does not have."""
+        present_attributes = _attributes(present)
+        named = getattr(present, "__dict__", {})
+        for name in present_attributes.keys() - state.keys():
+            if name in named:
+                del named[name]
             else:
-                object.__delattr__(now, gone)
-        for attribute, node in state.items():
-            own = self.value(node, before.get(attribute, NOTHING), f"{place}.{attribute}")
-            if attribute in _slots(type(now)):
-                object.__setattr__(now, attribute, own)
+                object.__delattr__(present, name)
+
+        for name, node in state.items():
+            value = self.value(node, present_attributes.get(name, NOTHING), f"{place}.{name}")
+            if name in _slots(type(present)):
+                object.__setattr__(present, name, value)
             else:
-                named[attribute] = own
-        return now
+                named[name] = value
 
     @staticmethod
-    def _mujoco(now: Any, time: float, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-        now.time = time
-        for name in _mujoco_arrays(now):
-            values = getattr(now, name)
-            if name in arrays and values.shape == arrays[name].shape:  # contacts come and go
+    def _mujoco(present: Any, time: float, arrays: dict[str, npt.NDArray[Any]]) -> Any:
+        """Put the time and the arrays into MuJoCo's data, and return it."""
+        present.time = time
+        for name in _mujoco_arrays(present):
+            values = getattr(present, name)
+            # Arrays of contacts have another length with each number of contacts.
+            if name in arrays and values.shape == arrays[name].shape:
                 values[...] = arrays[name]
-        return now
+        return present
 
-    def _random(self, kind: str, state: Any, now: Any) -> Any:
-        made = now if id(now) not in self._used else None
+    def _random(self, kind: str, state: Any, present: Any) -> Any:
+        """Returns a generator: the one at its place if that is of its class, else a new one."""
+        generator = present if id(present) not in self._restored else None
         match kind:
             case "generator":
                 name = state["bit_generator"]
                 if name not in BIT_GENERATORS:
                     raise ValueError(f"there is no bit generator {name!r}")
-                bits = getattr(made, "bit_generator", None)
-                if type(made) is not np.random.Generator or type(bits).__name__ != name:
-                    made = np.random.Generator(getattr(np.random, name)())
-                made.bit_generator.state = state
+                bits = getattr(generator, "bit_generator", None)
+                if type(generator) is not np.random.Generator or type(bits).__name__ != name:
+                    generator = np.random.Generator(getattr(np.random, name)())
+                generator.bit_generator.state = state
             case "random_state":
-                made = made if type(made) is np.random.RandomState else np.random.RandomState()
-                made.set_state(state)
+                if type(generator) is not np.random.RandomState:
+                    generator = np.random.RandomState()
+                generator.set_state(state)
             case _:
-                made = made if type(made) is random.Random else random.Random()
+                if type(generator) is not random.Random:
+                    generator = random.Random()
                 version, words, gauss = state[0], state[1], state[2]
-                made.setstate((version, tuple(words), gauss))
-        self._used.add(id(made))
-        self._numbered.append(made)
-        return made
+                generator.setstate((version, tuple(words), gauss))
+
+        self._restored.add(id(generator))
+        self._numbered.append(generator)
+        return generator
 
 
 def _kind(value: Any) -> str:
-    """The kind of node that the writer makes of a value, which the reader changes no other way."""
+    """Returns the kind of node that `_Writer` makes of a value.
+
+    `_Reader` changes no object in any other way.
+    """
     if type(value) in KINDS:
         return KINDS[type(value)]
     if isinstance(value, KEPT) or _is_mujoco(value, "MjModel"):
@@ -376,45 +459,63 @@ def _kind(value: Any) -> str:
     return "object" if _is_plain(type(value)) else "unsavable"
 
 
-def _other_class(place: str, name: str, now: Any) -> NotSavableError:
-    return NotSavableError(f"{place} was of class {name} and is of {_class_name(now)}")
+def _other_class(place: str, name: str, present: Any) -> NotSavableError:
+    return NotSavableError(f"{place} was of class {name} and is of {_class_name(present)}")
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, also in slots; of a space what may change."""
-    found = dict(getattr(value, "__dict__", {}))
-    found |= {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+    """Returns the attributes of an object, also in slots; of a space those that may change."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    slots = _slots(type(value))
+    attributes |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
     if isinstance(value, gymnasium.Space):
-        return {name: own for name, own in found.items() if not isinstance(own, np.ndarray)}
-    return found
+        return {
+            name: attribute
+            for name, attribute in attributes.items()
+            if not isinstance(attribute, np.ndarray)
+        }
+    return attributes
 
 
-def _slots(made: type) -> set[str]:
+def _slots(cls: type) -> set[str]:
+    """Returns the names of the slots of a class, with those of its bases."""
     return {
         name
-        for base in made.__mro__
+        for base in cls.__mro__
         for name, member in vars(base).items()
         if type(member) is types.MemberDescriptorType
     }
 
 
-def _is_plain(made: type) -> bool:
-    """Whether all that an object of a class holds is in its attributes: no part of it is in C."""
-    links = bool(made.__dictoffset__) + bool(made.__weakrefoffset__)
-    most = object.__basicsize__ + (len(_slots(made)) + links) * POINTER_NBYTES
-    return made.__itemsize__ == 0 and made.__basicsize__ <= most
+def _is_plain(cls: type) -> bool:
+    """Returns whether an object of a class holds nothing but its attributes: no part is in C.
+
+    Such an object has no items of variable size, and is no larger than an `object` with a pointer
+    for each slot, and for its `__dict__` and its weak references if it has these.
+    """
+    pointers = len(_slots(cls))
+    if cls.__dictoffset__:
+        pointers += 1
+    if cls.__weakrefoffset__:
+        pointers += 1
+    most_nbytes = object.__basicsize__ + pointers * POINTER_NBYTES
+    return cls.__itemsize__ == 0 and cls.__basicsize__ <= most_nbytes
 
 
 def _saves_itself(value: Any) -> bool:
-    own = all(hasattr(type(value), name) for name in ("state_dict", "load_state_dict"))
-    return own and isinstance(value, gymnasium.Env | VectorEnv)
+    """Returns whether an environment has `state_dict` and `load_state_dict`."""
+    has_both = all(hasattr(type(value), name) for name in ("state_dict", "load_state_dict"))
+    return has_both and isinstance(value, gymnasium.Env | VectorEnv)
 
 
 def _mujoco_arrays(value: Any) -> list[str]:
-    """The names of the arrays of MuJoCo's data."""
-    names = [name for name in dir(value) if not name.startswith("_")]
-    found = {name: getattr(value, name) for name in names}
-    return [name for name, own in found.items() if type(own) is np.ndarray and own.flags.writeable]
+    """Returns the names of the writeable arrays of MuJoCo's data."""
+    attributes = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+    return [
+        name
+        for name, attribute in attributes.items()
+        if type(attribute) is np.ndarray and attribute.flags.writeable
+    ]
 
 
 def _is_mujoco(value: Any, name: str) -> bool:
@@ -428,9 +529,9 @@ def _class_name(value: Any) -> str:
 
 
 def _enum(class_name: str, name: str) -> Enum:
-    """A member of an enumeration that the program has imported."""
-    module, _, qualified = class_name.rpartition(".")
-    found: Any = getattr(sys.modules[module], qualified)
-    if not (isinstance(found, type) and issubclass(found, Enum)):
+    """Returns a member of an enumeration that the program has imported."""
+    module, _, qualified_name = class_name.rpartition(".")
+    enumeration: Any = getattr(sys.modules[module], qualified_name)
+    if not (isinstance(enumeration, type) and issubclass(enumeration, Enum)):
         raise ValueError(f"{class_name} is no enumeration")
-    return found[name]
+    return enumeration[name]

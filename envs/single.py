@@ -31,16 +31,22 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         actions = np.array([action], self.action_space.dtype)
         observations, reward, terminated, truncated, info = self._vector.step(actions)
-        ended = bool(terminated[0]), bool(truncated[0])
-        return observations[0], float(reward[0]), *ended, _first(info)
+        return (
+            observations[0],
+            float(reward[0]),
+            bool(terminated[0]),
+            bool(truncated[0]),
+            _first(info),
+        )
 
     def render(self) -> Any:
-        shown = self._vector.render()
-        return shown[-1] if shown else None
+        pictures = self._vector.render()
+        return pictures[-1] if pictures else None
 
     def close(self) -> None:
         self._vector.close()
 
 
 def _first(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns the info of the only environment of a vector."""
     return {name: values[0] for name, values in info.items()}

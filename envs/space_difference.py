@@ -20,8 +20,11 @@ from penstock.core.observations import UNBOUNDED
 from penstock.envs.packing import leaves_of
 from penstock.envs.space_json import to_json
 
-ROUNDING = 1e-6  # relative error of a bound after a few operations in float32
-LONGEST = 80  # most characters of a space in a sentence
+# Relative error of a bound after a few operations in float32.
+ROUNDING = 1e-6
+# The most characters of a space in a sentence.
+LONGEST = 80
+# Stands in a sentence for a column that one of the environments does not have.
 ABSENT = "absent"
 
 AnySpace = spaces.Space[Any]
@@ -39,30 +42,45 @@ class SpaceDifference(NamedTuple):
 
 
 def difference(trained: Sequence[AnySpace], present: Sequence[AnySpace]) -> SpaceDifference | None:
-    """The first difference between two pairs of spaces, of observations and of actions; None where
-    they are the same."""
-    trained_columns, present_columns = (
-        _columns("observations", pair[0]) | _columns("actions", pair[1])
-        for pair in (trained, present)
-    )
+    """Returns the first difference between the spaces of training and those of an environment.
+
+    Args:
+        trained: the spaces of observations and of actions in training.
+        present: those of the environment.
+
+    Returns:
+        None if a policy that was trained on the first can play the second.
+    """
+    trained_columns = _all_columns(*trained)
+    present_columns = _all_columns(*present)
+
     for column in {**trained_columns, **present_columns}:
-        one, other = trained_columns.get(column), present_columns.get(column)
-        if one is None or other is None or not _is_same(one, other):
-            return SpaceDifference(column, *_described(one, other))
+        trained_space = trained_columns.get(column)
+        present_space = present_columns.get(column)
+        if not _is_same(trained_space, present_space):
+            return _described(column, trained_space, present_space)
     return None
 
 
 def brief(space: AnySpace) -> str:
-    """The space in at most `LONGEST` characters."""
+    """Returns the space as text of at most `LONGEST` characters, in one line."""
     text = " ".join(str(space).split())  # numpy aligns the bounds of a Box in columns
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
+def _all_columns(observation_space: AnySpace, action_space: AnySpace) -> dict[str, AnySpace]:
+    return _columns("observations", observation_space) | _columns("actions", action_space)
+
+
 def _columns(name: str, space: AnySpace) -> dict[str, AnySpace]:
+    """Returns the space of each column of a Dict or Tuple, by names that begin with ``name``."""
     return {".".join((name, *map(str, keys))): part for keys, part in leaves_of(space)}
 
 
-def _is_same(one: AnySpace, other: AnySpace) -> bool:
+def _is_same(one: AnySpace | None, other: AnySpace | None) -> bool:
+    """Returns whether two columns mean the same; None stands for one that is absent."""
+    if one is None or other is None:
+        return False
     if not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
         try:
             return to_json(one) == to_json(other)
@@ -71,29 +89,41 @@ def _is_same(one: AnySpace, other: AnySpace) -> bool:
 
     if one.shape != other.shape or one.dtype.newbyteorder("=") != other.dtype.newbyteorder("="):
         return False
-    return not _apart(one, other).any()
+    return not _bounds_differ(one, other).any()
 
 
-def _apart(one: spaces.Box, other: spaces.Box) -> npt.NDArray[np.bool_]:
-    """Which bounds of two Boxes differ, bool ``[*shape]``."""
+def _bounds_differ(one: spaces.Box, other: spaces.Box) -> npt.NDArray[np.bool_]:
+    """Returns where the bounds of two Boxes of the same shape differ, bool ``[*shape]``."""
     if one.dtype.kind != "f":
         return np.asarray((one.low != other.low) | (one.high != other.high))
+
     rounding = max(ROUNDING, float(np.spacing(np.ones((), one.dtype))))
-    apart = np.zeros(one.shape, np.bool_)
+    differ = np.zeros(one.shape, np.bool_)
     for bound, other_bound in ((one.low, other.low), (one.high, other.high)):
-        pair = (np.asarray(each, np.float64) for each in (bound, other_bound))
-        a, b = (np.where(abs(each) >= UNBOUNDED, np.copysign(np.inf, each), each) for each in pair)
-        apart |= ~np.isclose(a, b, rtol=rounding, atol=1e-12)
-    return apart
+        is_close = np.isclose(
+            _without_large(bound), _without_large(other_bound), rtol=rounding, atol=1e-12
+        )
+        differ |= ~is_close
+    return differ
 
 
-def _described(one: AnySpace | None, other: AnySpace | None) -> tuple[str, str]:
-    texts = tuple(ABSENT if space is None else brief(space) for space in (one, other))
-    if texts[0] != texts[1] or not isinstance(one, spaces.Box) or not isinstance(other, spaces.Box):
-        return texts[0], texts[1]
+def _without_large(bound: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Returns a bound in float64, infinite where it is so large that it means unbounded."""
+    values = np.asarray(bound, np.float64)
+    return np.where(abs(values) >= UNBOUNDED, np.copysign(np.inf, values), values)
 
-    # Both are cut before the bound that differs.
-    at = np.unravel_index(int(np.argmax(_apart(one, other))), one.shape)
-    place = ", ".join(str(i) for i in at)
-    texts = tuple(f"[{box.low[at]}, {box.high[at]}] at [{place}]" for box in (one, other))
-    return texts[0], texts[1]
+
+def _described(column: str, trained: AnySpace | None, present: AnySpace | None) -> SpaceDifference:
+    """Describe a column that differs; None stands for a space that does not have it."""
+    trained_text = ABSENT if trained is None else brief(trained)
+    present_text = ABSENT if present is None else brief(present)
+
+    # Both texts may end before the bound that differs, so that one is shown alone.
+    has_same_text = trained_text == present_text
+    if has_same_text and isinstance(trained, spaces.Box) and isinstance(present, spaces.Box):
+        index = np.unravel_index(int(np.argmax(_bounds_differ(trained, present))), trained.shape)
+        place = ", ".join(str(i) for i in index)
+        trained_text, present_text = (
+            f"[{box.low[index]}, {box.high[index]}] at [{place}]" for box in (trained, present)
+        )
+    return SpaceDifference(column, trained=trained_text, present=present_text)

@@ -19,29 +19,46 @@ from types import FrameType
 from penstock.core.place import package_of, place_of
 from penstock.core.processes import end_programs
 
+# The stack is read at this interval.
 LOOK_S = 0.2
-BACKSTOP_S = 5.0  # used where the call keeps the interpreter lock, so that no Python thread runs
+# Seconds after the limit until the program is ended from C. A call that holds the interpreter lock
+# lets no Python thread run.
+BACKSTOP_S = 5.0
 
 
 @contextmanager
 def told_where_hung(
     limit_s: float, tell: Callable[[str], object]
 ) -> Iterator[Callable[[], object]]:
-    """Watch the calling thread; report a call that lasts ``limit_s`` seconds.
+    """Watch the calling thread in the ``with`` block, and report a call that does not return.
 
-    ``tell`` is called from another thread, with a clause. It may end the program, which is the only
-    way to end such a call. The block gets a function that reports progress within a call, such as
-    one reset of many.
+    Args:
+        limit_s: seconds after which a call is reported.
+        tell: called from another thread, with a clause that names the call and where it is. It may
+            end the program, which is the only way to end such a call.
+
+    Yields:
+        A function to call after progress within a call, such as one reset of many.
     """
-    done, moved, watched = threading.Event(), threading.Event(), threading.get_ident()
+    is_done = threading.Event()
+    has_progressed = threading.Event()
     _arm(limit_s)
-    arguments = watched, limit_s, tell, done, moved
-    thread = threading.Thread(target=_watch, args=arguments, daemon=True)
+    thread = threading.Thread(
+        target=_watch,
+        kwargs={
+            "thread_id": threading.get_ident(),
+            "limit_s": limit_s,
+            "tell": tell,
+            "is_done": is_done,
+            "has_progressed": has_progressed,
+        },
+        daemon=True,
+    )
     thread.start()
     try:
-        yield moved.set
+        yield has_progressed.set
     finally:
-        done.set()
+        is_done.set()
         thread.join()
         faulthandler.cancel_dump_traceback_later()
 
@@ -56,35 +73,43 @@ def end_all(code: int) -> None:
 
 
 def _watch(
-    watched: int,
+    *,
+    thread_id: int,
     limit_s: float,
     tell: Callable[[str], object],
-    done: threading.Event,
-    moved: threading.Event,
+    is_done: threading.Event,
+    has_progressed: threading.Event,
 ) -> None:
-    call, since_s = None, 0.0
-    while not done.wait(LOOK_S):
+    """Read the stack of a thread until it is done, and report the first call that hangs."""
+    call: FrameType | None = None
+    since_s = 0.0
+    while not is_done.wait(LOOK_S):
         _arm(limit_s)
-        frame = sys._current_frames().get(watched)
+        frame = sys._current_frames().get(thread_id)
         now_s = time.monotonic()
         if frame is None:
             continue
-        if (present := call_of(frame)) is not call or moved.is_set():
-            call, since_s = present, now_s
-            moved.clear()
+
+        present_call = call_of(frame)
+        if present_call is not call or has_progressed.is_set():
+            call = present_call
+            since_s = now_s
+            has_progressed.clear()
         elif now_s - since_s >= limit_s:
-            tell(f"{_name(present)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
+            tell(f"{_name(call)} has not come back for {now_s - since_s:.0f} s{_at(frame)}")
             return
 
 
 def _arm(limit_s: float) -> None:
+    """Let C end the program after the limit and `BACKSTOP_S`, unless this is called again."""
     faulthandler.dump_traceback_later(limit_s + BACKSTOP_S, exit=True)
 
 
 def call_of(frame: FrameType) -> FrameType:
-    """The outermost frame that was entered from Penstock.
+    """Returns the outermost frame that was entered from Penstock, of the stack of ``frame``.
 
-    Penstock's own frame where that is innermost, as during a call of code that is not Python.
+    If the innermost frame is Penstock's own, as during a call of code that is not Python, it is
+    that one.
     """
     call = frame
     while package_of(call) != "penstock" and call.f_back is not None:
@@ -95,6 +120,7 @@ def call_of(frame: FrameType) -> FrameType:
 
 
 def _name(call: FrameType) -> str:
+    """Returns the call's name for a sentence."""
     name = call.f_code.co_name
     module = str(call.f_globals.get("__name__", "?"))
     if name == "<module>" or module.startswith("importlib"):

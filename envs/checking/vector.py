@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,150 +40,224 @@ from penstock.envs.vector_env import (
 )
 
 Array = npt.NDArray[Any]
+# Environments of each vector that is checked.
 COUNT = 2
 SEED = 7
-REPEATED_STEPS = 300  # least number of steps that copies must play alike
+# Copies must play at least as many steps alike.
+REPEATED_STEPS = 300
 
 
 def check_vector(
-    found: Checker,
+    checker: Checker,
     make: Callable[[int], VectorEnv],
     steps: int,
     seconds: float = 1e9,
     *,
     numbered: bool = False,
 ) -> dict[str, Any]:
-    """Play `steps` of a vector of `COUNT`, or `seconds`; add faults of the vectors to `found`.
+    """Play a vector of `COUNT` environments, and check it and copies of it.
 
-    `make` makes a vector of a given number of environments. Returns figures, empty where it cannot
-    be played; of them "resets_tested" is whether an episode ended, so that the step after it could
-    be tested. Vectors that are ``numbered`` may differ, and are not compared.
+    Args:
+        checker: to which faults are added.
+        make: makes a vector of a given number of environments.
+        steps: the most steps to play.
+        seconds: the most time that the first play takes.
+        numbered: whether each environment has an index. They may differ then, and copies are not
+            compared.
+
+    Returns:
+        The figures of `cost` and "games", the number of environments; empty if the vector cannot be
+        played. "resets_tested" says of copies that were compared whether an episode ended, so that
+        the step after it could be tested.
     """
     vector = make(COUNT)
     try:
-        sound = _check_face(found, vector) and _check_mode(found, vector)
-        if sound and share_instance(members_of(vector)):
-            found.add("shared", SAME_INSTANCE)
+        is_vector = _check_face(checker, vector) and _check_mode(checker, vector)
+        if is_vector and share_instance(members_of(vector)):
+            checker.add("shared", SAME_INSTANCE)
             return {}
-        if not (sound and found.check_spaces("of the vector", vector, "single_")):
+        if not (is_vector and checker.check_spaces("of the vector", vector, "single_")):
             return {}
 
-        player = _Player(found, vector)
+        player = _Player(checker, vector)
         if not player.reset():
             return {}
-        figures = {"games": COUNT, **cost(found, player.play(steps, seconds), steps)}
+        figures = {"games": COUNT, **cost(checker, player.play(steps, seconds), steps)}
     finally:
         if isinstance(vector, VectorEnv):
-            found.close(vector)
-    if found.problems or numbered:
+            checker.close(vector)
+    if checker.problems or numbered:
         return figures
 
-    alike = min(figures["steps"], REPEATED_STEPS)
-    ended = next((end for end in player.ends if end >= alike), max(player.ends, default=0))
-    if ended < alike:
-        _check_copies(found, make, alike)
-    tested = bool(ended) and _check_copies(found, make, ended)
-    if not found.problems:
-        _check_repeated_reset(found, make, alike)
-    if not found.problems:
-        _check_members(found, make, alike)
-    if player.sign and not found.problems:
-        found.add("autoreset", player.sign)
-    return {**figures, "resets_tested": tested}
+    # Copies play until the first episode's end after enough steps, or else until the last end. If
+    # that comes too early, they are also compared over enough steps.
+    least_steps = min(figures["steps"], REPEATED_STEPS)
+    late_ends = (end for end in player.ends if end >= least_steps)
+    last_end = max(player.ends, default=0)
+    end = next(late_ends, last_end)
+    if end < least_steps:
+        _check_copies(checker, make, least_steps)
+    resets_tested = bool(end) and _check_copies(checker, make, end)
+
+    if not checker.problems:
+        _check_repeated_reset(checker, make, least_steps)
+    if not checker.problems:
+        _check_members(checker, make, least_steps)
+    if player.reset_sign and not checker.problems:
+        checker.add("autoreset", player.reset_sign)
+    return {**figures, "resets_tested": resets_tested}
 
 
 def draw(
     space: Actions, count: int, rng: np.random.Generator, allowed: Array | None = None
 ) -> Array:
-    """Random actions in a policy's form, [count, *shape]: int32 or, for a Box, float32 in -1 ... 1.
+    """Draw random actions in a policy's form.
 
-    allowed: bool or 0 and 1 [count, choices], an action mask; where it allows nothing, any.
+    Args:
+        space: of one action, as a policy sees it.
+        count: number of actions.
+        rng: draws them.
+        allowed: bool or 0 and 1 [count, choices], an action mask. If it allows nothing, any action
+            may be drawn.
+
+    Returns:
+        [count, *shape], int32 or, for a Box, float32 in -1 ... 1.
     """
     if isinstance(space, spaces.Box):
         return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
+
+    # Each component takes the choice with the largest random number. A mask adds 1 to those that it
+    # allows, so that they are larger than all others.
     counts = counts_of(space)
-    liking = rng.random((count, sum(counts)))
+    scores = rng.random((count, sum(counts)))
     if allowed is not None:
-        liking += allowed
-    parts = np.split(liking, np.cumsum(counts)[:-1], axis=1)
-    chosen = np.stack([part.argmax(1) for part in parts], 1).astype(np.int32)
-    return chosen.reshape(count, *(space.shape or ()))
+        scores += allowed
+    component_scores = np.split(scores, np.cumsum(counts)[:-1], axis=1)
+    choices = [scores_of_one.argmax(1) for scores_of_one in component_scores]
+    actions = np.stack(choices, 1).astype(np.int32)
+    return actions.reshape(count, *(space.shape or ()))
 
 
-def draw_for(env: BatchedEnv, shown: Array, rng: np.random.Generator) -> Array:
-    """Random actions, as of `draw`, that the masks in packed observations [count, ...] allow."""
-    masks = tuple(part for part in env.info.parts if part.name == MASK)
-    allowed = views(masks, shown)[MASK] if masks else None
-    return draw(env.info.action_space, env.count, rng, allowed)
+def draw_for(env: BatchedEnv, observations: Array, rng: np.random.Generator) -> Array:
+    """Draw random actions that the masks in observations allow.
+
+    Args:
+        env: the environments.
+        observations: their packed observations, ``[count, *shape]``.
+        rng: draws the actions.
+
+    Returns:
+        The actions as of `draw`.
+    """
+    mask_parts = tuple(part for part in env.info.parts if part.name == MASK)
+    allowed = views(mask_parts, observations)[MASK] if mask_parts else None
+    return draw(env.info.action_space, env.count, rng, allowed=allowed)
+
+
+class _StepResults(NamedTuple):
+    """The results of a vector's step, as arrays that the vector does not write to again."""
+
+    observations: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Any
+
+    def as_bytes(self) -> bytes:
+        """Returns all results but the info, to be compared."""
+        return as_bytes(self[:4])
 
 
 class _Player:
     """Drives a vector as an actor does, and checks all results."""
 
-    def __init__(self, found: Checker, vector: VectorEnv) -> None:
-        self.ends: list[int] = []  # numbers of steps that ended episodes, from 1
+    def __init__(self, checker: Checker, vector: VectorEnv) -> None:
+        """Prepare to drive ``vector``; faults are added to ``checker``."""
+        self.ends: list[int] = []
+        """Numbers of the steps that ended episodes, counted from 1."""
         self.over = np.zeros(COUNT, np.bool_)
-        self.shown: Any = None
-        # how an environment showed that it resets within the step that ends an episode
-        self.sign = ""
-        self._found, self._vector = found, vector
-        self._space = checked_actions("of the vector", vector.single_action_space)
-        self._to_game = action_map(vector.single_action_space)
-        self._observations = batch_space(vector.single_observation_space, COUNT)
+        """The rows whose episode ended in the last step."""
+        self.observations: Any = None
+        """A copy of the last observations."""
+        self.reset_sign = ""
+        """How the vector showed that it resets within the step that ends an episode, in a sentence.
+        """
+        self._checker = checker
+        self._vector = vector
+        self._action_space = checked_actions("of the vector", vector.single_action_space)
+        self._to_env_actions = action_map(vector.single_action_space)
+        self._observation_space = batch_space(vector.single_observation_space, COUNT)
         self._rng = np.random.default_rng(SEED)
 
     def reset(self) -> bool:
-        """Begin; returns whether it can be played."""
+        """Begin new episodes, and check the results; returns whether the vector can be played."""
         try:
-            found = self._vector.reset(seed=SEED)
+            results = self._vector.reset(seed=SEED)
         except Exception as error:
             text = f"reset(seed={SEED}) raised {brief_with_place(error)}; correct it"
-            self._found.add("reset", text, error=error)
+            self._checker.add("reset", text, error=error)
             return False
-        if not (isinstance(found, tuple) and len(found) == 2):
-            self._found.add("reset", "reset did not return a tuple of observations and infos")
-            return False
-        self.shown = copied(found[0])
-        return self._fits("reset")
 
-    def play(self, steps: int, seconds: float = 1e9) -> Iterator[Any]:
-        """Yield the results of up to `steps`; ends early where it cannot be stepped on."""
-        totals, until = np.zeros(COUNT), time.perf_counter() + seconds
+        if not (isinstance(results, tuple) and len(results) == 2):
+            self._checker.add("reset", "reset did not return a tuple of observations and infos")
+            return False
+        self.observations = copied(results[0])
+        return self._check_observations("reset")
+
+    def play(self, steps: int, seconds: float = 1e9) -> Iterator[_StepResults]:
+        """Yield the results of each step with random actions.
+
+        It ends early if the vector cannot be stepped on, or after ``seconds``.
+        """
+        returns = np.zeros(COUNT)
+        deadline_s = time.perf_counter() + seconds
         for number in range(1, steps + 1):
-            action = self.choose()
-            if action is None or time.perf_counter() > until:
+            actions = self.choose()
+            if actions is None or time.perf_counter() > deadline_s:
                 return
-            if number < 3 and isinstance(self._space, spaces.Box):  # policies often choose bounds
-                action[...] = 1 if number == 1 else -1
-            results = self.step(action)
+
+            # Policies often choose the bounds, and random actions never do.
+            if number < 3 and isinstance(self._action_space, spaces.Box):
+                actions[...] = 1 if number == 1 else -1
+            results = self.step(actions)
             if results is None:
                 return
-            totals += results[1]
+
+            returns += results.reward
             if self.over.any():
                 self.ends.append(number)
-                self._found.returns += totals[self.over].tolist()
-                totals[self.over] = 0
+                self._checker.returns += returns[self.over].tolist()
+                returns[self.over] = 0
             yield results
 
     def choose(self) -> Array | None:
-        """Actions that the masks allow; None where a mask allows none."""
-        mask = self.shown.get(MASK) if isinstance(self.shown, dict) else None
-        if mask is None:
-            return draw(self._space, COUNT, self._rng)
-        choices = open_choices(mask != 0, counts_of(self._space)).all(-1)
-        if not (choices | self.over).all():
-            self._found.add_closed()
-            return None
-        return draw(self._space, COUNT, self._rng, mask != 0)
+        """Draw actions that the masks allow; None if a mask allows none where one is chosen."""
+        masks = self.observations.get(MASK) if isinstance(self.observations, dict) else None
+        if masks is None:
+            return draw(self._action_space, COUNT, self._rng)
 
-    def step(self, action: Array) -> Any:
-        """The results of actions in a policy's form; None where it cannot be stepped on."""
-        env_actions = self._to_game(action)
-        since = time.perf_counter()
+        allowed = masks != 0
+        can_act = open_choices(allowed, counts_of(self._action_space)).all(-1)
+        if not (can_act | self.over).all():
+            self._checker.add_closed()
+            return None
+        return draw(self._action_space, COUNT, self._rng, allowed=allowed)
+
+    def step(self, actions: Array) -> _StepResults | None:
+        """Step the vector, and check the results.
+
+        Args:
+            actions: in a policy's form, ``[count, *shape]``.
+
+        Returns:
+            None if it cannot be stepped on.
+        """
+        env_actions = self._to_env_actions(actions)
+        started_s = time.perf_counter()
         try:
             results = self._vector.step(env_actions.copy())
         except Exception as error:
-            self._found.add(
+            self._checker.add(
                 "step",
                 f"playing the vector raised {brief_with_place(error)}; correct it, or "
                 "single_action_space or the mask if it is right to refuse the actions "
@@ -191,50 +265,68 @@ class _Player:
                 error=error,
             )
             return None
-        self._found.times_s.append(time.perf_counter() - since)
-        if not _look(self._found, results, self.over):
-            return None
-        results = (*map(copied, results[:4]), results[4])  # it may write to the arrays again
-        self.sign = self.sign or own_reset(results[4], results[2], results[3])
-        # gymnasium marks by `_key` which environments have `key`.
-        self._found.info_keys.update(key for key in map(str, results[4]) if key[:1] != "_")
-        self.shown, self.over = results[0], np.logical_or(results[2], results[3])
-        return results if self._fits("step") else None
+        self._checker.times_s.append(time.perf_counter() - started_s)
 
-    def _fits(self, call: str) -> bool:
-        found = misfits(self._observations, self.shown)
-        for fault, reason in found.items():
-            self._found.add(
+        if not _check_results(self._checker, results, self.over):
+            return None
+        # The vector may write to the arrays again.
+        observations, reward, terminated, truncated, info = results
+        copies = _StepResults(
+            observations=copied(observations),
+            reward=copied(reward),
+            terminated=copied(terminated),
+            truncated=copied(truncated),
+            info=info,
+        )
+        sign = own_reset(copies.info, copies.terminated, copies.truncated)
+        self.reset_sign = self.reset_sign or sign
+        # gymnasium marks by `_key` which environments have `key`.
+        keys = map(str, copies.info)
+        self._checker.info_keys.update(key for key in keys if not key.startswith("_"))
+
+        self.observations = copies.observations
+        self.over = np.logical_or(copies.terminated, copies.truncated)
+        return copies if self._check_observations("step") else None
+
+    def _check_observations(self, call: str) -> bool:
+        """Add the faults of the observations of ``call``; returns whether there are none."""
+        faults = misfits(self._observation_space, self.observations)
+        for fault, reason in faults.items():
+            self._checker.add(
                 "observation",
                 f"{call} returned observations{reason}; correct single_observation_space, or what "
                 "it returns",
                 fault,
             )
-        return not found
+        return not faults
 
 
-def _check_face(found: Checker, vector: VectorEnv) -> bool:
+def _check_face(checker: Checker, vector: VectorEnv) -> bool:
+    """Returns whether it is a vector environment of `COUNT` environments."""
     if not isinstance(vector, VectorEnv):
-        found.add(
+        checker.add(
             "vector",
             f"a function that takes num_envs returned a {type(vector).__name__}; return a "
             "gymnasium.vector.VectorEnv, or do not take num_envs and return a single environment",
         )
         return False
+
     count = getattr(vector, "num_envs", None)
     if count != COUNT:
-        found.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
+        checker.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
         return False
     return True
 
 
-def _check_mode(found: Checker, vector: VectorEnv) -> bool:
+def _check_mode(checker: Checker, vector: VectorEnv) -> bool:
+    """Returns whether the vector says that its autoreset mode is NEXT_STEP."""
     mode = (vector.metadata or {}).get("autoreset_mode")
     if mode is AutoresetMode.NEXT_STEP:
         return True
-    named = getattr(mode, "name", repr(mode))
-    stated = f"says autoreset mode {named}" if mode else "has no autoreset_mode in its metadata"
-    found.add(
+
+    mode_name = getattr(mode, "name", repr(mode))
+    stated = f"says autoreset mode {mode_name}" if mode else "has no autoreset_mode in its metadata"
+    checker.add(
         "autoreset",
         f"the vector {stated}; an episode's final observation must not be lost, so reset in the "
         'step after its end and say metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}; a '
@@ -243,105 +335,129 @@ def _check_mode(found: Checker, vector: VectorEnv) -> bool:
     return False
 
 
-def _look(found: Checker, results: Any, over: Array) -> bool:
-    """Whether one step's results, except the observations, can be trained on."""
+def _check_results(checker: Checker, results: Any, over: Array) -> bool:
+    """Check the results of a step, except the observations.
+
+    Args:
+        checker: to which the first fault is added.
+        results: what `step` of the vector returned.
+        over: bool [count], the rows whose episode ended in the step before.
+
+    Returns:
+        Whether they can be trained on.
+    """
     if not (isinstance(results, tuple) and len(results) == 5):
-        found.add(
+        checker.add(
             "step",
             "step did not return a tuple of five; return observations, rewards, terminated, "
             "truncated and infos",
         )
         return False
     _, reward, terminated, truncated, info = results
+
     try:
         rewards = np.asarray(reward, np.float64)
     except (TypeError, ValueError):
         rewards = np.full(COUNT, np.nan)
     if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
         text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
-        found.add("reward", text)
+        checker.add("reward", text)
         return False
     if bad := find_bad_reward(rewards):
-        found.add("reward", f"step returned {bad}; {SCALE}")
+        checker.add("reward", f"step returned {bad}; {SCALE}")
         return False
+
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if getattr(flag, "shape", None) != (COUNT,) or flag.dtype != np.bool_:
-            found.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
+            checker.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
             return False
     if not isinstance(info, dict):
-        found.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
+        checker.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
         return False
+
+    # The vector can still be stepped on after this fault.
     if (rewards[over] != 0).any() or np.logical_or(terminated, truncated)[over].any():
-        _add_autoreset(found, "it gave a reward or an end there")
+        _add_autoreset(checker, "it gave a reward or an end there")
     return True
 
 
-def _check_copies(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
-    """Check that two vectors with the same seed and actions play `steps` alike.
+def _check_copies(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> bool:
+    """Check that two vectors with the same seed and actions play alike.
 
-    Where the last step ends an episode, also after different actions in the next. Returns whether
-    that was tested.
+    If the last step ends an episode, they must also play alike after different actions in the next
+    step, which only resets.
+
+    Args:
+        checker: to which faults are added.
+        make: makes a vector of a given number of environments.
+        steps: to play.
+
+    Returns:
+        Whether the step that only resets was tested.
     """
-    vectors = make(COUNT), make(COUNT)
-    one, other = (_Player(found, vector) for vector in vectors)
+    first_vector, second_vector = make(COUNT), make(COUNT)
+    first = _Player(checker, first_vector)
+    second = _Player(checker, second_vector)
     try:
-        if not parts_of(vectors[0]).keys().isdisjoint(parts_of(vectors[1])):
-            found.add("shared", SAME_INSTANCE)
+        if not parts_of(first_vector).keys().isdisjoint(parts_of(second_vector)):
+            checker.add("shared", SAME_INSTANCE)
             return False
-        if not (one.reset() and other.reset()):
+        if not (first.reset() and second.reset()):
             return False
 
-        if reason := _difference(one, other, steps):
-            if variables := changed_variables(vectors[0], one.play(steps)):
-                found.add_shared(reason, variables)
+        if reason := _difference(first, second, steps):
+            if variables := changed_variables(first_vector, first.play(steps)):
+                checker.add_shared(reason, variables)
             else:
-                found.add(
+                checker.add(
                     "determinism",
                     "two vectors that were reset with the same seed and given the same actions "
                     f"differ {reason}; draw all chance from generators that reset(seed=...) seeds",
                 )
-        if found.problems:
+        if checker.problems:
             return False
-        return bool(one.over.any()) and _check_reset_row(found, one, other)
+        return bool(first.over.any()) and _check_reset_row(checker, first, second)
     finally:
-        for vector in vectors:
-            found.close(vector)
+        checker.close(first_vector)
+        checker.close(second_vector)
 
 
-def _difference(one: _Player, other: _Player, steps: int) -> str:
-    """Where two vectors differ, stepped in turn, in words; empty if they do not."""
-    if as_bytes(one.shown) != as_bytes(other.shown):
+def _difference(first: _Player, second: _Player, steps: int) -> str:
+    """Returns where two vectors differ, stepped in turn, in words; empty if they do not."""
+    if as_bytes(first.observations) != as_bytes(second.observations):
         return "in their first observations"
-    pairs = zip(one.play(steps), other.play(steps), strict=False)
-    for number, (ones, others) in enumerate(pairs, 1):
-        if as_bytes(ones[:4]) != as_bytes(others[:4]):
+
+    pairs = zip(first.play(steps), second.play(steps), strict=False)
+    for number, (first_results, second_results) in enumerate(pairs, 1):
+        if first_results.as_bytes() != second_results.as_bytes():
             return f"in what step {number} returned"
     return ""
 
 
-def _check_repeated_reset(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+def _check_repeated_reset(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
     """Check that a vector that has been played does the same after a reset as a new one."""
-    vectors = make(COUNT), make(COUNT)
+    used_vector, new_vector = make(COUNT), make(COUNT)
     try:
-        used = _Player(found, vectors[0])
-        if not used.reset():
+        first_play = _Player(checker, used_vector)
+        if not first_play.reset():
             return
-        list(used.play(steps))
+        list(first_play.play(steps))
 
-        again, fresh = (_Player(found, vector) for vector in vectors)
-        if again.reset() and fresh.reset() and (reason := _difference(again, fresh, steps)):
-            found.add(
+        used = _Player(checker, used_vector)
+        new = _Player(checker, new_vector)
+        if used.reset() and new.reset() and (reason := _difference(used, new, steps)):
+            checker.add(
                 "determinism",
                 f"a vector that is reset with the same seed again differs {reason} from a new one; "
                 "reset all of its state, also statistics that it has gathered",
             )
     finally:
-        for vector in vectors:
-            found.close(vector)
+        checker.close(used_vector)
+        checker.close(new_vector)
 
 
-def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
-    """Check that the single environments of a vector, where it has such, are independent."""
+def _check_members(checker: Checker, make: Callable[[int], VectorEnv], steps: int) -> None:
+    """Check that the single environments of a vector, if it has such, are independent."""
     vector = make(COUNT)
     try:
         members = members_of(vector)
@@ -350,37 +466,57 @@ def _check_members(found: Checker, make: Callable[[int], VectorEnv], steps: int)
 
         # The vector reads the observations when all members have been reset.
         first, second = members[:COUNT]
-        shown, _ = first.reset(seed=SEED)
-        shown_bytes = as_bytes(shown)
+        observation, _ = first.reset(seed=SEED)
+        observation_bytes = as_bytes(observation)
         second.reset(seed=SEED + 1)
-        if as_bytes(shown) != shown_bytes:
-            found.add_shared("from each alone", ["the memory of their observations"])
+        if as_bytes(observation) != observation_bytes:
+            checker.add_shared("from each alone", ["the memory of their observations"])
             return
-        found.independence(first, second, list(found.play(first, steps, SEED)))
+
+        first_steps = list(checker.play(first, steps, seed=SEED))
+        checker.independence(first, second, first_steps)
     finally:
-        found.close(vector)
+        checker.close(vector)
 
 
-def _check_reset_row(found: Checker, one: _Player, other: _Player) -> bool:
-    """Whether two players could be given different actions where episodes have ended."""
-    over, action = one.over, one.choose()
-    for _ in range(20):  # some of the ignored actions may be equal
-        different = other.choose()
-        if action is None or different is None:
+def _check_reset_row(checker: Checker, first: _Player, second: _Player) -> bool:
+    """Check that two vectors play alike though the actions in a reset row differ.
+
+    Args:
+        checker: to which a fault is added.
+        first: a player whose last step ended an episode.
+        second: a player that has played alike.
+
+    Returns:
+        Whether different actions could be given.
+    """
+    # Some of the drawn actions may be equal in the rows that only reset.
+    actions = first.choose()
+    for _ in range(20):
+        other_actions = second.choose()
+        if actions is None or other_actions is None:
             return False
-        different[~over] = action[~over]
-        if not np.array_equal(action, different):
+        alive = ~first.over
+        other_actions[alive] = actions[alive]
+        if not np.array_equal(actions, other_actions):
             break
     else:
         return False
-    after = one.step(action), other.step(different)
-    if not found.problems and as_bytes(after[0][:4]) != as_bytes(after[1][:4]):
-        _add_autoreset(found, "what followed depended on the action")
+
+    results = first.step(actions)
+    other_results = second.step(other_actions)
+    if checker.problems:
+        return True
+    assert results is not None
+    assert other_results is not None
+    if results.as_bytes() != other_results.as_bytes():
+        _add_autoreset(checker, "what followed depended on the action")
     return True
 
 
-def _add_autoreset(found: Checker, sign: str) -> None:
-    found.add(
+def _add_autoreset(checker: Checker, sign: str) -> None:
+    """Add the fault that a step that should only reset did more, by its ``sign``."""
+    checker.add(
         "autoreset",
         "the vector says NEXT_STEP, where the step after an episode's end only resets: its action "
         f"is ignored, its reward 0; but {sign}; reset there, or remove the wrapper that resets in "

@@ -22,9 +22,12 @@ from gymnasium.spaces import Box
 
 Frame = npt.NDArray[np.uint8]
 
+# Pixels of an observation, each way.
 SIZE = 84
+# The first column of gymnasium's screen that is observed.
 _LEFT = (car_racing.STATE_W - SIZE) // 2
-_GRAY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+# The weights of red, green and blue in gray, of ITU-R BT.601.
+_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
@@ -39,18 +42,24 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
         max_frames: int = 1000,
         render_mode: str | None = None,
     ) -> None:
-        """Make it.
+        """Make the environment.
 
-        frame_skip: frames (1/50 s) for which an action is held.
-        stack: observed frames that an observation consists of, the newest last.
-        max_frames: after so many an episode is truncated.
+        Args:
+            frame_skip: frames (1/50 s) for which an action is held.
+            stack: observed frames that an observation consists of, the newest last.
+            max_frames: an episode is truncated after as many frames.
+            render_mode: as of gymnasium's CarRacing.
         """
         self.render_mode = render_mode
         self.observation_space = Box(0, 255, (stack, SIZE, SIZE), np.uint8)
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+        self.frame_skip = frame_skip
+        self._max_frames = max_frames
         self._car: Any = _Car(render_mode=render_mode)
-        self.frame_skip, self._max_frames = frame_skip, max_frames
+
+        # Frames of the episode, with those that were skipped.
         self._age = 0
+        # The observation.
         self._frames = np.zeros((stack, SIZE, SIZE), np.uint8)
 
     def reset(
@@ -65,19 +74,26 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
     def step(
         self, action: npt.NDArray[np.float32]
     ) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+        """Hold an action for some frames; only the last one is drawn."""
         steering, pedals = action
-        held = np.array([steering, max(pedals, 0.0), max(-pedals, 0.0)], np.float32)
-        total, last = 0.0, min(self.frame_skip, self._max_frames - self._age)
-        for frame in range(1, last + 1):
-            self._car.unseen = frame < last
-            screen, reward, terminated, _, info = self._car.step(held)
-            total += float(reward)
+        gas = max(pedals, 0.0)
+        brake = max(-pedals, 0.0)
+        car_action = np.array([steering, gas, brake], np.float32)
+
+        total_reward = 0.0
+        last_frame = min(self.frame_skip, self._max_frames - self._age)
+        for frame in range(1, last_frame + 1):
+            self._car.unseen = frame < last_frame
+            screen, reward, terminated, _, info = self._car.step(car_action)
+            total_reward += float(reward)
             if terminated:
                 screen = self._car.seen()
                 break
         self._age += frame
+
         self._frames = np.concatenate([self._frames[1:], _gray(screen)[None]])
-        return self._frames, total, bool(terminated), self._age >= self._max_frames, info
+        truncated = self._age >= self._max_frames
+        return self._frames, total_reward, bool(terminated), truncated, info
 
     def render(self) -> Any:
         return self._car.render()
@@ -87,13 +103,17 @@ class CarRacing(gymnasium.Env[Frame, npt.NDArray[np.float32]]):
 
 
 class _Car(car_racing.CarRacing):
-    """Gymnasium's own environment, which draws less."""
+    """Gymnasium's own environment, which draws less.
+
+    Its attributes and those of gymnasium's class are in checkpoints by their names
+    (`penstock.envs.saved_state`).
+    """
 
     unseen = False
     """Whether the next steps need not draw."""
 
     def seen(self) -> Frame:
-        """The screen as it is now."""
+        """Draw the present screen, which was skipped."""
         self.unseen = False
         screen: Frame = self._render("state_pixels")
         return screen
@@ -103,18 +123,27 @@ class _Car(car_racing.CarRacing):
         return super().reset(**kwargs)
 
     def _create_track(self) -> bool:
+        """Create a track; returns whether that succeeded, as gymnasium's own method.
+
+        It lists all pieces of grass and road in the order in which they are drawn.
+        """
         base: Any = super()
-        made: bool = base._create_track()
-        size = car_racing.GRASS_DIM
+        succeeded: bool = base._create_track()
+
         tile = np.array([(1, 0), (0, 0), (0, 1), (1, 1)])
         places = [(x, y) for x in range(-20, 20, 2) for y in range(-20, 20, 2)]
-        grass = [(tile + place) * size for place in places]
+        grass = [(tile + place) * car_racing.GRASS_DIM for place in places]
+
+        # Each piece has corners and a colour, None for that of grass.
         self._pieces = [([tuple(corner) for corner in piece], None) for piece in grass]
-        self._pieces += [([(x, y) for x, y, *_ in corners], c) for corners, c in self.road_poly]
+        self._pieces += [
+            ([(x, y) for x, y, *_ in corners], color) for corners, color in self.road_poly
+        ]
         self._corners = np.array([corners for corners, _ in self._pieces])
-        return made
+        return succeeded
 
     def _render(self, mode: str) -> Any:
+        """Draw in gymnasium's ``mode``, unless the picture is an observation that is skipped."""
         is_observed = mode == "state_pixels"
         if is_observed and self.unseen:
             return None
@@ -122,34 +151,49 @@ class _Car(car_racing.CarRacing):
         return super()._render(mode)
 
     def _render_road(self, zoom: float, translation: tuple[float, float], angle: float) -> None:
+        """Draw the field, and those pieces of grass and road that may be in the window."""
         end = car_racing.PLAYFIELD
         field = [(end, end), (end, -end), (-end, -end), (-end, end)]
         view = (zoom, translation, angle)
         draw: Any = self._draw_colored_polygon
         draw(self.surf, field, self.bg_color, *view, clip=False)
-        for i in np.flatnonzero(self._near(*view)):
+
+        for i in np.flatnonzero(self._is_near(*view)):
             corners, color = self._pieces[i]
             shade = self.grass_color if color is None else [int(value) for value in color]
             draw(self.surf, corners, shade, *view)
 
-    def _near(
+    def _is_near(
         self, zoom: float, translation: tuple[float, float], angle: float
     ) -> npt.NDArray[np.bool_]:
-        """Pieces with a corner in the window or as near as gymnasium draws."""
-        cos, sin = math.cos(angle), math.sin(angle)
-        placed = self._corners @ (np.array([[cos, sin], [-sin, cos]]) * zoom) + translation
+        """Returns which pieces have a corner in the window, or as near to it as gymnasium draws.
+
+        Args:
+            zoom: pixels per unit of the track.
+            translation: of the track in the window, in pixels.
+            angle: by which the track is turned, in radians.
+
+        Returns:
+            bool ``[pieces]``.
+        """
+        cos = math.cos(angle)
+        sin = math.sin(angle)
+        rotation = np.array([[cos, sin], [-sin, cos]])
+        pixels = self._corners @ (rotation * zoom) + translation
+
         margin = car_racing.MAX_SHAPE_DIM
         window = np.array([car_racing.WINDOW_W, car_racing.WINDOW_H])
-        inside = (placed >= -margin) & (placed <= window + margin)
+        inside = (pixels >= -margin) & (pixels <= window + margin)
         return np.asarray(inside.all(-1).any(-1))
 
     def _render_indicators(self, width: int, height: int) -> None:
+        """Draw gymnasium's indicators, which observations do not show."""
         if self._indicators:
             base: Any = super()
             base._render_indicators(width, height)
 
 
 def _gray(screen: Frame) -> Frame:
-    """The part above the indicators, gray."""
+    """Returns the part of a screen above the indicators in gray, uint8 ``[84, 84]``."""
     road = screen[:SIZE, _LEFT : _LEFT + SIZE]
     return (road @ _GRAY).astype(np.uint8)

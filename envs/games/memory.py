@@ -21,23 +21,39 @@ from penstock.envs.single import SingleEnv
 
 
 class MemoryVectorEnv(VectorEnv):
-    """`num_envs` corridors; each episode draws a new length."""
+    """`num_envs` corridors; each episode draws a new length.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
     def __init__(self, num_envs: int = 1, *, lengths: Sequence[int] = (8, 24)) -> None:
-        """lengths: the fewest and the most steps from the sign to the end."""
+        """Make the corridors.
+
+        Args:
+            num_envs: number of corridors.
+            lengths: the fewest and the most steps from the sign to the end.
+
+        Raises:
+            ValueError: if the lengths are not two such numbers, from 1 on.
+        """
         least, most = lengths
         if not 1 <= least <= most:
             raise ValueError(f"lengths {[*lengths]} must be two numbers from 1, the fewest first")
+
         self.num_envs = num_envs
         self._lengths = least, most
         self.single_observation_space = Box(-1, 1, (3,), np.float32)
         self.single_action_space = Discrete(2)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+
+        # The sign of each corridor, -1 or 1.
         self._signs = np.zeros(num_envs, np.int64)
-        self._left = np.zeros(num_envs, np.int64)  # steps to the end, -1 beyond it
+        # Steps to the end, -1 beyond it.
+        self._left = np.zeros(num_envs, np.int64)
+        # The corridors at whose start one stands, where the sign is shown.
         self._begins = np.ones(num_envs, np.bool_)
 
     def reset(
@@ -56,25 +72,32 @@ class MemoryVectorEnv(VectorEnv):
         npt.NDArray[np.bool_],
         dict[str, Any],
     ]:
+        """Take a step in each corridor. At its end the action is compared with the sign."""
         resets = self._left < 0
-        ended = self._left == 0
-        right = (2 * actions - 1 == self._signs).astype(np.float32)
+        ends = self._left == 0
+        matches = (2 * actions - 1 == self._signs).astype(np.float32)
+        reward = (2 * matches - 1) * ends
+
         self._left -= 1
         self._begin(resets)
-        reward = (2 * right - 1) * ended
-        return self._observe(), reward, ended, np.zeros(self.num_envs, np.bool_), {}
+        truncated = np.zeros(self.num_envs, np.bool_)
+        return self._observe(), reward, ends, truncated, {}
 
     def _begin(self, begins: npt.NDArray[np.bool_]) -> None:
-        """Begin new episodes where ``begins``."""
+        """Begin new episodes in the corridors that ``begins`` marks."""
         least, most = self._lengths
         signs = 2 * self.np_random.integers(2, size=self.num_envs) - 1
         lengths = self.np_random.integers(least, most + 1, size=self.num_envs)
-        self._signs[begins], self._left[begins] = signs[begins], lengths[begins]
+        self._signs[begins] = signs[begins]
+        self._left[begins] = lengths[begins]
         self._begins = begins
 
     def _observe(self) -> npt.NDArray[Any]:
-        shown = self._signs * self._begins, self._left == 0, np.ones(self.num_envs)
-        return np.stack(shown, 1).astype(np.float32)
+        """Returns the observations, float32 ``[num_envs, 3]``."""
+        shown_signs = self._signs * self._begins
+        is_at_end = self._left == 0
+        ones = np.ones(self.num_envs)
+        return np.stack((shown_signs, is_at_end, ones), 1).astype(np.float32)
 
 
 def make_single(**options: Any) -> SingleEnv:

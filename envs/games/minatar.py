@@ -18,12 +18,17 @@ from minatar import Environment
 Frame = npt.NDArray[np.uint8]
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
-CELL = 12  # pixels of a cell in a picture
-ACTIONS = ("nothing", "left", "up", "right", "down", "fire")  # of all games, by MinAtar's number
+# Pixels of a cell in a picture, each way.
+CELL = 12
+# The actions of all games, by MinAtar's number.
+ACTIONS = ("nothing", "left", "up", "right", "down", "fire")
 
 
 class MinAtarEnv(gymnasium.Env[Frame, Any]):
-    """One game."""
+    """One game.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
@@ -35,22 +40,32 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         max_episode_steps: int = 5000,
         render_mode: str | None = None,
     ) -> None:
-        """Make it.
+        """Make a game.
 
-        game: one of `GAMES`.
-        sticky_action_prob: how often the last action is repeated instead.
-        difficulty_ramping: whether a game becomes faster while it lasts, where it can.
-        max_episode_steps: after so many an episode is truncated.
+        Args:
+            game: one of `GAMES`.
+            sticky_action_prob: how often the last action is repeated instead.
+            difficulty_ramping: whether a game becomes faster while it lasts, where it can.
+            max_episode_steps: an episode is truncated after as many steps.
+            render_mode: as of gymnasium; pictures can be rendered in any mode.
+
+        Raises:
+            ValueError: for a game that does not exist.
         """
         if game not in GAMES:
             raise ValueError(f"there is no game {game}; choose from {', '.join(GAMES)}")
+
         self.render_mode = render_mode
         self._game = Environment(game, sticky_action_prob, difficulty_ramping)
+        # MinAtar's numbers of the actions that have an effect in the game.
         self._actions: list[int] = self._game.minimal_action_set()
+
         height, width, channels = self._game.state_shape()
         self.observation_space = Box(0, 255, (channels, height, width), np.uint8)
         self.action_space = Discrete(len(self._actions))
+
         self._max_steps = max_episode_steps
+        # Steps of the episode.
         self._age = 0
 
     def reset(
@@ -64,21 +79,26 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
-        reward, over = self._game.act(self._actions[action])
+        reward, terminated = self._game.act(self._actions[action])
         self._age += 1
-        return self._observe(), float(reward), bool(over), self._age >= self._max_steps, {}
+        truncated = self._age >= self._max_steps
+        return self._observe(), float(reward), bool(terminated), truncated, {}
 
     def get_action_meanings(self) -> list[str]:
         """The names of the actions, in their order."""
         return [ACTIONS[action] for action in self._actions]
 
     def render(self) -> Any:
-        """uint8 [120, 120, 3], a colour for each channel."""
+        """Returns a picture, uint8 [120, 120, 3], with a colour for each channel."""
+        # The level of a cell is the number of its last channel with an object, from 0 to 1.
         state = self._game.state()
-        level = (state * np.arange(1, state.shape[-1] + 1)).max(-1) / state.shape[-1]
+        channels = state.shape[-1]
+        level = (state * np.arange(1, channels + 1)).max(-1) / channels
+
         colour = np.stack([level, level**2, np.sin(np.pi * level)], -1) * 255
         return colour.astype(np.uint8).repeat(CELL, 0).repeat(CELL, 1)
 
     def _observe(self) -> Frame:
-        shown: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1) * np.uint8(255)
-        return shown
+        """Returns the observation, uint8 ``[channels, 10, 10]``."""
+        channels: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1)
+        return channels * np.uint8(255)

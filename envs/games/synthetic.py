@@ -25,7 +25,10 @@ from penstock.envs.single import SingleEnv
 
 
 class SyntheticVectorEnv(VectorEnv):
-    """`num_envs` synthetic environments, whose episodes begin and end together."""
+    """`num_envs` synthetic environments, whose episodes begin and end together.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
@@ -46,13 +49,25 @@ class SyntheticVectorEnv(VectorEnv):
         exit_at_step: int | None = None,
         nan_at_step: int | None = None,
     ) -> None:
-        """Make the games.
+        """Make the environments.
 
-        obs_shape, obs_dtype: of one observation, float32 (0 to 1) or uint8 (0 to 255).
-        episode_steps: length of every episode, which is truncated if `truncate`, else terminates.
-        step_time_s: what one step of one environment takes, asleep, or computing if `busy`.
-        *_at_step: the call of `step`, counted from 1 since construction, that raises, never
-            returns, kills this process, or shows a NaN (float32 only).
+        Args:
+            num_envs: number of environments.
+            obs_shape: of one observation.
+            obs_dtype: of an observation, float32 (0 to 1) or uint8 (0 to 255).
+            n_actions: number of actions, at most the values of an observation.
+            episode_steps: length of every episode.
+            truncate: whether episodes are truncated; else they terminate.
+            construct_time_s: time that this takes.
+            step_time_s: time that one step of one environment takes.
+            busy: whether that time is spent computing; else asleep.
+            crash_at_step: the call of `step`, counted from 1 since construction, that raises.
+            hang_at_step: the call of `step` that never returns.
+            exit_at_step: the call of `step` that kills this process.
+            nan_at_step: the call of `step` that shows a NaN (float32 only).
+
+        Raises:
+            ValueError: for values that do not fit together.
         """
         if obs_dtype not in ("float32", "uint8"):
             raise ValueError(f"obs_dtype is {obs_dtype}; it must be float32 or uint8")
@@ -64,18 +79,30 @@ class SyntheticVectorEnv(VectorEnv):
                 "observation, which shows each action in a part of its own"
             )
         time.sleep(construct_time_s)
-        self.num_envs = num_envs
+
+        shape = tuple(obs_shape)
+        dtype = np.dtype(obs_dtype)
         high = 1 if obs_dtype == "float32" else 255
-        self._patterns = _patterns(n_actions, tuple(obs_shape), np.dtype(obs_dtype), high)
-        self.single_observation_space = Box(0, high, tuple(obs_shape), np.dtype(obs_dtype).type)
+        self.num_envs = num_envs
+        self.single_observation_space = Box(0, high, shape, dtype.type)
         self.single_action_space = Discrete(n_actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._episode_steps, self._truncate = episode_steps, truncate
-        self._step_time_s, self._busy = step_time_s * num_envs, busy
+
+        # The observation that shows each action.
+        self._patterns = _patterns(n_actions=n_actions, shape=shape, dtype=dtype, high=high)
+        self._episode_steps = episode_steps
+        self._truncate = truncate
+        # Time of a step of all environments.
+        self._step_time_s = step_time_s * num_envs
+        self._busy = busy
+
+        # What happens at which call of `step`.
         self._faults = {crash_at_step: _crash, hang_at_step: _hang, exit_at_step: _exit}
         self._faults.pop(None, None)
         self._nan_at_step = nan_at_step
+
+        # Calls of `step`, steps of the episode, and the rewarded action of each environment.
         self._calls = 0
         self._age = 0
         self._targets = np.zeros(num_envs, np.int64)
@@ -96,19 +123,28 @@ class SyntheticVectorEnv(VectorEnv):
         npt.NDArray[np.bool_],
         dict[str, Any],
     ]:
+        """Step all environments, or do the fault that is due."""
         self._calls += 1
         if fault := self._faults.get(self._calls):
             fault()
         self._pass_time()
+
+        # A step after an episode's end only resets, and pays nothing.
         resets = self._age == self._episode_steps
-        reward = (actions == self._targets).astype(np.float32) * (not resets)
-        self._age = 0 if resets else self._age + 1
-        ended = np.full(self.num_envs, self._age == self._episode_steps)
-        goes_on = np.zeros(self.num_envs, np.bool_)
-        flags = (goes_on, ended) if self._truncate else (ended, goes_on)
-        return self._observe(), reward, *flags, {}
+        reward = (actions == self._targets).astype(np.float32)
+        if resets:
+            reward[:] = 0
+            self._age = 0
+        else:
+            self._age += 1
+
+        ends = np.full(self.num_envs, self._age == self._episode_steps)
+        no_ends = np.zeros(self.num_envs, np.bool_)
+        terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
+        return self._observe(), reward, terminated, truncated, {}
 
     def _observe(self) -> npt.NDArray[Any]:
+        """Draw the rewarded actions, and return observations that show them."""
         self._targets = self.np_random.integers(len(self._patterns), size=self.num_envs)
         observations = self._patterns[self._targets]
         if self._calls == self._nan_at_step:
@@ -116,6 +152,7 @@ class SyntheticVectorEnv(VectorEnv):
         return observations
 
     def _pass_time(self) -> None:
+        """Let the time of a step pass, computing or asleep."""
         if self._busy:
             end_s = time.perf_counter() + self._step_time_s
             while time.perf_counter() < end_s:
@@ -125,18 +162,22 @@ class SyntheticVectorEnv(VectorEnv):
 
 
 def make_single(**options: Any) -> SingleEnv:
-    """One synthetic game; options as of `SyntheticVectorEnv`."""
+    """Make one synthetic environment; options as of `SyntheticVectorEnv`."""
     return SingleEnv(SyntheticVectorEnv(1, **options))
 
 
 def _patterns(
-    n_actions: int, shape: tuple[int, ...], dtype: np.dtype[Any], high: int
+    *, n_actions: int, shape: tuple[int, ...], dtype: np.dtype[Any], high: int
 ) -> npt.NDArray[Any]:
-    """[n_actions, *shape]: for each action, its own share of the values, in order, is `high`."""
+    """Returns the observation that shows each action, ``[n_actions, *shape]`` of ``dtype``.
+
+    The values of an observation are divided among the actions, in order. Those of its action are
+    ``high``, the others 0.
+    """
     size = math.prod(shape)
-    owner = np.arange(size) * n_actions // size
+    action_of_value = np.arange(size) * n_actions // size
     patterns = np.zeros((n_actions, size), dtype)
-    patterns[owner, np.arange(size)] = high
+    patterns[action_of_value, np.arange(size)] = high
     return patterns.reshape(n_actions, *shape)
 
 

@@ -374,7 +374,7 @@ def test_numbers_that_are_one_to_networks_are_noted_once(
     box = spaces.Box(0, 2e9, (2,), kind)
     for steps in ([[one, one], [other, other], [one, one]], [[one, other], [one, other]]):
         packer = Packer("ids", spaces.Dict(id=box))
-        packer.watches = 10
+        packer.watch_precision(10)
         for row in steps:
             seen: Any = np.array([[0, number] for number in row], kind)
             packer.write({"id": seen}, np.zeros((2, 8), np.uint8))
@@ -387,7 +387,7 @@ def test_a_whole_number_that_float32_lacks_is_noted_where_no_other_is_near(
     notes: list[str],
 ) -> None:
     packer = Packer("ids", spaces.Dict(id=spaces.Box(0, 2**31 - 1, (1,), np.int64)))
-    packer.watches = 1
+    packer.watch_precision(1)
 
     packer.write({"id": np.array([[2**30 + 1], [5]])}, np.zeros((2, 8), np.uint8))
 
@@ -397,7 +397,7 @@ def test_a_whole_number_that_float32_lacks_is_noted_where_no_other_is_near(
 
 def test_a_choice_is_one_hot_however_large_its_number(notes: list[str]) -> None:
     packer = Packer("ids", spaces.Dict(id=spaces.Discrete(2, start=2**40)))
-    packer.watches = 2
+    packer.watch_precision(2)
 
     for number in (2**40, 2**40 + 1):
         packer.write({"id": np.array([number])}, np.zeros((1, 8), np.uint8))
