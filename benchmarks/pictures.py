@@ -52,7 +52,7 @@ RUN = (
 )
 FRONT = "lunarlander"  # trained as the README says
 FRONT_CLIP = (0, 8, 15, 320)
-FRONT_SIZE = {"width": 960, "height": 750}
+FRONT_SIZE = {"width": 760, "height": 690}
 BESIDE = ("cartpole_ppo", "run.seed=1", "stop.env_steps=400000", "eval.every_steps=50000")
 FRAME = re.compile(r"╭.*?╰[^\n]*", re.DOTALL)
 NBYTES = 200_000  # of a picture, unless nothing smaller is possible
