@@ -91,6 +91,7 @@ def scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         path = f"{prefix}{name}"
         if isinstance(value, list):
             value = by_rank(value)
+
         if isinstance(value, Mapping) and not name.endswith(HISTOGRAM):
             yield from scalars(value, f"{path}/")
         elif (number := finite(value)) is not None:

@@ -264,6 +264,7 @@ def _draw_setting(
     curves = [thinned(*run_curve(run, x, y, smooth=smooth, ranges=scales)) for run in runs]
     label = text(setting.label(len(runs)))
 
+    # A single run: its line, above its measurements before smoothing.
     if len(curves) == 1 and scales is None:
         if smooth > 1:
             raw_xs, raw_ys = thinned(*run_curve(runs[0], x, y))
@@ -272,6 +273,7 @@ def _draw_setting(
         cell.plot(xs, ys, linewidth=1.4, label=label, **style, **_marks(xs, y))
         return
 
+    # Several runs: the line of each.
     span = common_span(runs, x, y)
     if span is not None and span[0] == span[1]:  # one point has no line
         span = None
@@ -285,6 +287,7 @@ def _draw_setting(
         cell.plot([], [], label=label, **style)
         return
 
+    # Their statistic, in the part of the axis that they have in common.
     places = np.linspace(*span, GRID)
     statistic_name = statistic or default_statistic(len(setting.tasks))
     values = strata(setting, places, x, y, smooth=smooth, ranges=scales)

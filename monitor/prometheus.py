@@ -123,6 +123,7 @@ def make(config: Config, run_dir: Path) -> MetricSink:
         "algo": config.algo.name,
         "version": penstock.__version__,
     }
+
     try:
         return PrometheusSink(
             options.metrics_host,
@@ -173,11 +174,15 @@ class RunState:
     """What is known of a run: the newest value of each figure, and counts of all intervals."""
 
     last: dict[str, Any] = field(default_factory=dict)
+    """The newest value of each figure, by its name in a line of `metrics.jsonl`."""
     events: Counter[str] = field(
         default_factory=lambda: Counter(dict.fromkeys((*KINDS, "evaluation", OTHER), 0))
     )
+    """The number of events of each kind."""
     lag: _Histogram = field(default_factory=lambda: _Histogram(LAG_BOUNDS))
+    """Policy lags of trained steps, in optimizer steps."""
     latency: _Histogram = field(default_factory=lambda: _Histogram(map(edge, LATENCY_BINS)))
+    """Latencies of trained steps, in seconds."""
     metrics_s: float = 0.0
     """When the last figures arrived, in seconds since 1970; 0: never."""
     checkpoint_s: float = 0.0

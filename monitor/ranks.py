@@ -209,6 +209,7 @@ def merge(lowest: Metrics, reports: Sequence[Metrics]) -> Metrics:
         lowest: the report of the lowest rank, which gives the values that all share.
         reports: those of all ranks.
     """
+    # All names, each with the value of `lowest` where it has one.
     named = {name: value for report in (*reports, lowest) for name, value in report.items()}
     merged = {}
     for name, value in named.items():
@@ -286,6 +287,7 @@ def lags(histogram: Mapping[int, int]) -> Metrics:
     """
     steps = sum(histogram.values())
     total = sum(lag * count for lag, count in histogram.items())
+
     return {
         "policy_lag_mean": total / steps if steps else None,
         "policy_lag_max": max(histogram, default=None),

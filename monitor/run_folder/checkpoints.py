@@ -60,7 +60,7 @@ def best(run_dir: Path, *, follow_links: bool = False) -> Best | None:
 
 
 def checkpoints(run_dir: Path) -> list[Row]:
-    """Returns the checkpoints of a run, newest first.
+    """Lists the checkpoints of a run, newest first.
 
     Returns:
         Rows with ``name``, ``nbytes`` and ``written``, in seconds since 1970; the newest

@@ -120,8 +120,8 @@ class MetricColumns:
     ) -> None:
         """Write the figures of objects that all have these ``names``, in this order; see
         `_write`."""
+        # Rows without gaps are written as a slice.
         is_range = rows[-1] - rows[0] < len(rows)
-        # Assigning to a slice is faster than to single rows.
         target: Any = slice(rows[0], rows[-1] + 1) if is_range else np.array(rows)
 
         nested: list[tuple[str, Sequence[Any]]] = []

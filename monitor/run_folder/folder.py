@@ -157,6 +157,7 @@ def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
     """
     summary = read_json(run_dir, SUMMARY, follow_links=True)
     newest = last_line(run_dir, METRICS, follow_links=True)
+
     highest = {}
     for name in names:
         values = [finite(row.get(name)) for row in (summary, newest)]
@@ -226,6 +227,7 @@ def _listed_options(text: str) -> dict[str, str]:
     """
     options: dict[str, str] = {}
     section = ""
+
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if line and line[0] not in " -#":

@@ -114,6 +114,7 @@ class JsonLines:
         self._parts = parts
         self._most = most
         self._follow_links = follow_links
+
         self._inode = 0  # of the file that was read; 0 before the first read
         self._offset = 0  # bytes that were read
         self._lines = CompleteLines()

@@ -53,6 +53,8 @@ class RunReader(RunFolder):
             follow_links: as for `files.open_in`.
         """
         super().__init__(folder, follow_links=follow_links)
+
+        # The axes of curves and the intervals are needed for any metric.
         self._only = None if only is None else {*only, *EVALUATED, "interval_s"}
         self.unload()
 
