@@ -23,7 +23,7 @@ from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import CODECS
 from penstock.configs.sections import LearnerConfig
 
-ROUNDED_GAIN = 1.05
+ROUNDED_GAIN = 1.05  # factor by which rounding must be faster than fp32
 CLOSE = 2.0  # predictions may be off by this factor
 
 
@@ -49,25 +49,31 @@ class Choice(NamedTuple):
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
-    """Codecs to try that work with the optimizer and the pace."""
+    """Returns the codecs to time: those that work with the optimizer and the pace."""
     names = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
 def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
-    """Predicted seconds of one step's reduction."""
+    """Returns the predicted seconds of one step's reduction in so many ``buckets``."""
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
 def best(step_s: Mapping[str, float]) -> str:
-    """The best of fp32 and the rounding codecs."""
+    """Returns the better of fp32 ("none") and the fastest rounding codec.
+
+    ``step_s`` are the seconds of a step by codec.
+    """
     rounding = [name for name in step_s if CODECS.specs[name].loss == "rounding"]
     found = min(rounding, key=step_s.__getitem__, default="none")
     return "none" if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[found] else found
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
-    """The codecs to try; ``predicted`` seconds have at least "none"."""
+    """Returns the codecs that run a few real steps.
+
+    ``predicted`` are the seconds of a step by codec, among them "none", which is fp32.
+    """
     found = best(predicted)
     plain = ["none"] if predicted["none"] < CLOSE * predicted[found] else []
     return tuple(dict.fromkeys([*plain, found]))
@@ -76,7 +82,13 @@ def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
 def decide(
     measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
 ) -> Choice:
-    """Choose among the `finalists` by their ``measured`` seconds of a step."""
+    """Choose among the `finalists`.
+
+    Args:
+        measured: seconds of a real step, by finalist.
+        predicted: predicted seconds of a step, by codec; the reason lists those not measured.
+        network: the cost of traffic, for the reason.
+    """
     chosen = best(measured)
     text = (
         f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "

@@ -22,7 +22,7 @@ from penstock.core.machine import gpu_models
 from penstock.core.notes import note_logger
 from penstock.core.user_cache import digest, timed_once
 
-FOLDER = "connectors"  # in the cache folder
+FOLDER = "connectors"  # name in the cache folder
 FORMAT = 1
 BUSY = 0.7  # share of its time that a connector may receive
 
@@ -44,10 +44,15 @@ class Costs(NamedTuple):
 
 
 def with_connectors(config: Config, measure: Measure) -> tuple[Config, str]:
-    """``config`` with a number in place of `transport.connectors` auto, and a sentence about it.
+    """Replace `transport.connectors` auto by a number.
 
-    Unchanged, with an empty sentence, where the option is a number. ``measure`` returns the seconds
-    of `Costs` as its only entry.
+    Args:
+        config: the config of a run that has not started.
+        measure: returns the seconds of `Costs` as its only entry.
+
+    Returns:
+        The config with the number, and a sentence about it. The config is unchanged and the
+        sentence empty where the option is a number already.
     """
     if config.transport.connectors != "auto":
         return config, ""
@@ -58,8 +63,11 @@ def with_connectors(config: Config, measure: Measure) -> tuple[Config, str]:
 
 
 def check_not_auto(config: Config, why: str) -> None:
-    """Raise UserError for `transport.connectors` auto of several runs, or of learners on several
-    hosts; ``why`` completes the sentence."""
+    """Refuse `transport.connectors` auto for several runs, or for learners on several hosts.
+
+    Raises:
+        UserError: if the option is auto; ``why`` completes its sentence.
+    """
     if config.transport.connectors == "auto":
         raise UserError(
             f"transport.connectors auto is found at the start of one run on one host, and {why}; "
@@ -68,7 +76,7 @@ def check_not_auto(config: Config, why: str) -> None:
 
 
 def needed(costs: Costs, cores: float) -> int:
-    """Connectors that keep up with a learner, at most one for each of ``cores``."""
+    """Returns the connectors that keep up with a learner, at most one for each of ``cores``."""
     return max(1, math.ceil(min(costs.busy / BUSY, int(cores), MAX_CONNECTORS)))
 
 
@@ -115,7 +123,7 @@ def _found(config: Config, measure: Measure) -> tuple[int, str]:
 
 
 def _costs(entries: Any) -> Costs | None:
-    """The costs of a file's entries; None where they are not sound."""
+    """Returns the costs in the entries of a cache file; None where they are not sound."""
     match entries:
         case [[float(receive), float(train)]] if 0 < receive < math.inf and 0 < train < math.inf:
             return Costs(receive, train)

@@ -19,14 +19,18 @@ from penstock.configs.schema import Config
 from penstock.configs.transports import TRANSPORTS
 from penstock.core.cores import IdleCores, most_actors, usable_cores
 
-WINDOW_S = 5.0  # of what is measured, for one decision
+WINDOW_S = 5.0  # seconds of measurements for one decision
 STARVED = 0.05  # share of waiting above which a learner needs more actors
-FED = 0.01  # below this it may need fewer, or train with more threads
+# Below this share of waiting a learner may need fewer actors, or train with more threads.
+FED = 0.01
 BUSY = 0.1  # share of waiting below which actors are the limit
 RESERVE = 0.15  # share of its time that an actor may wait
 ROOM = 0.7  # cores that must be idle for one more thread of each learner
-GAIN = 0.25  # of what one more thread gives at best, with which a learner keeps it
-COLLAPSE = 0.8  # of the rate with one thread less: the threads wait for each other
+# A learner keeps a further thread that gives at least this part of what a thread can give at best.
+GAIN = 0.25
+# A thread is taken back where a learner trains at less than this part of the rate that it had with
+# one thread less: the threads then wait for each other.
+COLLAPSE = 0.8
 SAVED = 0.1  # share of saving from which on an interval shows neither rates nor waiting
 
 Shares = Mapping[str, float]
@@ -43,8 +47,8 @@ class Load(NamedTuple):
     """Cores that one actor keeps busy."""
     idle_cores: float
     ceiling: float
-    """Agent steps that a learner would train per second if it never waited for data. Of one, as
-    their number changes where one of several fails."""
+    """Agent steps per second that one learner would train if it never waited for data. It is the
+    rate of one learner, as the number of learners changes where one of several fails."""
 
 
 class Split(NamedTuple):
@@ -62,27 +66,40 @@ class CoreSplit:
     def __init__(
         self, actors: int, *, least: int, most: int, most_threads: int, learners: int = 1
     ) -> None:
-        """At first ``actors`` play and a learner has one thread. Later from ``least`` to ``most``
-        actors play, a multiple of the number of ``learners``."""
+        """Begins with ``actors`` actors, and one thread for each learner.
+
+        Args:
+            actors: actors at the start.
+            least: fewest actors of a later split.
+            most: most actors of a later split.
+            most_threads: most threads of each learner.
+            learners: number of learners; the number of actors stays a multiple of it.
+        """
         self.now = Split(actors, 1, "")
         self._least, self._most, self._learners = least, most, learners
         self._most_threads = most_threads
-        self._ceilings: list[float] = []  # with 1, 2, ... threads, up to one less than now
+
+        # Ceilings that were measured with 1, 2, ... threads, up to one less than there are now.
+        self._ceilings: list[float] = []
         self._on_trial = False  # whether the last thread was added a window ago
+
         self._idle = IdleCores()
+        # Seconds and load of each interval since the last decision.
         self._window: list[tuple[float, Load]] = []
-        self._last_s: float | None = None
+        self._last_s: float | None = None  # time of the last interval, on the monotonic clock
 
     @classmethod
     def of(cls, config: Config) -> CoreSplit | None:
-        """The rule for a run; None where both numbers are fixed."""
+        """Returns the rule for a run; None where the config fixes both numbers."""
         actors, most = config.first_actors, most_actors(config)
         learners = config.learner.most_count
+
         one_process = TRANSPORTS.one_process(config.transport.kind)
         adapts = config.learner.threads == "auto" and not one_process
         most_threads = int(usable_cores() // learners) if adapts else 1
         if most == actors and most_threads <= 1:
             return None
+
         least = config.least_actors if most > actors else actors
         return cls(
             actors, least=least, most=most, most_threads=max(1, most_threads), learners=learners
@@ -96,22 +113,28 @@ class CoreSplit:
         alive: int,
         now_s: float,
     ) -> Split | None:
-        """Take in what was measured since the last call; returns the new split, where it changes.
+        """Add the measurements since the last call; decide once they span `WINDOW_S` seconds.
 
         Args:
             ledgers: time shares of the parts of each process, by name.
-            cores: cores that each process keeps busy.
-            ceilings: as of `Load`, of each learner that reports; None where it is not known.
-            alive: actors that play.
-            now_s: of the monotonic clock.
+            cores: cores that each process keeps busy, by name.
+            ceilings: `Load.ceiling` of each learner that reports; None where it is not known.
+            alive: number of actors that play.
+            now_s: time on the monotonic clock.
+
+        Returns:
+            The new split; None where the present one stays.
         """
         last_s, self._last_s = self._last_s, now_s
         load = load_of(ledgers, cores, ceilings, self._idle.since_last())
+
+        # While processes start or end, nothing shows what the split gives: the window begins anew.
         if load is None or last_s is None or alive != self.now.actors:
-            self._window.clear()  # it is still changing
+            self._window.clear()
             return None
         if any(found.get("save", 0.0) > SAVED for found in ledgers.values()):
             return None
+
         self._window.append((now_s - last_s, load))
         if sum(seconds for seconds, _ in self._window) < WINDOW_S:
             return None
@@ -120,7 +143,10 @@ class CoreSplit:
         return self.decide(mean)
 
     def decide(self, load: Load) -> Split | None:
-        """The split for a load under the present one; None where that is right."""
+        """Returns the split for a load that was measured under the present one.
+
+        None where the present split is right.
+        """
         found = self._fewer_threads(load) or self._more_actors(load)
         found = found or self._more_threads(load) or self._fewer_actors(load)
         self.now = found or self.now
@@ -152,6 +178,7 @@ class CoreSplit:
         has_room = load.idle_cores >= ROOM * self._learners
         if load.learner_waits >= FED or threads >= self._most_threads or not has_room:
             return None
+
         self._ceilings.append(load.ceiling)
         self._on_trial = True
         text = f"actors are ahead of the learner, and {load.idle_cores:.1f} cores are idle"
@@ -178,7 +205,14 @@ def load_of(
     ceilings: Sequence[float | None],
     idle_cores: float | None,
 ) -> Load | None:
-    """The load of one interval; None where a process has not been measured for all of it."""
+    """Returns the load of one interval; None if a process was not measured for all of it.
+
+    Args:
+        ledgers: time shares of the parts of each process, by name.
+        cores: cores that each process keeps busy, by name.
+        ceilings: `Load.ceiling` of each learner that reports; None where it is not known.
+        idle_cores: idle cores of the host; None where they were not measured.
+    """
     learners = {name: found for name, found in ledgers.items() if name.startswith("learner-")}
     actors = {name: found for name, found in ledgers.items() if name.startswith("actor-")}
     known = [ceiling for ceiling in ceilings if ceiling is not None]
@@ -187,6 +221,7 @@ def load_of(
     measured = bool(learners) and bool(actors) and learners.keys() | actors.keys() <= cores.keys()
     if not measured or len(known) != len(learners) or idle_cores is None:
         return None
+
     return Load(
         fmean(found.get("wait", 0.0) for found in learners.values()),
         fmean(found.get("wait", 0.0) for found in actors.values()),
@@ -197,7 +232,7 @@ def load_of(
 
 
 def _mean(window: list[tuple[float, Load]]) -> Load:
-    """The mean of loads, each over so many seconds."""
+    """Returns the mean of loads, each weighted with its seconds."""
     total_s = sum(seconds for seconds, _ in window)
     columns = zip(*(load for _, load in window), strict=True)
     lengths = [seconds for seconds, _ in window]

@@ -43,20 +43,24 @@ from penstock.models.fitting import AnyShape
 from penstock.models.general import GeneralShape
 from penstock.models.summary import layers_in_words
 
-FOLDER = "forms"  # in the cache folder
+FOLDER = "forms"  # name in the cache folder
 FORMAT = 2
 BUDGET_S = 1.2  # for all forms; the form by rule is timed whatever it takes
 LONGEST = 4.0  # times the budget, of real time: on a machine with other work
 SLOW, CLOSE = 2.0, 1.25  # times the fastest: forms that are timed again once, and more often
 ROUNDS = 2  # further passes of forms that are close; the fastest counts, as others lengthen them
-MOST_ROUNDS = 20  # where passes are so short that all of them take less than `SHORT_S`
+# Up to this many rounds are made while all passes together take less than `SHORT_S`.
+MOST_ROUNDS = 20
 SHORT_S = 0.1
+
 PROBE_ROWS = 4  # observations of the pass that shows how long others are
 LONG_PASS = 0.5  # share of the budget; a longer pass is replaced by a short one
-SHORT_PASS = 1 / 16  # share of the budget
+SHORT_PASS = 1 / 16  # share of the budget that such a short pass takes
 FEW = 2  # orders and formats that are tried with other numbers of rows
 SHOWN = 3  # other forms in a sentence
-MOST_TIMED_ROWS = 1024  # of an update that is one pass, as long ones take too long to time
+
+# A pass of a whole update is timed with at most this many observations; more take too long.
+MOST_TIMED_ROWS = 1024
 WHOLE = "; an update is always one pass, since its loss needs all of it"
 
 Seconds = dict[ComputeForm, float]
@@ -72,7 +76,7 @@ class Task(NamedTuple):
     model: ModelConfig
     learns: bool
     threads: int
-    """Of torch."""
+    """Threads of torch."""
     unroll: int = 1
     """Rows of an unroll that a recurrent network goes through one after the other."""
     most_rows: int = 1 << 30
@@ -92,7 +96,7 @@ class Timing(NamedTuple):
 
     form: ComputeForm
     seconds: Seconds
-    """That of the form by rule first."""
+    """Times by form; the form by rule comes first."""
     cached: bool
     """Whether the times are those of an earlier run."""
 
@@ -108,13 +112,19 @@ class Timing(NamedTuple):
 
 
 def with_acting_form(config: Config, spaces: Spaces) -> tuple[Config, str]:
-    """``config`` with the number format and the order of images in which this processor infers
-    fastest, where `actors.precision` and `actors.memory_format` leave them open; and a sentence
-    about the choice, empty where nothing is open."""
+    """Choose number format and order of images in which this processor infers fastest.
+
+    They are chosen where `actors.precision` and `actors.memory_format` leave them open.
+
+    Returns:
+        The config with the choice, and a sentence about it. The config is unchanged and the
+        sentence empty where nothing is open.
+    """
     actors, envs = config.actors, config.actor_envs
     shape = network_shape(config, spaces)
     if actors.inference == "numpy":
         return config, ""
+
     options = Options(actors.precision, actors.memory_format, envs)
     forms = acting_forms(shape, options, envs, has_bf16=processor().has_bf16)
     if len(forms) == 1:
@@ -130,11 +140,19 @@ def with_acting_form(config: Config, spaces: Spaces) -> tuple[Config, str]:
 def with_training_form(
     config: Config, spaces: Spaces, kept: ComputeForm | None = None
 ) -> tuple[Config, str]:
-    """``config`` with the number format, the order of images and the pass size that suit the
-    processor, where the options leave them open; and a sentence about the choice.
+    """Choose number format, order of images and pass size in which this processor trains fastest.
 
-    Unchanged, with an empty sentence, on a GPU and where nothing is open. ``kept`` is the form of
-    the run's checkpoint on this processor: it stays, where the options allow it.
+    They are chosen where the options of `learner` leave them open.
+
+    Args:
+        config: the config of the run.
+        spaces: the spaces of its environment.
+        kept: the form of the run's checkpoint on this processor. It stays, where the options allow
+            it.
+
+    Returns:
+        The config with the choice, and a sentence about it. The config is unchanged and the
+        sentence empty on a GPU, and where nothing is open.
     """
     from penstock.device.choice import device_of, pick_device  # imports torch
 
@@ -148,6 +166,7 @@ def with_training_form(
     forms = training_forms(shape, options, update, has_bf16=processor().has_bf16)
     if len(forms) == 1:
         return config, ""
+
     if kept in forms:
         form, text = kept, f"{kept}: as the checkpoint's learner computed"
     else:
@@ -173,7 +192,7 @@ def _is_whole(config: Config) -> bool:
 
 
 def update_size(config: Config, spaces: Spaces) -> UpdateSize:
-    """Observations of one update of a learner."""
+    """Returns the number of observations in one update of a learner."""
     if not isinstance(algorithm(config.algo).data(config.algo), Unrolls):
         return UpdateSize(config.replay.batch_size)
     spec, updates = slot_spec(config, spaces), config.learner.updates_per_batch
@@ -184,11 +203,15 @@ def update_size(config: Config, spaces: Spaces) -> UpdateSize:
 
 
 def time_forms(task: Task, forms: Sequence[ComputeForm]) -> Timing:
-    """The fastest of ``forms``, of which the first is that by rule."""
+    """Choose the fastest of ``forms``, of which the first is that by rule.
+
+    The forms are timed, unless the cache holds their times.
+    """
 
     def read(entries: Any) -> Seconds | None:
         times = _times(entries)
         is_sound = forms[0] in times and times.keys() <= set(forms)
+        # The form by rule comes first.
         return {forms[0]: times[forms[0]]} | times if is_sound else None
 
     def measure() -> list[list[Any]]:
@@ -209,7 +232,8 @@ def _times_of(task: Task, forms: Sequence[ComputeForm]) -> Seconds:
         time_pass = passes(probe)
         time_pass(forms[0])
         seconds = time_pass(forms[0])
-        del time_pass  # with its network
+        del time_pass  # frees its network
+
         if min(forms[0].rows, task.most_rows) * seconds > LONG_PASS * BUDGET_S:
             forms = [form for form in forms if form.rows == forms[0].rows]
             rows = max(PROBE_ROWS, int(SHORT_PASS * BUDGET_S / seconds))
@@ -224,12 +248,21 @@ def race(
     clock: Callable[[], float] = time.thread_time,
     budget_s: float = BUDGET_S,
 ) -> Seconds:
-    """Seconds per observation of those of ``forms`` that could be timed within the budget.
+    """Time as many of ``forms`` as the budget allows, and those that may be the fastest again.
 
-    ``time_pass`` makes one pass, of at most ``most_rows`` observations, and returns its seconds per
-    observation; the first pass of a form compiles kernels, and counts only where it shows that the
-    form is slow. At first all forms with as many rows as ``forms[0]`` are timed, then the best
-    formats and orders with other numbers of rows, then again those that may be the fastest.
+    At first all forms with as many rows as ``forms[0]`` are timed, then the best formats and orders
+    with other numbers of rows, then again those that may be the fastest. The first pass of a form
+    compiles kernels, and counts only where it shows that the form is slow.
+
+    Args:
+        forms: the forms; the first is timed whatever it takes.
+        time_pass: makes one pass and returns its seconds per observation, measured by ``clock``.
+        most_rows: the most observations in a pass.
+        clock: returns seconds, in which the budget is counted.
+        budget_s: the budget of all passes, in seconds.
+
+    Returns:
+        The least seconds per observation of each form that was timed.
     """
     began_s, ends_s = clock(), time.perf_counter() + LONGEST * budget_s
     time_pass(forms[0])
@@ -265,15 +298,19 @@ def race(
 
 
 def clock_of(task: Task) -> Callable[[], float]:
-    """Processor time of this thread, so that other processes, which start at the same time, count
-    little; real time where torch has several threads."""
+    """Returns the clock, in seconds, by which passes of ``task`` are timed.
+
+    It counts processor time of this thread, so that other processes, which start at the same time,
+    count little. Where torch has several threads it counts real time.
+    """
     return time.thread_time if task.threads == 1 else time.perf_counter
 
 
 def passes(task: Task) -> Callable[[ComputeForm], float]:
-    """Makes one pass of ``task`` in a form, and returns its seconds per observation by `clock_of`.
+    """Returns a function that makes one pass of ``task`` in a form.
 
-    Sets torch's threads. Draws no random numbers of torch's generator.
+    The function returns the seconds per observation by `clock_of`. Networks and inputs are made
+    once for each form. This sets torch's threads, and draws no random numbers of torch's generator.
     """
     import torch
 
@@ -316,8 +353,10 @@ def passes(task: Task) -> Callable[[ComputeForm], float]:
 
 
 def cached_timings() -> dict[str, str]:
-    """What is cached of this machine, by file, the newest first: the network and what was
-    chosen."""
+    """Returns the cached choices of this machine, the newest first.
+
+    Each value is a line with the network and the choice; its key is the path of the file.
+    """
     found = {}
     for path, task, entries in cached_times(FOLDER):
         if times := _times(entries):
@@ -327,7 +366,7 @@ def cached_timings() -> dict[str, str]:
 
 
 def _learn(net: Any, *inputs: Any) -> None:
-    """Forward and backward; an actor-critic returns outputs and values."""
+    """Compute forward and backward pass; an actor-critic returns outputs and values."""
     found = net(*inputs)
     outputs = found if isinstance(found, tuple) else (found,)
     sum(each.square().mean() for each in outputs).backward()
@@ -342,6 +381,8 @@ def _made(shape: AnyShape, dtype: Any) -> Any:
     if isinstance(shape, GeneralShape) and shape.model.entry is not None:
         with torch.random.fork_rng(devices=[]):
             return build_net(shape, dtype)
+
+    # On the device "meta" a network has shapes, but no values that would be initialised.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         net = build_net(shape, dtype)
     net = net.to_empty(device="cpu")
@@ -366,7 +407,7 @@ def _about(task: Task, forms: Sequence[ComputeForm]) -> dict[str, Any]:
 
 
 def _times(entries: Any) -> Seconds:
-    """The times of a file's entries; empty where one of them is not sound."""
+    """Returns the times in the entries of a cache file; empty where one of them is not sound."""
     found: Seconds = {}
     for entry in entries if type(entries) is list else ():
         form = ComputeForm.read(entry[:-1]) if type(entry) is list else None
