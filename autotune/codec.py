@@ -16,7 +16,7 @@ times are reported. Every rank decides by the same means over all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.configs.group import codec_contradictions
@@ -31,7 +31,9 @@ class Cost(NamedTuple):
     """The cost of one update on one rank."""
 
     code_s: float
+    """Seconds that the coding takes."""
     nbytes: float
+    """Bytes that are sent."""
 
 
 class NetworkCost(NamedTuple):
@@ -39,6 +41,7 @@ class NetworkCost(NamedTuple):
 
     nbytes_per_s: float
     latency_s: float
+    """Seconds of one exchange of next to no bytes."""
 
 
 class Choice(NamedTuple):
@@ -65,8 +68,10 @@ def best(step_s: Mapping[str, float]) -> str:
     ``step_s`` are the seconds of a step by codec.
     """
     rounding = [name for name in step_s if CODECS.specs[name].loss == "rounding"]
-    found = min(rounding, key=step_s.__getitem__, default="none")
-    return "none" if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[found] else found
+    fastest = min(rounding, key=step_s.__getitem__, default="none")
+    if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[fastest]:
+        return "none"
+    return fastest
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
@@ -74,9 +79,9 @@ def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
 
     ``predicted`` are the seconds of a step by codec, among them "none", which is fp32.
     """
-    found = best(predicted)
-    plain = ["none"] if predicted["none"] < CLOSE * predicted[found] else []
-    return tuple(dict.fromkeys([*plain, found]))
+    fastest = best(predicted)
+    plain = ["none"] if predicted["none"] < CLOSE * predicted[fastest] else []
+    return tuple(dict.fromkeys([*plain, fastest]))
 
 
 def decide(
@@ -95,15 +100,23 @@ def decide(
         f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
     )
     text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
-    rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
-    lossy = [name for name in rest if CODECS.specs[name].loss == "lossy"]
-    for kind, names in (
-        ("predicted", [name for name in rest if name not in lossy]),
-        ("predicted of lossy codecs, which are used only if they are named", lossy),
-    ):
-        if names:
-            text += f"; {kind}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
+
+    unmeasured = [name for name in predicted if name not in measured]
+    unmeasured.sort(key=predicted.__getitem__)
+    lossy = [name for name in unmeasured if CODECS.specs[name].loss == "lossy"]
+    usable = [name for name in unmeasured if name not in lossy]
+    text += _predictions("predicted", usable, predicted)
+    text += _predictions(
+        "predicted of lossy codecs, which are used only if they are named", lossy, predicted
+    )
     return Choice(chosen, text)
+
+
+def _predictions(title: str, names: Sequence[str], predicted: Mapping[str, float]) -> str:
+    """Returns a clause with the predicted time of each named codec; empty without names."""
+    if not names:
+        return ""
+    return f"; {title}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
 
 
 def _ms(seconds: float) -> str:

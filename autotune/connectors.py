@@ -56,9 +56,12 @@ def with_connectors(config: Config, measure: Measure) -> tuple[Config, str]:
     """
     if config.transport.connectors != "auto":
         return config, ""
-    number, why = _found(config, measure)
-    transport = config.transport.model_copy(update={"connectors": number})
-    note = f"transport.connectors: {number} for each learner, {why}" if why else ""
+
+    choice = _chosen(config, measure)
+    transport = config.transport.model_copy(update={"connectors": choice.number})
+    note = ""
+    if choice.why:
+        note = f"transport.connectors: {choice.number} for each learner, {choice.why}"
     return config.model_copy(update={"transport": transport}), note
 
 
@@ -80,29 +83,28 @@ def needed(costs: Costs, cores: float) -> int:
     return max(1, math.ceil(min(costs.busy / BUSY, int(cores), MAX_CONNECTORS)))
 
 
-def _found(config: Config, measure: Measure) -> tuple[int, str]:
-    """The number, and why; no reason where the run has no connectors."""
-    transport, learner = config.transport, config.learner
+class _ConnectorChoice(NamedTuple):
+    """A number of connectors for each learner."""
+
+    number: int
+    why: str = ""
+    """The reason, as the end of a sentence; empty where the run has no connectors."""
+
+
+def _chosen(config: Config, measure: Measure) -> _ConnectorChoice:
+    """Choose the number by timing, where timing is possible and more than one could be of use."""
+    transport = config.transport
     is_local = not TRANSPORTS.here(transport.kind).reaches_other_hosts
     if transport.bind is None and is_local:
-        return 1, ""
-    cores = usable_cores() / learner.most_count - learner.first_threads
+        return _ConnectorChoice(1)
+
+    cores = usable_cores() / config.learner.most_count - config.learner.first_threads
     if re.search(r":(\*|0+)$", transport.bind or ""):
-        return 1, "as transport.bind leaves the port to the system"
+        return _ConnectorChoice(1, "as transport.bind leaves the port to the system")
     if config.algo.trains_on != "unrolls":
-        return 1, "as nothing is timed with replay; set a number for more"
+        return _ConnectorChoice(1, "as nothing is timed with replay; set a number for more")
     if cores < 2:
-        return 1, "as fewer than 2 cores are left for the connectors of a learner"
-    sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
-    about = {
-        "format": FORMAT,
-        "task": f"connectors of {config.env.id}, {config.algo.name}",
-        "options": digest(
-            json.dumps([sections, transport.frame_stack, transport.codec], sort_keys=True)
-        ),
-        "code": code_of(config.env.id),
-        "gpus": gpu_models(),
-    }
+        return _ConnectorChoice(1, "as fewer than 2 cores are left for the connectors of a learner")
 
     def time_now() -> list[list[Any]]:
         logger.info(
@@ -111,15 +113,31 @@ def _found(config: Config, measure: Measure) -> tuple[int, str]:
         )
         return measure(config)
 
+    cache_key = _cache_key(config)
     try:
-        costs, cached = timed_once(FOLDER, about, _costs, time_now)
+        costs, cached = timed_once(FOLDER, cache_key, _costs, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
-        return 1, f"as receiving could not be timed ({reason(error)})"
-    return needed(costs, cores), (
+        return _ConnectorChoice(1, f"as receiving could not be timed ({reason(error)})")
+
+    why = (
         f"as receiving a step takes {1e6 * costs.receive:.3g} µs and the learner trains "
         f"{1 / costs.train:,.0f} steps/s, which keeps {costs.busy:.2g} of them busy, timed "
         f"{'by an earlier run' if cached else 'now'}"
     )
+    return _ConnectorChoice(needed(costs, cores), why)
+
+
+def _cache_key(config: Config) -> dict[str, Any]:
+    """Returns what the times belong to, as plain data; any other value needs new times."""
+    sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
+    options = [sections, config.transport.frame_stack, config.transport.codec]
+    return {
+        "format": FORMAT,
+        "task": f"connectors of {config.env.id}, {config.algo.name}",
+        "options": digest(json.dumps(options, sort_keys=True)),
+        "code": code_of(config.env.id),
+        "gpus": gpu_models(),
+    }
 
 
 def _costs(entries: Any) -> Costs | None:

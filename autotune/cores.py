@@ -46,6 +46,7 @@ class Load(NamedTuple):
     actor_cores: float
     """Cores that one actor keeps busy."""
     idle_cores: float
+    """Cores of the host that nothing keeps busy."""
     ceiling: float
     """Agent steps per second that one learner would train if it never waited for data. It is the
     rate of one learner, as the number of learners changes where one of several fails."""
@@ -76,7 +77,9 @@ class CoreSplit:
             learners: number of learners; the number of actors stays a multiple of it.
         """
         self.now = Split(actors, 1, "")
-        self._least, self._most, self._learners = least, most, learners
+        self._least = least
+        self._most = most
+        self._learners = learners
         self._most_threads = most_threads
 
         # Ceilings that were measured with 1, 2, ... threads, up to one less than there are now.
@@ -91,12 +94,13 @@ class CoreSplit:
     @classmethod
     def of(cls, config: Config) -> CoreSplit | None:
         """Returns the rule for a run; None where the config fixes both numbers."""
-        actors, most = config.first_actors, most_actors(config)
+        actors = config.first_actors
+        most = most_actors(config)
         learners = config.learner.most_count
 
         one_process = TRANSPORTS.one_process(config.transport.kind)
-        adapts = config.learner.threads == "auto" and not one_process
-        most_threads = int(usable_cores() // learners) if adapts else 1
+        adapts_threads = config.learner.threads == "auto" and not one_process
+        most_threads = int(usable_cores() // learners) if adapts_threads else 1
         if most == actors and most_threads <= 1:
             return None
 
@@ -132,48 +136,66 @@ class CoreSplit:
         if load is None or last_s is None or alive != self.now.actors:
             self._window.clear()
             return None
-        if any(found.get("save", 0.0) > SAVED for found in ledgers.values()):
+        if any(shares.get("save", 0.0) > SAVED for shares in ledgers.values()):
             return None
 
         self._window.append((now_s - last_s, load))
         if sum(seconds for seconds, _ in self._window) < WINDOW_S:
             return None
-        mean = _mean(self._window)
+        mean_load = _mean(self._window)
         self._window.clear()
-        return self.decide(mean)
+        return self.decide(mean_load)
 
     def decide(self, load: Load) -> Split | None:
         """Returns the split for a load that was measured under the present one.
 
         None where the present split is right.
         """
-        found = self._fewer_threads(load) or self._more_actors(load)
-        found = found or self._more_threads(load) or self._fewer_actors(load)
-        self.now = found or self.now
-        return found
+        split = (
+            self._fewer_threads(load)
+            or self._more_actors(load)
+            or self._more_threads(load)
+            or self._fewer_actors(load)
+        )
+        if split is not None:
+            self.now = split
+        return split
 
     def _more_actors(self, load: Load) -> Split | None:
-        now, waits = self.now.actors, min(load.learner_waits, 0.99)
+        """Add the actors that a waiting learner lacks, as far as idle cores carry them."""
+        actors = self.now.actors
+        waits = min(load.learner_waits, 0.99)
         if waits <= STARVED or load.actor_waits >= BUSY:
             return None
-        lacking = math.ceil(now * waits / (1.0 - waits))
+
+        lacking = math.ceil(actors * waits / (1.0 - waits))
         carried = int(load.idle_cores / max(load.actor_cores, 0.01))
-        more = min(lacking, carried, now, self._most - now)  # at most twice as many at a time
+        # At most as many are added as there are, so that the number doubles at most.
+        more = min(lacking, carried, actors, self._most - actors)
         more = more // self._learners * self._learners
-        text = f"the learner waits {waits:.0%} of its time for data, and "
-        text += f"{load.idle_cores:.1f} cores are idle"
-        return self.now._replace(actors=now + more, reason=text) if more else None
+        if not more:
+            return None
+
+        reason = (
+            f"the learner waits {waits:.0%} of its time for data, and "
+            f"{load.idle_cores:.1f} cores are idle"
+        )
+        return self.now._replace(actors=actors + more, reason=reason)
 
     def _fewer_actors(self, load: Load) -> Split | None:
-        now = self.now.actors
-        enough = math.ceil(now * (1.0 - load.actor_waits) / (1.0 - RESERVE))
+        """End the actors that a learner which does not wait can do without."""
+        actors = self.now.actors
+        # With so many actors each waits for `RESERVE` of its time.
+        enough = math.ceil(actors * (1.0 - load.actor_waits) / (1.0 - RESERVE))
         enough = max(self._least, -(-enough // self._learners) * self._learners)
-        if load.learner_waits >= FED or enough >= now:
+        if load.learner_waits >= FED or enough >= actors:
             return None
-        text = f"actors wait {load.actor_waits:.0%} of their time for the learner"
-        return self.now._replace(actors=enough, reason=text)
+
+        reason = f"actors wait {load.actor_waits:.0%} of their time for the learner"
+        return self.now._replace(actors=enough, reason=reason)
 
     def _more_threads(self, load: Load) -> Split | None:
+        """Add a thread to each learner, on trial, where actors are ahead and cores are idle."""
         threads = self.now.threads
         has_room = load.idle_cores >= ROOM * self._learners
         if load.learner_waits >= FED or threads >= self._most_threads or not has_room:
@@ -181,22 +203,27 @@ class CoreSplit:
 
         self._ceilings.append(load.ceiling)
         self._on_trial = True
-        text = f"actors are ahead of the learner, and {load.idle_cores:.1f} cores are idle"
-        return self.now._replace(threads=threads + 1, reason=text)
+        reason = f"actors are ahead of the learner, and {load.idle_cores:.1f} cores are idle"
+        return self.now._replace(threads=threads + 1, reason=reason)
 
     def _fewer_threads(self, load: Load) -> Split | None:
         """Take the last thread back, where it gives too little, or since the cores are crowded."""
-        less = self.now.threads - 1
-        if not less:
+        fewer = self.now.threads - 1
+        if not fewer:
             return None
-        needed = (1.0 + GAIN / less if self._on_trial else COLLAPSE) * self._ceilings[-1]
+
+        # At best the thread on trial makes the rate larger by 1 / fewer.
+        least_factor = 1.0 + GAIN / fewer if self._on_trial else COLLAPSE
         self._on_trial = False
-        if load.ceiling >= needed:
+        if load.ceiling >= least_factor * self._ceilings[-1]:
             return None
-        self._most_threads = less
-        text = f"a learner trains {load.ceiling:,.0f} steps/s with {less + 1} threads, and "
-        text += f"{self._ceilings.pop():,.0f} with {less}"
-        return self.now._replace(threads=less, reason=text)
+
+        self._most_threads = fewer
+        reason = (
+            f"a learner trains {load.ceiling:,.0f} steps/s with {fewer + 1} threads, and "
+            f"{self._ceilings.pop():,.0f} with {fewer}"
+        )
+        return self.now._replace(threads=fewer, reason=reason)
 
 
 def load_of(
@@ -213,27 +240,34 @@ def load_of(
         ceilings: `Load.ceiling` of each learner that reports; None where it is not known.
         idle_cores: idle cores of the host; None where they were not measured.
     """
-    learners = {name: found for name, found in ledgers.items() if name.startswith("learner-")}
-    actors = {name: found for name, found in ledgers.items() if name.startswith("actor-")}
-    known = [ceiling for ceiling in ceilings if ceiling is not None]
-    # A learner that was restarted has no processor time yet, and later no ceiling: its ledger is
-    # that of its start, in which it waits for nothing, while all actors wait for it.
-    measured = bool(learners) and bool(actors) and learners.keys() | actors.keys() <= cores.keys()
-    if not measured or len(known) != len(learners) or idle_cores is None:
+    learners = {name: shares for name, shares in ledgers.items() if name.startswith("learner-")}
+    actors = {name: shares for name, shares in ledgers.items() if name.startswith("actor-")}
+    known_ceilings = [ceiling for ceiling in ceilings if ceiling is not None]
+
+    # A learner that was restarted has no processor time yet, and later no ceiling. Its ledger is
+    # then that of its start, in which it waits for nothing, while all actors wait for it.
+    has_cores = learners.keys() | actors.keys() <= cores.keys()
+    is_measured = bool(learners) and bool(actors) and has_cores
+    if not is_measured or len(known_ceilings) != len(learners) or idle_cores is None:
         return None
 
     return Load(
-        fmean(found.get("wait", 0.0) for found in learners.values()),
-        fmean(found.get("wait", 0.0) for found in actors.values()),
-        fmean(cores[name] for name in actors),
-        min(idle_cores, max(0.0, usable_cores() - sum(cores.values()))),
-        fmean(known),
+        learner_waits=fmean(shares.get("wait", 0.0) for shares in learners.values()),
+        actor_waits=fmean(shares.get("wait", 0.0) for shares in actors.values()),
+        actor_cores=fmean(cores[name] for name in actors),
+        idle_cores=min(idle_cores, max(0.0, usable_cores() - sum(cores.values()))),
+        ceiling=fmean(known_ceilings),
     )
 
 
 def _mean(window: list[tuple[float, Load]]) -> Load:
     """Returns the mean of loads, each weighted with its seconds."""
-    total_s = sum(seconds for seconds, _ in window)
-    columns = zip(*(load for _, load in window), strict=True)
-    lengths = [seconds for seconds, _ in window]
-    return Load(*(sum(s * v for s, v in zip(lengths, c, strict=True)) / total_s for c in columns))
+    weights = [seconds for seconds, _ in window]
+    total_s = sum(weights)
+    fields = zip(*(load for _, load in window), strict=True)
+    return Load(
+        *(
+            sum(weight * value for weight, value in zip(weights, values, strict=True)) / total_s
+            for values in fields
+        )
+    )

@@ -36,7 +36,7 @@ OF_ACTORS = {"count", "envs", "nice", "unroll"}  # options on which a step does 
 
 logger = note_logger(__name__)
 Seconds = dict[int, float]
-"""Of one agent step of one actor, by its number of environments."""
+"""Seconds of one agent step of one actor, by its number of environments."""
 Measure = Callable[[Config], list[list[Any]]]
 """Times what a config needs in another process. Raises UserError, RuntimeError or TimeoutExpired
 where that fails."""
@@ -62,20 +62,26 @@ def with_envs(config: Config, path: Path, resume: Resume, measure: Measure) -> t
         return config, ""
 
     if resume != "no" and has_checkpoint(path):
-        envs, why = _envs_of(path), "as the run began"
+        envs = _envs_of(path)
+        why = "as the run began"
     elif TRANSPORTS.one_process(config.transport.kind) or len(config.envs_choices) == 1:
-        envs, why = config.actor_envs, SMALLEST
+        envs = config.actor_envs
+        why = SMALLEST
     else:
         envs, why = _timed(config, measure)
 
     changed = with_number(config, envs)
-    if found := contradictions(changed):
-        raise UserError("; ".join(each.text for each in found))
-    slots = config.learner.batch_slots if config.algo.trains_on == "unrolls" else 1
-    what = "batch" if config.algo.trains_on == "unrolls" else "slot"
-    steps = envs * config.actors.unroll * slots
+    if invalid := contradictions(changed):
+        raise UserError("; ".join(contradiction.text for contradiction in invalid))
+
+    # The sentence says how many steps come at once: a batch, or with replay a slot.
+    unit = "slot"
+    steps = envs * config.actors.unroll
+    if config.algo.trains_on == "unrolls":
+        unit = "batch"
+        steps *= config.learner.batch_slots
     return changed, (
-        f"actors.envs: {envs} environments for each actor, {why}; a {what} has {steps:,} agent "
+        f"actors.envs: {envs} environments for each actor, {why}; a {unit} has {steps:,} agent "
         "steps"
     )
 
@@ -96,8 +102,8 @@ def check_not_auto(config: Config, several: str) -> None:
 
 def cached_choices() -> list[str]:
     """Returns a line with task and choice for each cached timing of this machine, newest first."""
-    found = ((task, _times(entries)) for _, task, entries in cached_times(FOLDER))
-    return [f"{task}: {enough(times)}, {_shown(times)}" for task, times in found if times]
+    timings = ((task, _times(entries)) for _, task, entries in cached_times(FOLDER))
+    return [f"{task}: {enough(times)}, {_shown(times)}" for task, times in timings if times]
 
 
 def enough(seconds: Seconds) -> int:
@@ -116,11 +122,14 @@ def code_of(env: str) -> list[int]:
 
     Empty for an environment that is named by its id, or whose file is not found.
     """
+    if ":" not in env:
+        return []
+
     path = f"{env.partition(':')[0].replace('.', os.sep)}.py"
-    for folder in (*sys.path, "") if ":" in env else ():
+    for folder in (*sys.path, ""):
         with suppress(OSError):
-            found = os.stat(os.path.join(folder, path))
-            return [found.st_size, found.st_mtime_ns]
+            status = os.stat(os.path.join(folder, path))
+            return [status.st_size, status.st_mtime_ns]
     return []
 
 
@@ -138,16 +147,6 @@ def _timed(config: Config, measure: Measure) -> tuple[int, str]:
         The number of environments, and the reason. It is the smallest number where the environment
         cannot be timed: it will fail in the roles as well, or is on other hosts only.
     """
-    given = config.model_dump(mode="json", include={"env", "algo", "model"})
-    given["actors"] = config.actors.model_dump(mode="json", exclude=OF_ACTORS)
-    about = {
-        "format": FORMAT,
-        "task": f"environments of {config.env.id}, {config.algo.name}",
-        "options": digest(json.dumps([given, config.transport.frame_stack], sort_keys=True)),
-        "choices": config.envs_choices,
-        "code": code_of(config.env.id),
-        "gymnasium": version_of("gymnasium"),
-    }
 
     def read(entries: Any) -> Seconds | None:
         times = _times(entries)
@@ -158,8 +157,9 @@ def _timed(config: Config, measure: Measure) -> tuple[int, str]:
         logger.info(f"timing steps of {config.env.id} for actors.envs=auto, which takes seconds")
         return measure(config)
 
+    cache_key = _cache_key(config)
     try:
-        times, cached = timed_once(FOLDER, about, read, time_now)
+        times, cached = timed_once(FOLDER, cache_key, read, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
         return config.actor_envs, f"{SMALLEST}, as a step could not be timed ({reason(error)})"
 
@@ -167,24 +167,44 @@ def _timed(config: Config, measure: Measure) -> tuple[int, str]:
     return enough(times), f"{_shown(times)}, timed {when}"
 
 
+def _cache_key(config: Config) -> dict[str, Any]:
+    """Returns what the times belong to, as plain data; any other value needs new times."""
+    sections = config.model_dump(mode="json", include={"env", "algo", "model"})
+    sections["actors"] = config.actors.model_dump(mode="json", exclude=OF_ACTORS)
+    options = [sections, config.transport.frame_stack]
+    return {
+        "format": FORMAT,
+        "task": f"environments of {config.env.id}, {config.algo.name}",
+        "options": digest(json.dumps(options, sort_keys=True)),
+        "choices": config.envs_choices,
+        "code": code_of(config.env.id),
+        "gymnasium": version_of("gymnasium"),
+    }
+
+
 def _shown(times: Seconds) -> str:
     """Returns times as text: `301 µs a step (others, in µs: 8: 402; 32: 290)`."""
-    micros = {n: f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for n, s in times.items()}
-    chosen = micros.pop(enough(times))
-    rest = "; ".join(f"{envs}: {text}" for envs, text in micros.items())
-    return f"{chosen} µs a step" + f" (others, in µs: {rest})" * bool(rest)
+    micros = {
+        envs: f"{1e6 * each_s:,.0f}" if each_s >= 1e-4 else f"{1e6 * each_s:.3g}"
+        for envs, each_s in times.items()
+    }
+    text = f"{micros.pop(enough(times))} µs a step"
+    if micros:
+        others = "; ".join(f"{envs}: {each_micros}" for envs, each_micros in micros.items())
+        text += f" (others, in µs: {others})"
+    return text
 
 
 def _times(entries: Any) -> Seconds:
     """Returns the times in the entries of a cache file; empty where one of them is not sound."""
-    found: Seconds = {}
+    times: Seconds = {}
     for entry in entries if type(entries) is list else ():
         match entry:
             case [int(envs), float(each_s)] if envs > 0 and 0 < each_s < math.inf:
-                found[envs] = each_s
+                times[envs] = each_s
             case _:
                 return {}
-    return found
+    return times
 
 
 def _envs_of(path: Path) -> int:
