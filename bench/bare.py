@@ -33,8 +33,8 @@ from penstock.models.layout import CONVS, FEATURES, CnnShape, MlpShape, flat_fea
 from penstock.models.torch_encoders import IMPALA_CHANNELS, IMPALA_FEATURES, ConvSection
 from penstock.models.torch_setup import set_up_torch
 
-PASS_ROWS = (64, 160, 256, 512)  # observations in one pass of a learner on a CPU that are tried
-PARTS = (1, 2, 4)  # passes of an update that are tried on a GPU
+PASS_ROWS = (64, 160, 256, 512)  # numbers of observations in one pass that a learner on a CPU tries
+PARTS = (1, 2, 4)  # numbers of passes in one update that a learner on a GPU tries
 TRIALS = 4  # timed calls of each form; the fastest counts, as other work only lengthens times
 WARM_UPS = 3  # calls before a graph is captured, since nothing may be set up during the capture
 
@@ -59,11 +59,14 @@ class Form(NamedTuple):
 def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, Any]:
     """Measure ``stage``, `bare_inference` or `bare_learner`, for about ``seconds``.
 
-    Returns its rounds in agent steps, as the other stages, with the chosen form as ``note``. Empty
-    where `BareNetwork.of` is None.
+    Returns:
+        The rounds as `rates.as_json` has them, in agent steps; the chosen form as ``note``; and
+        whether a GPU computed, as ``on_gpu``. An empty dictionary where the network has no bare
+        form (`BareNetwork.of`).
     """
     settings, learns = Config.model_validate(config), stage == "bare_learner"
     set_up_torch(settings.learner.first_threads if learns else settings.actors.threads)
+
     network = BareNetwork.of(settings, on_learner=learns)
     if network is None:
         return {}
@@ -76,16 +79,17 @@ def rounds(config: Mapping[str, Any], stage: str, seconds: float) -> dict[str, A
 
 
 def pass_rows(config: Config, network: BareNetwork) -> tuple[int, ...]:
-    """The numbers of observations in one pass of the learner that are tried."""
+    """Returns the numbers of observations in one pass that a learner tries."""
     if not network.on_gpu:
         return PASS_ROWS
+
     learner = config.learner
     batch = config.actor_envs * config.actors.unroll * learner.batch_slots
     return tuple(max(1, batch // learner.updates_per_batch // part) for part in PARTS)
 
 
 class BareNetwork:
-    """A network and made-up observations for it."""
+    """A network of plain torch modules, with made-up observations for it."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], scale: float, device: torch.device):
         self._net = net.to(device)
@@ -95,7 +99,7 @@ class BareNetwork:
 
     @classmethod
     def of(cls, config: Config, *, on_learner: bool) -> BareNetwork | None:
-        """The network of a config, for the learner or for inference on an actor.
+        """Returns the network of a config, for the learner or for inference on an actor.
 
         None unless it is an actor-critic of one `mlp`, `nature_cnn` or `impala_cnn` over one array,
         without recurrent core.
@@ -117,7 +121,10 @@ class BareNetwork:
         return None
 
     def fastest(self, rows: tuple[int, ...], *, learns: bool) -> Form:
-        """The form that takes the least time for an observation, with passes of any of ``rows``."""
+        """Returns the form that takes the least time for an observation.
+
+        ``rows`` are the numbers of observations in one pass that are tried.
+        """
         has_bf16 = self._device.type == "cuda" or processor().has_bf16
         formats = (False, True) if has_bf16 else (False,)
         layouts = (False, True) if len(self._shape) == 3 else (False,)
@@ -131,19 +138,25 @@ class BareNetwork:
         return min(forms, key=lambda form: self._seconds_per_row(form, learns))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the network."""
+        """Returns the parameters of the network."""
         return self._net.parameters()
 
     def forward(self, form: Form, obs: Tensor | None = None) -> Tensor:
-        """Float outputs ``[rows, outputs + 1]``, the value last.
+        """Compute one forward pass in ``form``.
 
-        ``obs``: uint8 ``[rows, *shape]``; by default random ones.
+        Args:
+            form: number format and memory layout.
+            obs: uint8 ``[rows, *shape]``; by default random ones.
+
+        Returns:
+            Outputs ``[rows, outputs + 1]``, the value last.
         """
         obs = self._made_up(form) if obs is None else obs
         dtype = torch.bfloat16 if form.bf16 else torch.float32
         if form.channels_last and self.on_gpu:
             rows = obs.to(dtype, memory_format=torch.channels_last)
-        elif form.channels_last:  # on a CPU one call for both is slower
+        elif form.channels_last:
+            # On a CPU one call that converts number format and layout is slower than two.
             rows = obs.to(dtype).contiguous(memory_format=torch.channels_last)
         else:
             rows = obs.to(dtype)
@@ -152,7 +165,10 @@ class BareNetwork:
         return out
 
     def work(self, form: Form, *, learns: bool) -> Callable[[], object]:
-        """A pass over ``form.rows`` observations, with the backward pass if it ``learns``."""
+        """Returns a call that makes one pass over ``form.rows`` made-up observations.
+
+        If it ``learns``, the pass is forward and backward; otherwise it is inference.
+        """
         obs = self._made_up(form)
         if len(self._shape) == 3:
             order = torch.channels_last if form.channels_last else torch.contiguous_format
@@ -184,7 +200,10 @@ class BareNetwork:
         return torch.autocast(self._device.type, torch.bfloat16) if form.bf16 else nullcontext()
 
     def _seconds_per_row(self, form: Form, learns: bool) -> float:
-        """Infinite for a form that a GPU cannot compile or capture, or lacks the memory for."""
+        """Returns the seconds that one observation takes in ``form``.
+
+        Infinite for a form that a GPU cannot compile or capture, or lacks the memory for.
+        """
         try:
             return self._measured(form, learns)
         except Exception as error:
@@ -197,6 +216,7 @@ class BareNetwork:
         call = self.work(form, learns=learns)
         call()
         self.settle()
+
         times = []
         for _ in range(TRIALS):
             began_s = time.perf_counter()
@@ -207,17 +227,21 @@ class BareNetwork:
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """Capture ``step``, whose shapes are fixed, as a CUDA graph; returns a function that replays
-    the graph.
+    """Capture ``step``, whose shapes are fixed, as a CUDA graph.
 
     No other thread may use the GPU during the capture.
+
+    Returns:
+        A function that replays the graph.
     """
+    # The capture needs calls before it on a stream that is not the default one.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
             step()
     torch.cuda.current_stream().wait_stream(side)
+
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -230,10 +254,13 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def one_behind(call: Callable[[], object], device: Device) -> Callable[[], None]:
-    """A function that makes ``call`` and waits until the device has computed the call before it.
+    """Pace a call whose work the ``device`` computes later.
 
-    So the device is never idle between calls, and at most two are queued. Without a limit many
+    The device is then never idle between calls, and at most two are queued. Without a limit many
     would be: a CUDA graph is queued a thousand times faster than it runs.
+
+    Returns:
+        A function that makes ``call`` and waits until the device has computed the call before it.
     """
     ends = [device.make_event(), device.make_event()]
 
@@ -264,7 +291,7 @@ def _mlp(shape: MlpShape, outputs: int) -> nn.Sequential:
 
 
 def _nature(channels: int, height: int, width: int) -> nn.Sequential:
-    """Mnih et al. 2015."""
+    """Returns the convolutional network of Mnih et al. 2015."""
     filters = (channels, *(conv[0] for conv in CONVS))
     convs = [
         nn.Sequential(nn.Conv2d(before, *conv), nn.ReLU(inplace=True))
@@ -275,8 +302,9 @@ def _nature(channels: int, height: int, width: int) -> nn.Sequential:
 
 
 def _impala(channels: int, height: int, width: int) -> nn.Sequential:
-    """Espeholt et al. 2018, figure 3, right."""
+    """Returns the residual network of Espeholt et al. 2018, figure 3, right."""
     sections = [ConvSection(*pair) for pair in pairwise((channels, *IMPALA_CHANNELS))]
+    # Each section halves the image, and rounds up.
     for _ in sections:
         height, width = -(-height // 2), -(-width // 2)
     linear = nn.Linear(IMPALA_CHANNELS[-1] * height * width, IMPALA_FEATURES)
@@ -284,7 +312,7 @@ def _impala(channels: int, height: int, width: int) -> nn.Sequential:
 
 
 def _heads(shape: CnnShape | GeneralShape[Any], width: int) -> nn.Linear:
-    """Policy and value."""
+    """Returns the last layer, of policy and value, over ``width`` features."""
     return nn.Linear(width, shape.outputs + 1)
 
 

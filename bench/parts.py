@@ -1,7 +1,7 @@
 """The stages that run in one process each, as pieces of work: what an actor, a connector and a
 learner's feeder do to the slots of a target, each without the others.
 
-Frames are real: the target's game, played with made-up weights.
+Frames are real: the target's environment, played with made-up weights.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from penstock.transport.wire import (
     encode_weights,
 )
 
-UNROLLS = 2  # different ones, sent in turn
-REPLAY_NBYTES = 256e6
+UNROLLS = 2  # unrolls that are played, and then used in turn
+REPLAY_NBYTES = 256e6  # upper limit of the frames in a replay
 MOST_REPLAY_STEPS = 100_000
 COPY_NBYTES = 64 << 20
 
@@ -58,7 +58,11 @@ Array = npt.NDArray[Any]
 
 
 def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Rounds of each of some stages of `Parts`, ``seconds`` of each."""
+    """Measure stages of `Parts`, each for about ``seconds``.
+
+    Returns:
+        By stage, its rounds as `rates.as_json` has them, with the notes of the stage.
+    """
     with contextlib.ExitStack() as stack:
         parts = Parts(Config.model_validate(config), stack)
         works = {stage: getattr(parts, stage)() for stage in stages}
@@ -67,7 +71,10 @@ def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> 
 
 
 class Parts:
-    """Each method is a stage, and makes its work; ``notes`` are more figures of some."""
+    """The stages of a target: each public method has a stage's name and returns its work.
+
+    ``notes`` has further figures of some stages, by name.
+    """
 
     def __init__(self, config: Config, stack: contextlib.ExitStack) -> None:
         keep_freed_memory()  # as torch actors, connectors and learners do
@@ -83,6 +90,8 @@ class Parts:
         in_form, _ = with_acting_form(config, self._game.info)
         self._inference = make_inference(in_form, self._game.info, 0)
         self._inference.refresh(self._read_weights)
+
+        # Both are filled when a stage first needs them.
         self._played: list[Slot] = []
         self._coded: list[Message] = []
 
@@ -96,8 +105,11 @@ class Parts:
         return Work(lambda: np.copyto(target, source), COPY_NBYTES)
 
     def environment(self) -> Work:
-        """The game steps, with actions that were drawn before; where it has a mask, with some that
-        this allows, whose drawing counts as the game's."""
+        """The environments step, with actions that were drawn before.
+
+        Where they have an action mask, each step draws actions that it allows; the drawing then
+        counts as the environments'.
+        """
         game, obs = self._game, self._observations()
         game.reset_into(0, obs)
         if any(part.name == MASK for part in game.info.parts):
@@ -107,8 +119,10 @@ class Parts:
         return Work(lambda: game.step_into(next(moves), obs), game.count)
 
     def bare_environment(self) -> Work:
-        """The vector environment steps without this package's adapter, with actions that were drawn
-        before. With an action mask this is `environment`: such actions might be forbidden."""
+        """The vector environment steps without this package's adapter, with actions drawn before.
+
+        With an action mask this is `environment`: such actions might be forbidden.
+        """
         if any(part.name == MASK for part in self._game.info.parts):
             self.notes["bare_environment"] = {"note": "with the adapter, for its action masks"}
             return self.environment()
@@ -128,8 +142,10 @@ class Parts:
         return Work(lambda: self._inference.decide(next(rows)), self._game.count)
 
     def write(self) -> Work:
-        """The rest of an actor's step: an unroll is recorded in a slot and processed, while game
-        and policy stand still."""
+        """The rest of an actor's step: an unroll is recorded in a slot and processed.
+
+        Environments and policy stand still meanwhile.
+        """
         game, inference = (
             StillGame(self._game),
             StillInference(self._inference, self._observations()),
@@ -161,7 +177,10 @@ class Parts:
         return Work(encode, self._steps)
 
     def wire(self) -> Work:
-        """Messages of that size come from another process through ZeroMQ, and are thrown away."""
+        """Messages of the size of an encoded unroll come from another process through ZeroMQ.
+
+        They are thrown away.
+        """
         sizes = [len(memoryview(part)) for part in self._messages()[0]]
         self.notes["wire"] = {"nbytes_per_step": sum(sizes) / self._steps}
         return Work(self._stack.enter_context(receiving(sizes)), self._steps)
@@ -181,6 +200,7 @@ class Parts:
             slot.header["steps"] = self._steps
             for target, source in zip(slot.payload, played.payload, strict=True):
                 np.copyto(target, source)
+
         threads = gather_threads(self._config.learner.gather_threads, self._device())
         self.notes["gather"] = {"threads": threads}
         copier = Copier(threads)
@@ -237,7 +257,7 @@ class Parts:
         return Work(carry, 1)
 
     def _slots(self) -> list[Slot]:
-        """Unrolls that were really played, in memory of their own."""
+        """Returns unrolls that were really played, in memory of their own."""
         if not self._played:
             recorders = make_recorders(self._config, self._game)
             rollout = Rollout(self._game, self._inference, 0, TimeLedger(), recorders)
@@ -251,7 +271,7 @@ class Parts:
         return self._played
 
     def _messages(self) -> list[Message]:
-        """The same as messages, each with memory of its own."""
+        """Returns the unrolls of `_slots` as messages, each with memory of its own."""
         if not self._coded:
             encoder = SlotEncoder(self._spec, self._config.transport.codec)
             for slot in self._slots():
@@ -265,7 +285,10 @@ class Parts:
         return store
 
     def _replay(self) -> tuple[Replay, dict[str, Any]]:
-        """A full replay of the game's observations, and steps to add to it."""
+        """Returns a full replay of the environments' observations, and a step to add to it.
+
+        The step is a dictionary of the arguments of `Replay.add`.
+        """
         settings, space = self._config.replay, self._game.info.observation_space
         stack, envs = self._config.transport.frame_stack or 1, self._spec.envs
         nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
@@ -323,7 +346,7 @@ class StillGame(BatchedEnv):
 
 
 class StillInference:
-    """Decides what ``inference`` decided for ``observations``, and takes no time."""
+    """Inference that takes no time: it decides what ``inference`` decided for ``observations``."""
 
     def __init__(self, inference: Inference, observations: Array) -> None:
         self._decision = inference.decide(observations)
@@ -333,5 +356,5 @@ class StillInference:
         self.state_dict, self.load_state_dict = inference.state_dict, inference.load_state_dict
 
     def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
-        """Nothing is computed."""
+        """Returns the decision of the start; nothing is computed."""
         return self._decision

@@ -38,13 +38,19 @@ from penstock.learner.group.collective import GroupCollective
 
 LEARNERS = 2
 BURST = 8  # steps back to back; the fastest burst of a round counts
-TIMEOUT = timedelta(minutes=4)  # to import torch and to sum, on a busy machine too
+TIMEOUT = timedelta(minutes=4)  # time to import torch and to sum, on a busy machine too
 
 
 def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Gradients per second in each round."""
+    """Measure reductions of the target's gradients for about ``seconds``.
+
+    Returns:
+        Reductions per second in each round, as ``rates``; the number of ``learners``; and the
+        number of ``parameters``.
+    """
     settings = Config.model_validate(config)
     layout = network_shape(settings, probe(settings.env)).layout
+
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         command = python("penstock.bench.reduction", os.getpid(), store, seconds)
@@ -75,7 +81,10 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
     codec, grads, updates = make_codec(context), torch.zeros(layout.size), count(1)
 
     def burst_s() -> float:
-        """Of the slower learner; both leave together."""
+        """Returns the seconds that `BURST` reductions take the slower learner.
+
+        Both learners get the same number, so that they end a round together.
+        """
         began_s = time.perf_counter()
         for _ in range(BURST):
             codec.begin(next(updates))
@@ -85,7 +94,7 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
         ring.all_reduce_max(spent_s)
         return float(spent_s)
 
-    burst_s()
+    burst_s()  # warms up
     rates = []
     for _ in range(ROUNDS):
         bursts = [burst_s()]
@@ -96,9 +105,10 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
 
 
 def main() -> None:
-    """The second rank of the measurement, in a process of its own."""
+    """Run the second rank of the measurement, in a process of its own."""
     parent_pid, store, seconds = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGKILL)
+
     entries = tuple((name, tuple(shape)) for name, shape in json.load(sys.stdin))
     _rates(1, Path(store), ParamLayout(entries), float(seconds))
 

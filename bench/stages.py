@@ -35,7 +35,8 @@ from penstock.core.machine import machine
 from penstock.launch.alone import alone
 
 STEPS = "agent steps/s"
-PARTS = {  # of penstock.bench.parts
+# The stages that `penstock.bench.parts` measures, with the unit of each rate.
+PARTS = {
     "memory": "bytes/s",
     "environment": STEPS,
     "bare_environment": STEPS,
@@ -50,7 +51,7 @@ PARTS = {  # of penstock.bench.parts
     "publish": "versions/s",
     "relay": "versions/s",
 }
-BARE = ("bare_inference", "bare_learner")  # of penstock.bench.bare
+BARE = ("bare_inference", "bare_learner")  # the stages that `penstock.bench.bare` measures
 UNITS = {
     **PARTS,
     **dict.fromkeys(BARE, STEPS),
@@ -59,10 +60,10 @@ UNITS = {
     "allocator": STEPS,
 }
 WHOLE = "whole"
-PEERS = "peers.systems"
+PEERS = "peers.systems"  # module of benchmarks/ that measures other systems
 NAMES = (*UNITS, WHOLE)
-TCMALLOC = ("tcmalloc_minimal", "tcmalloc")
-WHOLE_SHARE = 10  # how much longer the whole runs than a stage
+TCMALLOC = ("tcmalloc_minimal", "tcmalloc")  # names of the library
+WHOLE_SHARE = 10  # how many times longer the whole runs than a stage
 MOST_SECONDS = 600.0
 
 Result = dict[str, Any]
@@ -70,23 +71,35 @@ Say = Callable[[str], None]
 
 
 class StagePlan(NamedTuple):
-    """What to measure."""
+    """The options of `penstock bench`, checked."""
 
     target: str
     seconds: float
     stages: tuple[str, ...]
     old: Result | None
-    """To compare with."""
+    """An earlier result to compare with."""
     peers: dict[str, tuple[Path, Path]] | None
-    """Python and program of each."""
+    """Python and program of each other system to measure."""
 
 
 def make_plan(
     target: str, seconds: float, only: str | None, old: str | None, peers: str | None
 ) -> StagePlan:
-    """Check the options. Raises UserError."""
+    """Check the options of the command.
+
+    Args:
+        target: preset, file or environment.
+        seconds: duration of the measurement of each stage.
+        only: names of stages, separated by commas; None: all.
+        old: path of an earlier result to compare with.
+        peers: folder with other systems to measure.
+
+    Raises:
+        UserError: if one of them is not valid.
+    """
     if not 0 < seconds <= MOST_SECONDS:
         raise UserError(f"--seconds {seconds:g}: it must be above 0 and at most {MOST_SECONDS:g}")
+
     names = NAMES if only is None else tuple(dict.fromkeys(only.split(",")))
     for name in names:
         if name not in NAMES:
@@ -96,14 +109,20 @@ def make_plan(
 
 
 def load(path: str, target: str) -> Result:
-    """An earlier result of ``target``: a file of it, on however many lines, or its last line.
-    Raises UserError where there is none."""
+    """Read an earlier result of ``target`` from a file.
+
+    The file contains a result alone, on however many lines, or has it as its last line.
+
+    Raises:
+        UserError: if there is no such result, or it is of another target.
+    """
     try:
         result: Result = _json(Path(path).read_text())
         measured, stages = result["target"], result["stages"]
         if not all(min(stage["rates"]) > 0 for stage in stages.values()):
             raise ValueError("a rate of 0")
-        elsewhere(result, result)  # fails now, and not once all has been measured
+        # A comparison that cannot be made fails now, and not once all has been measured.
+        elsewhere(result, result)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"--compare {path}: it must be what `penstock bench --json` printed ({error})"
@@ -116,12 +135,15 @@ def load(path: str, target: str) -> Result:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # below other output
+    except ValueError:
         return json.loads(text.splitlines()[-1])
 
 
 def main(plan: StagePlan, as_json: bool) -> None:
-    """Measure and print: a line as each figure comes, and with ``as_json`` the result."""
+    """Measure, and print a line as each figure comes.
+
+    With ``as_json`` these lines go to standard error, and the result as JSON to standard output.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     people = sys.stderr if as_json else sys.stdout
     result = measure(plan, lambda text: print(text, file=people, flush=True))
@@ -130,12 +152,20 @@ def main(plan: StagePlan, as_json: bool) -> None:
 
 
 def measure(plan: StagePlan, say: Say) -> Result:
-    """The result as it is printed. Raises UserError as `train` would for the target."""
+    """Measure a plan, with a line for each figure as it comes.
+
+    Returns:
+        The result as it is printed.
+
+    Raises:
+        UserError: as `train` would for the target.
+    """
     config = resolve(plan.target, [])
     stages: Result = {}
     for name, figures in _measured(config, plan):
         stages[name] = {"rate": statistics.median(figures["rates"]), "unit": UNITS[name], **figures}
         say(_line(name, stages[name]))
+
     cores = usable_cores()
     result: Result = {
         "machine": machine(),
@@ -148,10 +178,12 @@ def measure(plan: StagePlan, say: Say) -> Result:
         "achieved_steps_per_s": None,
     }
     if WHOLE in plan.stages:
-        envs = f"actors.envs={config.actor_envs}"  # of the stages, where the option is auto
+        # The run has as many environments as the stages, also where the option is auto.
+        envs = f"actors.envs={config.actor_envs}"
         rates = whole.rates(plan.target, plan.seconds * WHOLE_SHARE, ROUNDS, envs)
         result |= {"achieved_steps_per_s": whole.median_rate(rates), "achieved_rates": rates}
     _say_whole(result, say)
+
     if plan.peers is not None:
         result["peers"] = benchmark(PEERS, "--peers").measure(
             plan.target, plan.peers, plan.seconds, say
@@ -162,7 +194,11 @@ def measure(plan: StagePlan, say: Say) -> Result:
 
 
 def _compared(old: Result, new: Result, say: Say) -> Result:
-    """What changed, and the sentence on machines that differ."""
+    """Compare two results, with a line for each stage, and a warning if machines differ.
+
+    Returns:
+        The warning as ``elsewhere``, and the changes.
+    """
     warning, changes = elsewhere(old, new), compare(old, new)
     for text in (*map(_change, changes), *([warning] if warning else [])):
         say(text)
@@ -172,42 +208,61 @@ def _compared(old: Result, new: Result, say: Say) -> Result:
 def predict(
     stages: Mapping[str, Any], cores: float, sharing: Sequence[str] = SHARING
 ) -> float | None:
-    """The ideal, from the stages as they stand in a result. The last of ``sharing`` is learning."""
+    """Returns the `ideal` rate, in agent steps per second, by the stages of a result.
+
+    None where a stage is missing. The last of ``sharing`` is learning.
+    """
     core_s = {name: s["core_ms"] / 1e3 for name, s in stages.items() if "core_ms" in s}
     learner = stages.get(sharing[-1], {"rate": 0.0, "on_gpu": False})
     return ideal(core_s, cores, learner["rate"], on_gpu=learner["on_gpu"], sharing=sharing)
 
 
 def in_place(config: Config, stages: Sequence[str], seconds: float) -> Result:
-    """Figures of some of `PARTS`, by name, measured in one process with an actor's threads."""
+    """Measure some of `PARTS`, each for about ``seconds``, in one process.
+
+    Returns:
+        The figures of each stage, by name.
+    """
     total_s, threads = seconds * len(stages), config.actors.threads
     rounds = _alone("parts", config, seconds, total_s=total_s, threads=threads, stages=stages)
     return {name: _figures(figures) for name, figures in rounds.items()}
 
 
 def learner(config: Config, seconds: float, variables: Mapping[str, str] | None = None) -> Result:
-    """Figures of the learner on data in place, in a process of its own that is started with the
-    environment ``variables``; with whether a GPU trained and whether tcmalloc gave the memory."""
+    """Measure the learner on data in place, for about ``seconds``, in a process of its own.
+
+    Args:
+        config: the config of the target.
+        seconds: duration of the measurement.
+        variables: environment variables with which the process starts.
+
+    Returns:
+        The figures, with ``on_gpu``, whether a GPU trained, and ``tcmalloc``, whether that gave the
+        memory.
+    """
     threads = config.learner.first_threads
     return _figures(_alone("ceiling", config, seconds, threads=threads, variables=variables))
 
 
 def learner_rate(config: Config, seconds: float) -> float:
-    """Agent steps per second that one learner of ``config`` trains on, alone, measured for about
-    ``seconds``.
+    """Measure one learner of ``config`` alone, for about ``seconds``.
 
-    Of an algorithm that draws from replay: the agent steps that it keeps up with, each sampled
-    `replay.samples_per_insert` times (once where that is null). Raises UserError where there is no
-    such game, network or device.
+    Returns:
+        The agent steps per second that it trains on. With replay: the agent steps per second that
+        it keeps up with, each sampled `replay.samples_per_insert` times (once where that is null).
+
+    Raises:
+        UserError: if there is no such environment, network or device.
     """
     return float(statistics.median(learner(config, seconds)["rates"]))
 
 
 def _measured(config: Config, plan: StagePlan) -> Any:
-    """Name and figures of each stage, as they come."""
+    """Measure the stages of a plan; yields the name and the figures of each."""
     parts = [name for name in PARTS if name in plan.stages]
     if parts:
         yield from in_place(config, parts, plan.seconds).items()
+
     for name in BARE:
         if name in plan.stages and (found := _bare(config, name, plan.seconds)):
             yield name, _figures(found)
@@ -220,7 +275,10 @@ def _measured(config: Config, plan: StagePlan) -> Any:
 
 
 def _bare(config: Config, stage: str, seconds: float) -> Result:
-    """The target's network in plain torch; empty where it has no such form."""
+    """Returns the rounds of the target's network in plain torch; empty where it has no such form.
+
+    Choosing the form takes about as long as the measurement.
+    """
     is_learner = stage == "bare_learner"
     threads = config.learner.first_threads if is_learner else config.actors.threads
     return _alone("bare", config, seconds, total_s=2 * seconds, threads=threads, stage=stage)
@@ -236,7 +294,20 @@ def _alone(
     variables: Mapping[str, str] | None = None,
     **request: Any,
 ) -> Result:
-    """What ``rounds`` of a module of `penstock.bench` measures in a process of its own."""
+    """Call ``rounds`` of a module of `penstock.bench` in a process of its own.
+
+    Args:
+        module: name of the module.
+        config: the config of the target.
+        seconds: duration of the measurement of one stage.
+        total_s: duration of all measurements; by default ``seconds``.
+        threads: threads of the process.
+        variables: environment variables with which it starts.
+        request: further arguments of ``rounds``.
+
+    Returns:
+        The result of ``rounds``.
+    """
     found: Result = alone(
         f"penstock.bench.{module}:rounds",
         {"config": config.model_dump(mode="json"), "seconds": seconds, **request},
@@ -248,7 +319,7 @@ def _alone(
 
 
 def _allocator(config: Config, seconds: float) -> Result:
-    """The learner with tcmalloc, or, where there is none, with the allocator that it has."""
+    """Measure the learner with tcmalloc; without that library, with the allocator that it has."""
     library = next(filter(None, map(ctypes.util.find_library, TCMALLOC)), None)
     found = learner(config, seconds, {"LD_PRELOAD": library} if library else {})
     if not found["tcmalloc"]:
@@ -280,6 +351,7 @@ def _say_whole(result: Result, say: Say) -> None:
         say(f"ideal         {best:>16,.0f} {STEPS}: {result['cores']:g} cores, none ever idle")
     if bare:
         say(f"bare parts    {bare:>16,.0f} {STEPS}: environment and network in plain torch alone")
+
     if achieved:
         shares = [f"{achieved / best:.0%} of the ideal"] if best else []
         shares += [f"{achieved / bare:.0%} of bare parts"] if bare else []

@@ -21,18 +21,27 @@ FOREVER = (
     *(f"stop.{name}=null" for name in ("return", "env_steps", "learner_steps")),
     "eval.every_steps=null",
 )
-WARM_UP = 0.25  # of a run
-INTERVALS = 40
-GRACE_S = 30.0
+WARM_UP = 0.25  # share of a run that counts as warm-up
+INTERVALS = 40  # measurements in a run
+GRACE_S = 30.0  # seconds that a command has to end before it is killed
 
 
 def train(
     target: str, *overrides: str, folder: Path | None = None, cwd: Path | None = None
 ) -> dict[str, Any]:
-    """Run to the end, in ``folder`` if that is to stay; the summary, with the metrics of each
-    interval as ``intervals``. The live view goes to standard error.
+    """Train ``target`` to the end of the run, with its live view on standard error.
 
-    Raises UserError if the run fails; the run has then printed the reason.
+    Args:
+        target: preset, file or environment.
+        overrides: options as ``key=value``.
+        folder: folder of the run; by default a temporary one, which is removed.
+        cwd: folder in which the command starts.
+
+    Returns:
+        The run's summary, with the metrics of each interval as ``intervals``.
+
+    Raises:
+        UserError: if the run fails; the run has then printed the reason.
     """
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
         run_dir = folder or Path(temporary) / "run"
@@ -49,24 +58,27 @@ def train(
 
 
 def trained_rate(summary: dict[str, Any], skip_s: float = 0.0) -> float:
-    """Trained steps per second from ``skip_s`` of training on, start-up left out."""
+    """Returns trained agent steps per second, without start-up and ``skip_s`` of training."""
     points = [p for p in trained(summary) if p[0] >= skip_s]
     return rate_between(points[0], points[-1])
 
 
 def trained(summary: dict[str, Any]) -> list[tuple[float, int]]:
-    """Seconds of training, and agent steps trained by then."""
+    """Returns for each interval the seconds of training, and the agent steps trained by then."""
     return [(m["time_s"], m["trained_steps"]) for m in summary["intervals"]]
 
 
 def rate_between(begin: tuple[float, int], end: tuple[float, int]) -> float:
-    """Steps per second between two points, each seconds and steps."""
+    """Returns steps per second between two points of `trained`."""
     return float((end[1] - begin[1]) / max(end[0] - begin[0], 1e-9))
 
 
 def rates(target: str, seconds: float, rounds: int, *overrides: str) -> list[float]:
-    """Trained agent steps per second in each of ``rounds`` parts of a run of ``seconds``, after a
-    quarter of it in which everything gets warm."""
+    """Train ``target`` for ``seconds``, of which the first quarter is left out as warm-up.
+
+    Returns:
+        Trained agent steps per second in each of ``rounds`` parts of the rest.
+    """
     points = trained(
         train(
             target,
@@ -80,8 +92,11 @@ def rates(target: str, seconds: float, rounds: int, *overrides: str) -> list[flo
 
 
 def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> list[float]:
-    """Rates in ``rounds`` parts of the points after ``skip_s``, of about as many points each; in
-    fewer parts if there are few points. Empty if there are less than two."""
+    """Returns the rates in ``rounds`` parts of the points from ``skip_s`` on.
+
+    Each part has about as many points. There are fewer parts if there are few points, and none if
+    there are less than two.
+    """
     warm = [p for p in points if p[0] >= skip_s]
     count = min(rounds, len(warm) - 1)
     edges = (
@@ -91,7 +106,7 @@ def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> li
 
 
 def median_rate(found: Sequence[float]) -> float | None:
-    """The median of the rates; None without rates."""
+    """Returns the median of the rates; None without rates."""
     return statistics.median(found) if found else None
 
 
@@ -102,10 +117,22 @@ def run(
     cwd: Path | None = None,
     keep_errors: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """A command's end, with its standard output, and its standard error with ``keep_errors``.
+    """Run a command and wait for its end.
 
-    Whatever ends the waiting, a signal or the timeout (subprocess.TimeoutExpired), asks it to stop
-    and waits for that.
+    Whatever ends the waiting early, a signal or the timeout, the command is asked to stop, and
+    killed after `GRACE_S` seconds.
+
+    Args:
+        command: program and arguments.
+        timeout_s: longest time in seconds; by default there is no limit.
+        cwd: folder in which the command starts.
+        keep_errors: whether standard error is returned instead of shown.
+
+    Returns:
+        Exit code and standard output, and standard error with ``keep_errors``.
+
+    Raises:
+        TimeoutExpired: of `subprocess`, after ``timeout_s``.
     """
     errors = subprocess.PIPE if keep_errors else None
     process = subprocess.Popen(
