@@ -65,24 +65,30 @@ def spread(rates: Sequence[float]) -> float:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RateChange]:
     """Returns the change of each stage, and of the whole, that two results both have."""
-    before, now = _rates(old), _rates(new)
-    return [_change(stage, before[stage], now[stage]) for stage in now if stage in before]
+    old_rates = _rates(old)
+    new_rates = _rates(new)
+    return [
+        _change(stage, old_rates[stage], rates)
+        for stage, rates in new_rates.items()
+        if stage in old_rates
+    ]
 
 
 def elsewhere(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Returns a sentence where two results are of two machines, or may be; otherwise None."""
-    before, now = (_facts(result.get("machine") or {}) for result in (old, new))
-    differ = [
-        f"{name} {before[name] or 'unknown'} then and {now[name]} now"
-        for name in now
-        if before[name] != now[name]
+    old_facts = _facts(old.get("machine") or {})
+    new_facts = _facts(new.get("machine") or {})
+    differences = [
+        f"{name} {old_facts[name] or 'unknown'} then and {fact} now"
+        for name, fact in new_facts.items()
+        if old_facts[name] != fact
     ]
-    if not differ:
+    if not differences:
         return None
 
     return (
-        f"what is compared may differ by its machine alone: {', '.join(differ)}; for the code's "
-        "own changes measure both on one machine"
+        f"what is compared may differ by its machine alone: {', '.join(differences)}; for the "
+        "code's own changes measure both on one machine"
     )
 
 
@@ -97,18 +103,22 @@ def _facts(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(result: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    found = {stage: figures["rates"] for stage, figures in result["stages"].items()}
-    found["whole"] = result.get("achieved_rates") or []
-    return {stage: rates for stage, rates in found.items() if rates and min(rates) > 0}
+    """Returns the rates of each round by stage, without stages of which one round has none."""
+    by_stage = {stage: figures["rates"] for stage, figures in result["stages"].items()}
+    by_stage["whole"] = result.get("achieved_rates") or []
+    return {stage: rates for stage, rates in by_stage.items() if rates and min(rates) > 0}
 
 
-def _change(stage: str, before: Sequence[float], now: Sequence[float]) -> RateChange:
-    old, new = statistics.median(before), statistics.median(now)
-    noise = max(LEAST_NOISE, spread(before) + spread(now))
-    if min(now) > max(before) or max(now) < min(before):
+def _change(stage: str, old_rates: Sequence[float], new_rates: Sequence[float]) -> RateChange:
+    """Judge by the rates of two times whether a stage became slower or faster."""
+    noise = max(LEAST_NOISE, spread(old_rates) + spread(new_rates))
+    if min(new_rates) > max(old_rates) or max(new_rates) < min(old_rates):
         noise = min(noise, MOST_NOISE)
-    # Of the larger of the two, so that half and twice are the same distance.
+
+    # The difference is relative to the larger rate, so that half and twice are the same distance.
+    old = statistics.median(old_rates)
+    new = statistics.median(new_rates)
     verdict: Verdict = "same"
     if abs(new - old) > noise * max(old, new):
         verdict = "slower" if new < old else "faster"
-    return RateChange(stage, old, new, noise, verdict)
+    return RateChange(stage, old=old, new=new, noise=noise, verdict=verdict)

@@ -52,7 +52,8 @@ from penstock.transport.wire import (
 UNROLLS = 2  # unrolls that are played, and then used in turn
 REPLAY_NBYTES = 256e6  # upper limit of the frames in a replay
 MOST_REPLAY_STEPS = 100_000
-COPY_NBYTES = 64 << 20
+COPY_NBYTES = 64 << 20  # size of the block that the stage `memory` copies
+DRAWN = 64  # actions of all environments that are drawn before they are timed, and used in turn
 
 Array = npt.NDArray[Any]
 
@@ -66,8 +67,8 @@ def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> 
     with contextlib.ExitStack() as stack:
         parts = Parts(Config.model_validate(config), stack)
         works = {stage: getattr(parts, stage)() for stage in stages}
-        found = rounds_of(works, seconds)
-        return {stage: as_json(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
+        by_stage = rounds_of(works, seconds)
+        return {stage: as_json(by_stage[stage]) | parts.notes.get(stage, {}) for stage in stages}
 
 
 class Parts:
@@ -77,18 +78,26 @@ class Parts:
     """
 
     def __init__(self, config: Config, stack: contextlib.ExitStack) -> None:
-        keep_freed_memory()  # as torch actors, connectors and learners do
+        """Make the environments, the weights and the inference of ``config``.
+
+        ``stack`` closes everything that the stages open.
+        """
+        keep_freed_memory()  # torch actors, connectors and learners do so too
         self.notes: dict[str, dict[str, Any]] = {}
-        self._config, self._stack = config, stack
-        self._game = make(config.env, config.actor_envs, config.actors.env_threads)
-        stack.callback(self._game.close)
-        self._spec = slot_spec(config, self._game.info)
-        self._steps = self._spec.unroll * self._spec.envs  # of a slot
+        self._config = config
+        self._stack = stack
+
+        self._env = make(config.env, config.actor_envs, config.actors.env_threads)
+        stack.callback(self._env.close)
+        self._spec = slot_spec(config, self._env.info)
+        self._steps = self._spec.unroll * self._spec.envs  # agent steps of a slot
+
         self._rng = np.random.default_rng(0)
-        self._layout = network_shape(config, self._game.info).layout
+        self._layout = network_shape(config, self._env.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
-        in_form, _ = with_acting_form(config, self._game.info)
-        self._inference = make_inference(in_form, self._game.info, 0)
+
+        acting_config, _ = with_acting_form(config, self._env.info)
+        self._inference = make_inference(acting_config, self._env.info, 0)
         self._inference.refresh(self._read_weights)
 
         # Both are filled when a stage first needs them.
@@ -101,7 +110,8 @@ class Parts:
 
     def memory(self) -> Work:
         """One thread copies a large block: the yardstick of this machine."""
-        source, target = (np.ones(COPY_NBYTES, np.uint8) for _ in range(2))
+        source = np.ones(COPY_NBYTES, np.uint8)
+        target = np.ones(COPY_NBYTES, np.uint8)
         return Work(lambda: np.copyto(target, source), COPY_NBYTES)
 
     def environment(self) -> Work:
@@ -110,48 +120,50 @@ class Parts:
         Where they have an action mask, each step draws actions that it allows; the drawing then
         counts as the environments'.
         """
-        game, obs = self._game, self._observations()
-        game.reset_into(0, obs)
-        if any(part.name == MASK for part in game.info.parts):
-            return Work(lambda: game.step_into(draw_for(game, obs, self._rng), obs), game.count)
-        space = game.info.action_space
-        moves = itertools.cycle([draw(space, game.count, self._rng) for _ in range(64)])
-        return Work(lambda: game.step_into(next(moves), obs), game.count)
+        env = self._env
+        obs = self._observations()
+        env.reset_into(0, obs)
+        if self._has_mask():
+            return Work(lambda: env.step_into(draw_for(env, obs, self._rng), obs), env.count)
+
+        space = env.info.action_space
+        actions = itertools.cycle([draw(space, env.count, self._rng) for _ in range(DRAWN)])
+        return Work(lambda: env.step_into(next(actions), obs), env.count)
 
     def bare_environment(self) -> Work:
         """The vector environment steps without this package's adapter, with actions drawn before.
 
         With an action mask this is `environment`: such actions might be forbidden.
         """
-        if any(part.name == MASK for part in self._game.info.parts):
+        if self._has_mask():
             self.notes["bare_environment"] = {"note": "with the adapter, for its action masks"}
             return self.environment()
-        vector = self._game.vector
+
+        vector = self._env.vector
         vector.reset(seed=0)
-        moves = itertools.cycle([vector.action_space.sample() for _ in range(64)])
-        return Work(lambda: vector.step(next(moves)), self._game.count)
+        actions = itertools.cycle([vector.action_space.sample() for _ in range(DRAWN)])
+        return Work(lambda: vector.step(next(actions)), self._env.count)
 
     def inference(self) -> Work:
         """The policy decides on an actor's observations."""
         obs = self._slots()[0].columns["obs"]
-        if obs.shape[2:] != self._game.info.observation_space.shape:  # of newest frames alone
+        # A slot may hold the newest frames alone; the policy needs whole observations.
+        if obs.shape[2:] != self._env.info.observation_space.shape:
             obs = self._observations()[None]
-            self._game.reset_into(0, obs[0])
-        rows = itertools.cycle(list(obs))
+            self._env.reset_into(0, obs[0])
 
-        return Work(lambda: self._inference.decide(next(rows)), self._game.count)
+        rows = itertools.cycle(list(obs))
+        return Work(lambda: self._inference.decide(next(rows)), self._env.count)
 
     def write(self) -> Work:
         """The rest of an actor's step: an unroll is recorded in a slot and processed.
 
         Environments and policy stand still meanwhile.
         """
-        game, inference = (
-            StillGame(self._game),
-            StillInference(self._inference, self._observations()),
-        )
-        recorders = make_recorders(self._config, game)
-        rollout = Rollout(game, inference, 0, TimeLedger(), recorders)
+        env = StillEnv(self._env)
+        inference = StillInference(self._inference, self._observations())
+        recorders = make_recorders(self._config, env)
+        rollout = Rollout(env, inference, 0, TimeLedger(), recorders)
         columns = self._spec.views(self._spec.zeros())
 
         def fill() -> None:
@@ -169,10 +181,10 @@ class Parts:
             slot = next(slots)
             encoder.encode(slot.header, slot.payload, 1)
 
-        coded = sum(len(memoryview(part)) for part in self._messages()[0])
+        coded_nbytes = sum(len(memoryview(part)) for part in self._messages()[0])
         self.notes["encode"] = {
             "nbytes_per_step": self._spec.payload_nbytes / self._steps,
-            "ratio": self._spec.payload_nbytes / coded,
+            "ratio": self._spec.payload_nbytes / coded_nbytes,
         }
         return Work(encode, self._steps)
 
@@ -195,7 +207,7 @@ class Parts:
 
     def gather(self) -> Work:
         """Slots in shared memory become a batch of the learner."""
-        store, count = self._store(), self._config.learner.batch_slots
+        store = self._store()
         for slot, played in zip(store.slots, itertools.cycle(self._slots()), strict=False):
             slot.header["steps"] = self._steps
             for target, source in zip(slot.payload, played.payload, strict=True):
@@ -205,9 +217,11 @@ class Parts:
         self.notes["gather"] = {"threads": threads}
         copier = Copier(threads)
         self._stack.callback(copier.close)
+
+        count = self._config.learner.batch_slots
         batch = StagingBatch(self._spec, count, self._device(), copier)
-        chosen = (store.slots * count)[:count]
-        return Work(lambda: batch.gather(chosen), self._steps * count, self._settle())
+        slots = store.slots[:count]
+        return Work(lambda: batch.gather(slots), self._steps * count, self._settle())
 
     def replay_add(self) -> Work:
         """Steps of an actor's environments are added to a replay that is full."""
@@ -233,41 +247,47 @@ class Parts:
         values = torch.from_numpy(self._weights).to(device)
         board = WeightsBoard.create(self._layout.size)
         self._stack.callback(board.close)
-        publisher, out = Publisher([values], board), np.empty_like(self._weights)
+        publisher = Publisher([values], board)
+        weights = np.empty_like(self._weights)  # an actor's copy
 
         def publish() -> None:
             publisher.publish(POLICY_ID, Stamp(0, 1))
             publisher.flush(wait=True)
-            board.read(out)
+            board.read(weights)
 
         return Work(publish, 1)
 
     def relay(self) -> Work:
         """Weights become a message, and the relay of another host shows them to an actor."""
-        dtype, layout = self._config.weights.dtype, self._layout
+        dtype = self._config.weights.dtype
+        layout = self._layout
         board = WeightsBoard.create(layout.size)
         self._stack.callback(board.close)
-        out = np.empty_like(self._weights)
+        weights = np.empty_like(self._weights)  # an actor's copy
 
         def carry() -> None:
             parts = encode_weights(self._weights, Stamp(0, 1), dtype, layout, 1)
             board.publish(decode_weights(decode(parts), layout)[1], Stamp(0, 1))
-            board.read(out)
+            board.read(weights)
 
         return Work(carry, 1)
 
     def _slots(self) -> list[Slot]:
         """Returns unrolls that were really played, in memory of their own."""
-        if not self._played:
-            recorders = make_recorders(self._config, self._game)
-            rollout = Rollout(self._game, self._inference, 0, TimeLedger(), recorders)
-            for index in range(UNROLLS):
-                payload = self._spec.zeros()
-                header = np.zeros((), HEADER)
-                columns = self._spec.views(payload)
-                header["steps"] = header["produced_steps"] = rollout.fill(columns, index)
-                process(self._config.algo, columns)
-                self._played.append(Slot(index, header, tuple(payload), columns))
+        if self._played:
+            return self._played
+
+        recorders = make_recorders(self._config, self._env)
+        rollout = Rollout(self._env, self._inference, 0, TimeLedger(), recorders)
+        for index in range(UNROLLS):
+            payload = self._spec.zeros()
+            header = np.zeros((), HEADER)
+            columns = self._spec.views(payload)
+            steps = rollout.fill(columns, index)
+            header["steps"] = steps
+            header["produced_steps"] = steps
+            process(self._config.algo, columns)
+            self._played.append(Slot(index, header, tuple(payload), columns))
         return self._played
 
     def _messages(self) -> list[Message]:
@@ -289,15 +309,19 @@ class Parts:
 
         The step is a dictionary of the arguments of `Replay.add`.
         """
-        settings, space = self._config.replay, self._game.info.observation_space
-        stack, envs = self._config.transport.frame_stack or 1, self._spec.envs
-        nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
-        room = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / nbytes))
-        capacity = max(room, 2 * settings.batch_size, 2 * envs)
-        moves = draw(self._game.info.action_space, envs, self._rng)
-        columns = {"obs": (space.dtype, space.shape), "action": (moves.dtype, moves.shape[1:])}
+        settings = self._config.replay
+        envs = self._spec.envs
+        space = self._env.info.observation_space
+        actions = draw(self._env.info.action_space, envs, self._rng)
+
+        # A replay of the config's capacity may not fit into memory; a stack keeps one frame a step.
+        stack = self._config.transport.frame_stack or 1
+        step_nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
+        affordable = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / step_nbytes))
+        capacity = max(affordable, 2 * settings.batch_size, 2 * envs)
+
         replay = Replay(
-            columns,
+            {"obs": (space.dtype, space.shape), "action": (actions.dtype, actions.shape[1:])},
             capacity,
             envs=envs,
             frame_stack=stack,
@@ -306,23 +330,30 @@ class Parts:
             seed=0,
         )
         self._stack.callback(replay.close)
-        still = np.zeros(envs, np.bool_)
-        obs = np.ones_like(self._observations())  # so that stacks of frames go on
+
+        # All frames are equal, so that each stack continues the one before it.
+        obs = np.ones_like(self._observations())
+        never = np.zeros(envs, np.bool_)
         step: dict[str, Any] = {
             "obs": obs,
             "next_obs": obs.copy(),
-            "action": moves,
+            "action": actions,
             "reward": np.zeros(envs, np.float32),
-            "terminated": still,
-            "truncated": still,
+            "terminated": never,
+            "truncated": never,
         }
         for _ in range(capacity * 5 // 4 // envs + 1):
             replay.add(**step)
         return replay, step
 
     def _observations(self) -> Array:
-        space = self._game.info.observation_space
-        return np.zeros((self._game.count, *space.shape), space.dtype)
+        """Returns zeros for one observation of each environment."""
+        space = self._env.info.observation_space
+        return np.zeros((self._env.count, *space.shape), space.dtype)
+
+    def _has_mask(self) -> bool:
+        """Whether observations have a mask of the actions that are allowed."""
+        return any(part.name == MASK for part in self._env.info.parts)
 
     def _device(self) -> torch.device:
         return pick_device(self._config.learner.device)
@@ -331,18 +362,24 @@ class Parts:
         return device_of(self._device()).synchronize
 
 
-class StillGame(BatchedEnv):
-    """A game in which nothing happens, and that takes no time."""
+class StillEnv(BatchedEnv):
+    """Environments in which nothing happens, and whose steps take no time."""
 
-    def __init__(self, game: BatchedEnv) -> None:
-        self.info, self.count, self.recorded = game.info, game.count, game.recorded
-        self._nothing = np.zeros(game.count, np.float32), *(np.zeros(game.count, np.bool_),) * 2
+    def __init__(self, env: BatchedEnv) -> None:
+        self.info = env.info
+        self.count = env.count
+        self.recorded = env.recorded
+
+        # What a step returns: rewards, and whether episodes were terminated or truncated.
+        never = np.zeros(env.count, np.bool_)
+        self._step = (np.zeros(env.count, np.float32), never, never)
 
     def reset_into(self, seed: int, out: Array) -> None:
-        """Leaves ``out`` as it is."""
+        """Leave ``out`` as it is."""
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Array, Array]:
-        return self._nothing
+        """Leave ``out`` as it is; returns rewards of 0, and no end of an episode."""
+        return self._step
 
 
 class StillInference:
@@ -350,10 +387,15 @@ class StillInference:
 
     def __init__(self, inference: Inference, observations: Array) -> None:
         self._decision = inference.decide(observations)
-        self.recorded, self.stamp = inference.recorded, inference.stamp
-        self.state, self.reset, self.forget = inference.state, inference.reset, inference.forget
-        self.refresh, self.close = inference.refresh, inference.close
-        self.state_dict, self.load_state_dict = inference.state_dict, inference.load_state_dict
+        self.recorded = inference.recorded
+        self.stamp = inference.stamp
+        self.state = inference.state
+        self.reset = inference.reset
+        self.forget = inference.forget
+        self.refresh = inference.refresh
+        self.close = inference.close
+        self.state_dict = inference.state_dict
+        self.load_state_dict = inference.load_state_dict
 
     def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
         """Returns the decision of the start; nothing is computed."""

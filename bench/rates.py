@@ -33,28 +33,36 @@ def rounds_of(works: Mapping[str, Work], seconds: float) -> dict[str, list[Round
 
     Works take turns, so that other load of the machine meets all of them.
     """
-    found: dict[str, list[Round]] = {name: [] for name in works}
+    rounds: dict[str, list[Round]] = {name: [] for name in works}
     for work in works.values():
         work.call()
         work.settle()
 
     for _ in range(ROUNDS):
         for name, work in works.items():
-            found[name].append(one_round(work, seconds / ROUNDS))
-    return found
+            rounds[name].append(one_round(work, seconds / ROUNDS))
+    return rounds
 
 
 def one_round(work: Work, seconds: float) -> Round:
     """Repeat a work for ``seconds``, at least once."""
-    calls, core_s, began_s = 0, time.process_time(), time.perf_counter()
+    calls = 0
+    began_core_s = time.process_time()
+    began_s = time.perf_counter()
     while calls == 0 or time.perf_counter() < began_s + seconds:
         work.call()
         calls += 1
     work.settle()
-    spent_s, core_s = time.perf_counter() - began_s, time.process_time() - core_s
-    return Round(calls * work.amount / spent_s, core_s / (calls * work.amount))
+
+    wall_s = time.perf_counter() - began_s
+    core_s = time.process_time() - began_core_s
+    amount = calls * work.amount
+    return Round(rate=amount / wall_s, core_s=core_s / amount)
 
 
 def as_json(rounds: list[Round]) -> dict[str, Any]:
     """Returns rounds as JSON: a list ``rates`` and a list ``core_s``, one number a round each."""
-    return {"rates": [r.rate for r in rounds], "core_s": [r.core_s for r in rounds]}
+    return {
+        "rates": [each.rate for each in rounds],
+        "core_s": [each.core_s for each in rounds],
+    }

@@ -39,7 +39,7 @@ def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
         command = python("penstock.bench.traffic", address, os.getpid(), *sizes)
         sender = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-        def take() -> None:
+        def receive_one() -> None:
             while (parts := receive(socket)) is None:
                 if not socket.poll(WAIT_MS):
                     raise RuntimeError("nothing came over ZeroMQ; did its sender start?")
@@ -47,7 +47,7 @@ def receiving(sizes: Sequence[int]) -> Iterator[Callable[[], None]]:
             socket.send_multipart([bytes(parts[0]), b""])
 
         try:
-            yield take
+            yield receive_one
         finally:
             sender.kill()
             sender.wait()

@@ -46,31 +46,34 @@ def train(
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as temporary:
         run_dir = folder or Path(temporary) / "run"
         command = python("penstock", "train", target, f"run.dir={run_dir}", *overrides, "--json")
-        done = run(command, cwd=cwd)
-        if done.returncode:
+        process = run(command, cwd=cwd)
+        if process.returncode:
             raise UserError(
-                f"`penstock train {' '.join([target, *overrides])}` failed with {done.returncode}; "
-                "its output above has the reason"
+                f"`penstock train {' '.join([target, *overrides])}` failed with "
+                f"{process.returncode}; its output above has the reason"
             )
-        summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+
+        summary: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         summary["intervals"] = lines(run_dir / METRICS)
     return summary
 
 
 def trained_rate(summary: dict[str, Any], skip_s: float = 0.0) -> float:
     """Returns trained agent steps per second, without start-up and ``skip_s`` of training."""
-    points = [p for p in trained(summary) if p[0] >= skip_s]
+    points = [point for point in trained(summary) if point[0] >= skip_s]
     return rate_between(points[0], points[-1])
 
 
 def trained(summary: dict[str, Any]) -> list[tuple[float, int]]:
     """Returns for each interval the seconds of training, and the agent steps trained by then."""
-    return [(m["time_s"], m["trained_steps"]) for m in summary["intervals"]]
+    return [(line["time_s"], line["trained_steps"]) for line in summary["intervals"]]
 
 
 def rate_between(begin: tuple[float, int], end: tuple[float, int]) -> float:
     """Returns steps per second between two points of `trained`."""
-    return float((end[1] - begin[1]) / max(end[0] - begin[0], 1e-9))
+    begin_s, begin_steps = begin
+    end_s, end_steps = end
+    return float((end_steps - begin_steps) / max(end_s - begin_s, 1e-9))
 
 
 def rates(target: str, seconds: float, rounds: int, *overrides: str) -> list[float]:
@@ -79,16 +82,14 @@ def rates(target: str, seconds: float, rounds: int, *overrides: str) -> list[flo
     Returns:
         Trained agent steps per second in each of ``rounds`` parts of the rest.
     """
-    points = trained(
-        train(
-            target,
-            *FOREVER,
-            *overrides,
-            f"stop.minutes={seconds / 60}",
-            f"run.interval_s={max(seconds / INTERVALS, 0.05)}",
-        )
+    summary = train(
+        target,
+        *FOREVER,
+        *overrides,
+        f"stop.minutes={seconds / 60}",
+        f"run.interval_s={max(seconds / INTERVALS, 0.05)}",
     )
-    return split(points, seconds * WARM_UP, rounds)
+    return split(trained(summary), seconds * WARM_UP, rounds)
 
 
 def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> list[float]:
@@ -97,17 +98,18 @@ def split(points: Sequence[tuple[float, int]], skip_s: float, rounds: int) -> li
     Each part has about as many points. There are fewer parts if there are few points, and none if
     there are less than two.
     """
-    warm = [p for p in points if p[0] >= skip_s]
+    warm = [point for point in points if point[0] >= skip_s]
     count = min(rounds, len(warm) - 1)
-    edges = (
-        [warm[round(i * (len(warm) - 1) / count)] for i in range(count + 1)] if count > 0 else []
-    )
-    return [rate_between(a, b) for a, b in pairwise(edges)]
+    if count <= 0:
+        return []
+
+    edges = [warm[round(i * (len(warm) - 1) / count)] for i in range(count + 1)]
+    return [rate_between(begin, end) for begin, end in pairwise(edges)]
 
 
-def median_rate(found: Sequence[float]) -> float | None:
+def median_rate(rates: Sequence[float]) -> float | None:
     """Returns the median of the rates; None without rates."""
-    return statistics.median(found) if found else None
+    return statistics.median(rates) if rates else None
 
 
 def run(
@@ -134,17 +136,16 @@ def run(
     Raises:
         TimeoutExpired: of `subprocess`, after ``timeout_s``.
     """
-    errors = subprocess.PIPE if keep_errors else None
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=errors,
+        stderr=subprocess.PIPE if keep_errors else None,
         text=True,
         cwd=cwd,
     )
     try:
-        out, error = process.communicate(timeout=timeout_s)
+        output, errors = process.communicate(timeout=timeout_s)
     except BaseException:
         process.terminate()
         try:
@@ -153,4 +154,5 @@ def run(
             process.kill()
             process.communicate()
         raise
-    return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+    return subprocess.CompletedProcess(command, process.returncode, stdout=output, stderr=errors)
