@@ -1,4 +1,7 @@
-"""Checks of combinations of options; each invalid one is a sentence with a remedy."""
+"""Checks of combinations of options; each invalid one is a sentence with a remedy.
+
+Each `_check_...` yields the invalid combinations of one kind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
-    """All invalid combinations in a config whose fields are each valid."""
+    """Returns all invalid combinations in a config whose fields are each valid."""
     ends = (_lent_by_batch, _schedule, _stop, _evaluation, _store, _addresses, _keys, _sinks)
     of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
     checks = (*of_learner, _inference, *ends, network, group)
@@ -80,6 +83,7 @@ def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
             "(actors.envs x actors.unroll x learner.batch_slots); set "
             f"learner.updates_per_batch={steps} or less",
         )
+
     if cfg.model.core != "none":
         yield Contradiction(
             ("algo.minibatches", "model.core"),
@@ -89,7 +93,7 @@ def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _or_steps(cfg: Sections) -> str:
-    """A third remedy, where minibatches may be of steps."""
+    """Returns a third remedy, where minibatches may be of steps; otherwise an empty text."""
     possible = cfg.model.core == "none" and "minibatches" in type(cfg.algo).model_fields
     return ", or algo.minibatches=steps" if possible else ""
 
@@ -107,6 +111,7 @@ def _lent_by_batch(cfg: Sections) -> Iterator[Contradiction]:
         )
     if not lent_by_batch(cfg):
         return
+
     if learner.most_count > 1:
         yield Contradiction(
             ("transport.max_policy_lag", "learner.count"),
@@ -132,6 +137,7 @@ def _rewards(cfg: Sections) -> Iterator[Contradiction]:
             f"algo.normalize_rewards needs unclipped rewards, and algo.reward_clip is "
             f"{algo.reward_clip:g}; set algo.reward_clip=null or algo.normalize_rewards=false",
         )
+
     if algo.normalizes_rewards and algo.reward_scale != 1:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_scale"),
@@ -178,6 +184,7 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
             f"errors, and replay.prioritized is {str(replay.prioritized).lower()}; set "
             f"replay.prioritized={str(needs_errors).lower()}, or replay.sampler=null",
         )
+
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
             ("replay.beta", "replay.beta_steps"),
@@ -329,6 +336,7 @@ def _sinks(cfg: Sections) -> Iterator[Contradiction]:
         yield from spec.check(cfg.run)
 
 
+# The options of `model` that have no effect on other algorithms than actor-critics.
 ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")
 
 
@@ -363,6 +371,8 @@ def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
 def _numpy_inference(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.actors.inference != "numpy":
         return
+
+    # Each option: whether its value is refused, and the values that numpy supports.
     model = cfg.model
     wrong = (
         ("kind", model.kind not in ("auto", "mlp"), "model.kind mlp only"),

@@ -1,4 +1,7 @@
-"""Checks of combinations of options for several learners."""
+"""Checks of combinations of options for several learners.
+
+Each `_check_...` yields the invalid combinations of one kind.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def group(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
-    """Combinations of the codec with the optimizer and the pace."""
+    """Yields invalid combinations of the codec with the optimizer and the pace."""
     name = learner.reduce.codec
     codec, optimizer = CODECS.specs.get(name), OPTIMIZERS.specs[learner.optimizer]
     if codec and not goes_with(codec, optimizer):
@@ -34,12 +37,15 @@ def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
             ("learner.reduce.codec", "learner.optimizer"),
             f"learner.reduce.codec {name} {_misfit(codec, optimizer)}",
         )
+
+    # A codec that sends momentum needs at least one update in which the variance is measured.
     if codec and codec.reduces_gradients and not codec.reduces_gradients(learner.reduce, 0):
         yield Contradiction(
             ("learner.reduce.codec", "learner.reduce.warmup_updates"),
             f"learner.reduce.codec {name} divides by the variance of the gradients of its "
             "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
         )
+
     paces = PACES.using_codec(name)
     if learner.pace not in paces:
         yield Contradiction(
@@ -60,8 +66,10 @@ def goes_with(codec: CodecSpec, optimizer: OptimizerSpec) -> bool:
 
 
 def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
-    """Why they do not go together, and what to set: the end of a sentence that begins with the
-    codec."""
+    """Returns why a codec and an optimizer do not go together, and what to set.
+
+    It is the end of a sentence that begins with the codec.
+    """
     others = [spec for spec in OPTIMIZERS.specs.values() if goes_with(codec, spec)]
     if codec.reduces_gradients is not None:
         whose = others[0].long_name if others else "another optimizer"
@@ -79,6 +87,8 @@ def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
             "has its own momentum in place of the optimizer's, and learner.optimizer "
             f"{optimizer.name} cannot do without"
         )
+
+    # Other codecs, or another optimizer, if one goes with the codec.
     senders = [spec for spec in CODECS.specs.values() if spec.reduces_gradients is not None]
     codecs = [spec.name for spec in senders if goes_with(spec, optimizer)]
     remedy = f"learner.reduce.codec={either([*codecs, FITS_ALL])}"
@@ -109,6 +119,7 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.updates_per_batch {learner.updates_per_batch} several updates from one; set "
             "one of them to 1",
         )
+
     if learner.lr_scaling != "none" and learner.most_count == 1:
         yield Contradiction(
             ("learner.lr_scaling", "learner.count"),
@@ -148,6 +159,7 @@ def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"and learner.optimizer {learner.optimizer} works by layers; set "
             "learner.optimizer=sgd or learner.pace=bsp",
         )
+
     if learner.server_spread and not learner.served:
         yield Contradiction(
             ("learner.server_spread", "learner.pace"),
@@ -226,6 +238,7 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
         )
     if most == 1:
         return
+
     if TRANSPORTS.one_process(cfg.transport.kind):
         yield Contradiction(
             ("learner.count", "transport.kind"),

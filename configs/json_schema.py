@@ -28,7 +28,7 @@ _BOUNDS = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, with the options of everything that is registered."""
+    """Returns the schema, with the options of everything that is registered."""
     known = {name: options(name) for name in algorithms()}
     kinds = sections()
     based = {name: resolve(name).algo.name for name in presets()}
@@ -61,8 +61,10 @@ def _ref(algo: str) -> dict[str, Any]:
 
 
 def _chooses(algo: str, based: dict[str, str]) -> dict[str, Any]:
-    """Whether a file is for an algorithm: by its `algo.name`, otherwise by its base, otherwise the
-    default."""
+    """Returns the condition that a file is for an algorithm.
+
+    A file chooses it by its `algo.name`, otherwise by its base; otherwise it is the default.
+    """
     named = _names({"const": algo})
     bases = [preset for preset, its in based.items() if its == algo]
     chosen: list[dict[str, Any]] = [{"properties": {"base": {"enum": bases}}, "required": ["base"]}]
@@ -106,12 +108,16 @@ def _value(option: Option) -> dict[str, Any]:
 
 
 def _standard(schema: Any, defined: dict[str, Any]) -> Any:
-    """A schema of pydantic's with the dialect's names of bounds, and with what is ``defined`` in
-    place of references to it; that of any JSON value is recursive, and stands for anything."""
+    """Returns a schema of pydantic's in the dialect of this one.
+
+    Bounds get the dialect's names, and definitions take the place of references to them. The
+    definition of any JSON value is recursive; it becomes the schema that allows anything.
+    """
     if isinstance(schema, list):
         return [_standard(item, defined) for item in schema]
     if not isinstance(schema, dict):
         return schema
+
     if (reference := schema.get("$ref")) is not None:
         name = reference.removeprefix("#/$defs/")
         return {} if name == "JsonValue" else _standard(defined[name], defined)

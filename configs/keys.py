@@ -19,9 +19,7 @@ from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):
-    """One option: its dotted name, a description of its values, its field in the schema, the
-    annotation of its values, the section and attribute that define it, and what is registered for
-    it."""
+    """One option of a config."""
 
     name: str
     words: str
@@ -45,7 +43,7 @@ class Option(NamedTuple):
 
 
 def sections() -> dict[str, tuple[type[Section], ...]]:
-    """Schema classes of each section by name; `algo` has one for each algorithm."""
+    """Returns the schema classes of each section by name; `algo` has one for each algorithm."""
     algos = tuple(spec.config for spec in ALGORITHMS.specs.values())
     return {name: algos if name == "algo" else (kind,) for name, kind in _kinds().items()}
 
@@ -57,21 +55,21 @@ def _kinds() -> dict[str, type[Section]]:
 
 
 def algorithms() -> tuple[str, ...]:
-    """The names of `algo.name`, the default first."""
+    """Returns the names of `algo.name`, the default first."""
     return tuple(ALGORITHMS.specs)
 
 
 def options(algo: str = DEFAULT) -> dict[str, Option]:
-    """Every option by its dotted name, in the order of the schema, for the algorithm ``algo``.
+    """Returns every option for the algorithm ``algo``, by its dotted name.
 
-    An unknown ``algo`` stands for the default algorithm.
+    They are in the order of the schema. An unknown ``algo`` stands for the default algorithm.
     """
     return _options_with(algo, registered())
 
 
 @cache
 def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
-    """`options` while these ``specs`` are registered."""
+    """Returns `options` while these ``specs`` are registered."""
     chosen = algorithms().index(algo) if algo in algorithms() else 0
     found: dict[str, Option] = {}
     for section, kinds in sections().items():
@@ -82,7 +80,7 @@ def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
 
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
-    """The options of a section and of the sections in it."""
+    """Yields the options of a section and of the sections in it."""
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
         name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
@@ -98,7 +96,7 @@ def _options(section: str, kind: type[Section]) -> Iterator[Option]:
 def _choice(
     name: str, choices: Sequence[str], kind: type[Section], attribute: str, registered: str = ""
 ) -> Option:
-    """An option whose value is one of the registered names."""
+    """Returns an option whose value is one of the registered names."""
     text, field = either([f"`{choice}`" for choice in choices]), _fields(kind)[attribute]
     return Option(name, text, field, Literal[*choices], kind, attribute, registered)
 
@@ -109,10 +107,10 @@ def is_section(name: str) -> bool:
 
 
 def nearest(unknown: str, algo: str = DEFAULT) -> str:
-    """A clause that suggests an option for an unknown dotted name: the equivalent of an option of
-    another library, otherwise the option with the most similar name, or the choices.
+    """Returns a clause that suggests an option for an unknown dotted name.
 
-    ``algo`` is the chosen algorithm.
+    It is the equivalent of an option of another library, otherwise the option with the most similar
+    name, otherwise the choices. ``algo`` is the chosen algorithm.
     """
     section, _, key = unknown.partition(".")
     known = options(algo)
@@ -132,20 +130,24 @@ def nearest(unknown: str, algo: str = DEFAULT) -> str:
     if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"
+
     if clause := _near_other_library(key, algo):
         return clause
     return f"{section} has {', '.join(own)}" if own else _nearest_section(section, algo)
 
 
 def _near_other_library(key: str, algo: str) -> str:
-    """A clause on the option of another library with a similar name; empty if there is none."""
+    """Returns a clause on the option of another library with a similar name; empty without one."""
     close = get_close_matches(key, OFF_POLICY, n=1)
     here = meant(close[0], algo) if close else None
     return f"the equivalent of {close[0]} is {here}{_algorithms_of(here, algo)}" if here else ""
 
 
 def _algorithms_of(here: str, algo: str) -> str:
-    """The algorithms that have an option, as a clause; empty if ``algo`` has it."""
+    """Returns a clause with the algorithms that have an option; empty if ``algo`` has it.
+
+    ``equivalent`` is a text in which the option is the first name.
+    """
     name = re.findall(r"[a-z]+\.[a-z_]+", here)[0]
     if name in options(algo):
         return ""

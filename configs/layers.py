@@ -3,9 +3,9 @@
 Maps are merged key by key. An empty map clears the values below it. null in place of a map is
 ignored, so that all keys of a section may be commented out. A map that names another algorithm than
 the one below it replaces the section `algo`, as settings of one algorithm are not meant for
-another; only `OF_GAME`, the options about the environment's rewards, are kept. If the algorithm has
-defaults of its own for each kind of environment, a preset below it lends its section `env` and no
-other, as its network, replay and optimizer were chosen for another algorithm. Likewise
+another; only `REWARD_OPTIONS`, which are about the environment's rewards, are kept. If the
+algorithm has defaults of its own for each kind of environment, a preset below it lends its section
+`env` and no other, as its network, replay and optimizer were chosen for another algorithm. Likewise
 `stop.return: null` removes the `stop.hold_s` below it, and a schedule of `learner.lr` removes
 `learner.lr_end_fraction` and `learner.lr_decay_steps`.
 """
@@ -23,9 +23,11 @@ from penstock.configs.yaml_text import KeyPath, parse
 
 OF_GAME = ("reward_clip", "reward_scale")
 HOLD = ("stop", "hold_s")
+# Maps whose keys are no options.
 MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
+# They have no meaning beside a schedule of `learner.lr`.
 DECAY = (("learner", "lr_end_fraction"), ("learner", "lr_decay_steps"))
-MOST_PARTS = 100  # of an override's name
+MOST_PARTS = 100  # parts of an override's name
 LONGEST_PLACE = 300  # characters
 _EXAMPLE = "write an option and its value, for example learner.lr=3e-4"
 
@@ -57,12 +59,17 @@ class Layers:
         self._lay(values, (), lambda path: f"{source}:{lines[path]}")
 
     def add_override(self, text: str) -> None:
-        """Merge ``a.b=value`` over the other values."""
+        """Merge ``a.b=value`` over the other values.
+
+        Raises:
+            UserError: if the text has another form, or its value is not YAML.
+        """
         name, equals, raw = text.partition("=")
         path = tuple(name.strip().split("."))
         place = f"override {text}"
         if len(place) > LONGEST_PLACE:
             place = f"{place[:LONGEST_PLACE]}..."
+
         if not equals or not all(path):
             raise UserError(f"{place}: this is not key=value; {_EXAMPLE}")
         if len(path) > MOST_PARTS:
@@ -70,6 +77,7 @@ class Layers:
                 f"{place}: its name has {len(path)} parts, and at most {MOST_PARTS} are allowed; "
                 f"{_EXAMPLE}"
             )
+
         value, _ = parse(raw, place, is_override=True)
         for key in reversed(path):
             value = {key: value}
@@ -78,7 +86,13 @@ class Layers:
     def add_below(
         self, values: Mapping[str, Any], places: Mapping[KeyPath, str], at: KeyPath = ()
     ) -> None:
-        """Add values where nothing is set; an empty map that is set stays empty."""
+        """Add values where nothing is set; an empty map that is set stays empty.
+
+        Args:
+            values: values of the map at the path ``at``.
+            places: place of each value, by its path.
+            at: path of the map; by default the map of all sections.
+        """
         target = self._map_at(at)
         for key, value in values.items():
             path = (*at, key)
@@ -126,7 +140,7 @@ class Layers:
         self.places = {path: at for path, at in places if path[0] != "algo" or path in kept}
 
     def place(self, path: KeyPath) -> str | None:
-        """The place that set the value at a path, or the innermost map around it."""
+        """Returns the place that set the value at a path, or the innermost map around it."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.places:
                 return self.places[path[:length]]
@@ -140,6 +154,7 @@ class Layers:
                 self.lent_by = self.before
                 self.lend()
 
+        # Options that have no meaning beside a new value are removed.
         target = self._map_at(at)
         if at == ("stop",) and over.get("return", 0) is None:
             self._drop(target, HOLD)
@@ -157,8 +172,7 @@ class Layers:
                 target[key] = value
 
     def _drop(self, section: dict[str, Any], path: KeyPath) -> None:
-        """Remove an option that has no meaning beside a new value of another, unless an override
-        set it."""
+        """Remove an option of a section, unless an override set it."""
         if not self.places.get(path, "").startswith("override"):
             section.pop(path[-1], None)
             self.places.pop(path, None)

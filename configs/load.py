@@ -31,7 +31,7 @@ from penstock.configs.yaml_text import MOST_CHARS, parse, write
 
 PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
-SHOWN_MAKERS = 3
+SHOWN_MAKERS = 3  # functions that a message names
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
 _ATARI, _ATARI_PRESET = re.compile(r"ALE/\w+-v\d+"), "breakout"  # settings that suit all of them
@@ -58,14 +58,26 @@ class Resolved:
 
 
 def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
-    """The config of a target, or the given config, with ``key=value`` overrides. Raises UserError
-    with a line per error."""
+    """Returns the config of a target, or the config itself, with ``key=value`` overrides.
+
+    Raises:
+        UserError: with a line for each mistake.
+    """
     return resolve_target(target, overrides).config
 
 
 def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resolved:
-    """`resolve`, with the name and the origin of the config."""
+    """Returns the config of a target, with its name and its origin.
+
+    Args:
+        target: preset, file, environment, or a config.
+        overrides: options as ``key=value``.
+
+    Raises:
+        UserError: with a line for each mistake.
+    """
     layers = Layers()
+
     # Which algorithm it is comes first, as a change of it clears the settings of the one before.
     overrides = sorted(overrides, key=lambda text: not _ALGO_OVERRIDE.match(text))
     named = [text.partition("=")[2].strip() for text in overrides if _ALGO_OVERRIDE.match(text)]
@@ -90,7 +102,11 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
 
 
 def load_run(run_dir: str | Path) -> Config:
-    """The config of a run in a folder. Raises UserError if the folder holds no run."""
+    """Returns the config of the run in a folder.
+
+    Raises:
+        UserError: if the folder holds no run, or its config is not valid.
+    """
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
         raise UserError(
@@ -100,12 +116,12 @@ def load_run(run_dir: str | Path) -> Config:
 
 
 def dump(cfg: Config) -> str:
-    """The config as YAML with every option; it loads as an equal config."""
+    """Returns the config as YAML with every option; it loads as an equal config."""
     return write(cfg.model_dump())
 
 
 def presets() -> dict[str, str]:
-    """The description of each preset: the first paragraph of its file's comment, as one line."""
+    """Returns the description of each preset: the first paragraph of its file's comment."""
     return {
         path.stem: _first_paragraph(path.read_text(encoding="utf-8"))
         for path in sorted(PRESETS.glob("*.yaml"))
@@ -168,11 +184,15 @@ def _python_file(path: str) -> UserError:
 
 
 def _makers_in(path: str) -> list[str]:
-    """Functions and classes of a Python file, those first that seem to make an environment."""
+    """Returns functions and classes of a Python file.
+
+    Those come first that seem to make an environment. Empty if the file cannot be read.
+    """
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
+
     names = [
         node.name
         for node in tree.body
@@ -182,7 +202,11 @@ def _makers_in(path: str) -> list[str]:
 
 
 def _module_of(path: str) -> str:
-    """The name by which actors import a file. Raises UserError if it has none."""
+    """Returns the name by which actors import a file.
+
+    Raises:
+        UserError: if the file does not exist, or has no such name.
+    """
     if not os.path.isfile(path):
         raise UserError(f"there is no {show(path)}; correct its name, or start in its folder")
     below = os.path.relpath(os.path.realpath(path), os.path.realpath(os.curdir))
@@ -232,7 +256,8 @@ def _by_game(env_id: str) -> dict[str, Layers]:
     preset, under the game's name."""
     found: dict[str, Layers] = {}
     for path in sorted(PRESETS.glob("*.yaml")):
-        if env_id not in path.read_text(encoding="utf-8"):  # parsing all of them would take long
+        # Parsing all of them would take long; a preset without the id is for another environment.
+        if env_id not in path.read_text(encoding="utf-8"):
             continue
         preset = Layers()
         _lay_preset(preset, path.stem)
@@ -278,6 +303,7 @@ def _lay_kind(layers: Layers) -> str:
     env, spec = layers.values.get("env"), ALGORITHMS.specs.get(layers.algo)
     if not isinstance(env, dict) or spec is None or spec.defaults is None:
         return ""
+
     kind = kind_of(env)
     found = defaults(spec.defaults, kind)
     layers.add_below(without_replaced(found.values, layers.values), found.places)
@@ -306,6 +332,7 @@ def _lay_file(layers: Layers, path: Path, source: str) -> str | None:
     values, lines = parse(text, source)
     if not isinstance(values, dict | None):
         raise UserError(f"{source} is {show(values)}; it must contain sections such as `env:`")
+
     values = values or {}
     base: str | None = values.pop("base", None)
     if base is not None:
