@@ -21,7 +21,9 @@ from penstock.configs.errors import UserError
 from penstock.configs.keys import is_section
 from penstock.configs.yaml_text import KeyPath, parse
 
-OF_GAME = ("reward_clip", "reward_scale")
+# Options of `algo` that another algorithm keeps, as they are about the environment.
+REWARD_OPTIONS = ("reward_clip", "reward_scale")
+# It has no meaning without `stop.return`.
 HOLD = ("stop", "hold_s")
 # Maps whose keys are no options.
 MAPS = (("env", "kwargs"), ("algo", "settings"), ("model", "settings"))
@@ -37,15 +39,17 @@ class Layers:
     """The merged values, and for each path the place (`file:line` or override) that set it."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    """Sections with their options."""
     places: dict[KeyPath, str] = field(default_factory=dict)
+    """The place that set each value or map, by its path."""
     dropped: dict[str, Any] = field(default_factory=dict)
     """Options of the section `algo` that a change of the algorithm removed."""
-    before: str = DEFAULT
+    dropped_algo: str = DEFAULT
     """The algorithm that had them."""
-    preset: dict[KeyPath, str] = field(default_factory=dict)
+    preset_places: dict[KeyPath, str] = field(default_factory=dict)
     """The places of a preset whose values are included; empty where there is none."""
-    lent_by: str = ""
-    """The algorithm of a preset that lent its section `env` alone."""
+    lending_algo: str = ""
+    """The algorithm of a preset that lent its section `env` alone; empty where none did."""
 
     @property
     def algo(self) -> str:
@@ -56,7 +60,14 @@ class Layers:
     def add_file(
         self, values: Mapping[str, Any], lines: Mapping[KeyPath, int], source: str
     ) -> None:
-        self._lay(values, (), lambda path: f"{source}:{lines[path]}")
+        """Merge the values of a file over the others.
+
+        Args:
+            values: sections of the file.
+            lines: line of each value, by its path.
+            source: name of the file.
+        """
+        self._merge(values, (), lambda path: f"{source}:{lines[path]}")
 
     def add_override(self, text: str) -> None:
         """Merge ``a.b=value`` over the other values.
@@ -81,7 +92,7 @@ class Layers:
         value, _ = parse(raw, place, is_override=True)
         for key in reversed(path):
             value = {key: value}
-        self._lay(value, (), lambda _: place)
+        self._merge(value, (), lambda _: place)
 
     def add_below(
         self, values: Mapping[str, Any], places: Mapping[KeyPath, str], at: KeyPath = ()
@@ -96,17 +107,19 @@ class Layers:
         target = self._map_at(at)
         for key, value in values.items():
             path = (*at, key)
-            below = target.get(key, {"": None})
-            if isinstance(value, dict) and isinstance(below, dict) and below:
+            is_set = key in target
+            # Two maps are merged, unless the map that is set is empty.
+            is_open = not is_set or (isinstance(target[key], dict) and target[key])
+            if isinstance(value, dict) and is_open:
                 self.add_below(value, places, path)
-            elif key not in target:
+            elif not is_set:
                 target[key] = value
             else:
                 continue
             self.places.setdefault(path, places[path])
 
-    def lend(self) -> None:
-        """Remove what the preset has set, except in the sections `env` and `algo`."""
+    def remove_preset(self) -> None:
+        """Remove the values that the preset has set, except in the sections `env` and `algo`."""
         lent = ("env", "algo")
         for section in [*self.values]:
             if section not in lent:
@@ -114,30 +127,43 @@ class Layers:
         self.places = {
             path: place
             for path, place in self.places.items()
-            if path[0] in lent or self.preset.get(path) != place
+            if path[0] in lent or self.preset_places.get(path) != place
         }
-        self.preset = {}
+        self.preset_places = {}
 
     def _without_preset(self, values: Mapping[str, Any], at: KeyPath = ()) -> dict[str, Any]:
+        """Returns the values of the map at a path that the preset has not set.
+
+        Maps that become empty are left out. A value that a file or an override has set again has
+        another place than in the preset.
+        """
         others = {}
         for key, value in values.items():
             path = (*at, key)
             if isinstance(value, dict) and value:
                 if inner := self._without_preset(value, path):
                     others[key] = inner
-            elif path not in self.preset or self.places.get(path) != self.preset[path]:
+            elif (
+                path not in self.preset_places or self.places.get(path) != self.preset_places[path]
+            ):
                 others[key] = value
         return others
 
-    def keep_game(self) -> None:
-        """Keep only `OF_GAME` of the section `algo`."""
-        below = self._map_at(("algo",))
-        self.dropped = {k: v for k, v in below.items() if k not in (*OF_GAME, "name")}
-        self.before = self.algo
-        self.values["algo"] = {key: below[key] for key in OF_GAME if key in below}
-        kept = {("algo", key) for key in OF_GAME}
-        places = self.places.items()
-        self.places = {path: at for path, at in places if path[0] != "algo" or path in kept}
+    def drop_algo(self) -> None:
+        """Remove the section `algo`, except `REWARD_OPTIONS`."""
+        section = self._map_at(("algo",))
+        self.dropped_algo = self.algo
+        self.dropped = {
+            key: value for key, value in section.items() if key not in (*REWARD_OPTIONS, "name")
+        }
+
+        self.values["algo"] = {key: section[key] for key in REWARD_OPTIONS if key in section}
+        kept_paths = {("algo", key) for key in REWARD_OPTIONS}
+        self.places = {
+            path: place
+            for path, place in self.places.items()
+            if path[0] != "algo" or path in kept_paths
+        }
 
     def place(self, path: KeyPath) -> str | None:
         """Returns the place that set the value at a path, or the innermost map around it."""
@@ -146,28 +172,33 @@ class Layers:
                 return self.places[path[:length]]
         return None
 
-    def _lay(self, over: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]) -> None:
-        name = str(over.get("name", self.algo))
-        if at == ("algo",) and name != self.algo:
-            self.keep_game()
-            if self.preset and ALGORITHMS.has_defaults(name):
-                self.lent_by = self.before
-                self.lend()
+    def _merge(
+        self, values: Mapping[str, Any], at: KeyPath, place: Callable[[KeyPath], str]
+    ) -> None:
+        """Merge values over those of the map at a path; ``place`` returns the place of each."""
+        # Another algorithm drops the settings of the one before, and of a preset all but `env`.
+        algo = str(values.get("name", self.algo))
+        if at == ("algo",) and algo != self.algo:
+            self.drop_algo()
+            if self.preset_places and ALGORITHMS.has_defaults(algo):
+                self.lending_algo = self.dropped_algo
+                self.remove_preset()
 
         # Options that have no meaning beside a new value are removed.
         target = self._map_at(at)
-        if at == ("stop",) and over.get("return", 0) is None:
+        if at == ("stop",) and values.get("return", 0) is None:
             self._drop(target, HOLD)
-        if at == ("learner",) and isinstance(over.get("lr"), Mapping):
+        if at == ("learner",) and isinstance(values.get("lr"), Mapping):
             for option in DECAY:
                 self._drop(target, option)
-        for key, value in over.items():
+
+        for key, value in values.items():
             path = (*at, key)
             if value is None and _is_map(path):
                 continue
             self.places[path] = place(path)
             if isinstance(value, dict) and value:
-                self._lay(value, path, place)
+                self._merge(value, path, place)
             else:
                 target[key] = value
 
@@ -178,6 +209,7 @@ class Layers:
             self.places.pop(path, None)
 
     def _map_at(self, path: KeyPath) -> dict[str, Any]:
+        """Returns the map at a path; it is made where there is none."""
         values = self.values
         for key in path:
             if not isinstance(values.get(key), dict):
@@ -187,4 +219,5 @@ class Layers:
 
 
 def _is_map(path: KeyPath) -> bool:
+    """Whether the value at a path is a map."""
     return path in MAPS or is_section(".".join(path))
