@@ -33,7 +33,7 @@ class Reference(NamedTuple):
 
 
 def references(config: Config) -> list[Reference]:
-    """Everything in ``config`` that an actor would import, call or open.
+    """Returns everything in ``config`` that an actor would import, call or open.
 
     These are `module:name` in `env.id` (a gymnasium id names only installed environments), all of
     `env.wrappers`, a network or an algorithm of the user's own, and any text among their options
@@ -57,9 +57,11 @@ def references(config: Config) -> list[Reference]:
 
 
 def references_in_training(config: Config) -> list[Reference]:
-    """`references`, and what only the command that trains the run uses: the classes that it
-    imports; the addresses at which it listens; and the places outside the run's folder from which
-    it reads, or to which it writes or sends."""
+    """Returns `references`, and what only the command that trains the run uses.
+
+    These are the classes that it imports; the addresses at which it listens; and the places outside
+    the run's folder from which it reads, or to which it writes or sends.
+    """
     found = [
         *references(config),
         *(Reference("run.callbacks", name) for name in config.run.callbacks),
@@ -77,7 +79,10 @@ def references_in_training(config: Config) -> list[Reference]:
 
 
 def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
-    """Those of ``named`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
+    """Yields those of ``named`` whose texts match no pattern in ``allow``.
+
+    Patterns may have `*` and `?`.
+    """
     # A name could be a part of a text, and only one element of a list is a whole pattern.
     patterns = [allow] if isinstance(allow, str) else allow
     for reference in named:
@@ -87,7 +92,7 @@ def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Re
 
 
 def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -> None:
-    """Raise UserError for the first reference in a received config that is not allowed.
+    """Refuse a received config with a reference that is not allowed.
 
     Args:
         config: the received config.
@@ -95,6 +100,9 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
             Without patterns, ``trusted`` decides.
         trusted: whether ``source`` is authenticated.
         source: the sender of the config, for the message.
+
+    Raises:
+        UserError: for the first such reference; it says how to allow it.
     """
     if allow:
         wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
@@ -113,20 +121,29 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
 
 
 def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserError:
-    """The error for a reference in a policy file or a run folder; ``way`` is how to allow it where
-    that is not by `--allow`."""
+    """Returns the error for a reference in a policy file or a run folder.
+
+    Args:
+        source: the file or folder.
+        reference: the reference that is refused.
+        why: the reason, as a part of the sentence.
+        way: how to allow it, where that is not by `--allow`.
+    """
     option, text = shown(reference.option)[1:-1], shown(reference.text)
     way = way or f"give --allow {text}, or to a function of penstock allow=[{text}]"
     return UserError(f"{source} names {option} {text}, {why}; if you trust it, {way}")
 
 
 def shown(text: str) -> str:
-    """A received text, quoted for a message: of bounded length, without control characters."""
+    """Returns a received text quoted for a message.
+
+    It is of bounded length, without control characters.
+    """
     return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _changed_sink_options(run: RunConfig) -> Iterator[Reference]:
-    """The options of sinks that are not the defaults."""
+    """Yields the options of sinks that are not the defaults."""
     for name, field in SinkOptions.model_fields.items():
         value = getattr(run, name)
         if value != field.default:
@@ -136,7 +153,7 @@ def _changed_sink_options(run: RunConfig) -> Iterator[Reference]:
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:
-    """The texts in a JSON value that could name code or a file, including keys of maps."""
+    """Yields the texts in a JSON value that could name code or a file, including keys of maps."""
     if isinstance(value, str):
         if _NAMES_CODE_OR_FILE.search(value):
             yield Reference(option, value)

@@ -3,7 +3,7 @@
 import operator
 from typing import Any
 
-PRINTABLE = 2000  # characters of a received text
+PRINTABLE = 2000  # most characters of a received text in a message
 
 
 class UserError(Exception):
@@ -15,7 +15,16 @@ class UserError(Exception):
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """An argument of the Python API as an int, also if it is one of numpy's. Raises UserError."""
+    """Returns an argument of the Python API as an int, also if it is one of numpy's.
+
+    Args:
+        name: name of the argument.
+        value: its value.
+        least: the least number that it may be.
+
+    Raises:
+        UserError: if it is no whole number, or below ``least``.
+    """
     try:
         found = operator.index(value)
     except TypeError:
@@ -26,7 +35,10 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def printable(text: str) -> str:
-    """A received text for a terminal or a log: of bounded length, control characters escaped."""
+    """Returns a received text for a terminal or a log.
+
+    It is of bounded length, and its control characters are escaped.
+    """
     cut = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
     if cut.isprintable():
         return cut

@@ -36,9 +36,13 @@ by their section or algorithm. Each later option of `SECTIONS` has its place her
 
 
 def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> dict[str, Any]:
-    """The config as JSON for an actor of any release that speaks the same protocol. ``scaled`` and
-    ``filtered``: whether `model.scale` and `model.filters` have an effect on the environment's
-    network."""
+    """Returns the config as JSON for an actor of any release that speaks the same protocol.
+
+    Args:
+        config: the config of the run.
+        scaled: whether `model.scale` has an effect on the environment's network.
+        filtered: whether `model.filters` has one.
+    """
     sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
     if not scaled:
         sent["model"]["scale"] = "bytes"
@@ -60,10 +64,16 @@ def _withhold(options: dict[str, Any], owner: str) -> None:
 
 
 def read_for_actor(received: object) -> Config:
-    """The config that an actor plays with, of what `for_actors` or an earlier release sent.
+    """Returns the config that an actor plays with.
 
     Combinations of options are not checked: the learner did, with the sections that are missing
-    here. Raises pydantic's ValidationError.
+    here.
+
+    Args:
+        received: the JSON that `for_actors`, or an earlier release, has sent.
+
+    Raises:
+        ValidationError: of pydantic, if it is no config.
     """
     complete_stored(received)
     return Config.model_validate(received, context={Config.ALONE: True})

@@ -98,6 +98,7 @@ def _options(section: str, kind: type[Section]) -> Iterator[Option]:
         name = f"{section}.{field.serialization_alias or attribute}"
         hint = hints[attribute]
         registries = [item for item in field.metadata if isinstance(item, Registry)]
+
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
         elif registries:

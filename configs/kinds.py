@@ -18,7 +18,7 @@ from penstock.configs.sections import EnvKind
 from penstock.configs.yaml_text import KeyPath, parse
 
 KINDS = tuple(kind for kind in get_args(EnvKind) if kind != "auto")
-OTHERWISE = "vector"  # an id that none of the patterns knows
+OTHERWISE = "vector"  # the kind of an environment whose id matches no pattern
 
 _CONTINUOUS = (
     "Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum"
@@ -31,7 +31,9 @@ _PATTERNS = (
     ("pixels", re.compile(r"(.*[:/])?(CarRacing|Doom|Vizdoom\w+)(-MultiBinary)?-v\d+")),
     ("vector", re.compile(r"(.*[:/])?(CartPole|Acrobot|MountainCar|LunarLander|MinAtar)-v\d+")),
 )
+# Options of `algo` that scale rewards, each in another way.
 _REWARDS = ("normalize_rewards", "reward_clip", "reward_scale")
+# Options of `learner` by which the learning rate falls.
 _DECAY = ("lr_end_fraction", "lr_decay_steps")
 
 
@@ -48,18 +50,18 @@ class KindDefaults:
 
 
 def known_kind(env_id: str) -> str | None:
-    """The kind of environment, by its id; None where the id does not show it."""
+    """Returns the kind of environment, by its id; None where the id does not show it."""
     return next((kind for kind, ids in _PATTERNS if ids.fullmatch(env_id)), None)
 
 
 def kind_of(env: Mapping[str, Any]) -> str:
-    """The kind of the environment of a section ``env``."""
+    """Returns the kind of the environment of a section ``env``."""
     given = env.get("kind", "auto")
     return given if given in KINDS else known_kind(str(env.get("id"))) or OTHERWISE
 
 
 def defaults(path: Path, kind: str) -> KindDefaults:
-    """The defaults in an algorithm's file for one kind."""
+    """Read the defaults for one kind from an algorithm's file."""
     source = "/".join(path.parts[-3:])
     values, lines = parse(path.read_text(encoding="utf-8"), source)
     found = values[kind]
@@ -69,7 +71,7 @@ def defaults(path: Path, kind: str) -> KindDefaults:
 
 
 def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults without those that another option replaces, as ``values`` set it.
+    """Returns defaults without those that another option in ``values`` replaces.
 
     Of several ways to scale rewards or to lower the learning rate, the one that is set counts. With
     another number of updates, `publish_every` would no longer be once for each batch. Where a
@@ -92,11 +94,11 @@ def without_replaced(found: dict[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _ends(count: Any) -> tuple[int | None, int | None]:
-    """The ends of a count such as 4 or 1..4; None where it is no number."""
+    """Returns the ends of a count such as 4 or 1..4; None where it is no number."""
     numbers = [int(digits) for digits in re.findall(r"\d+", str(count))]
     return (numbers[0], numbers[-1]) if numbers else (None, None)
 
 
 def _map(value: Any) -> dict[str, Any]:
-    """A section; one that is not valid is refused later."""
+    """Returns a section; empty in place of a value that is no map, which is refused later."""
     return value if isinstance(value, dict) else {}

@@ -101,7 +101,7 @@ class PaceRegistry(Registry[PaceSpec]):
         return bool(self.specs[name].server)
 
     def using_codec(self, codec: str) -> list[str]:
-        """The paces that can use a codec."""
+        """Returns the paces that can use a codec."""
         specs = self.specs.values()
         return [spec.name for spec in specs if spec.codecs is None or codec in spec.codecs]
 
@@ -115,7 +115,7 @@ class OptimizerRegistry(Registry[OptimizerSpec]):
     """The optimizers; the first is the default."""
 
     def using(self, option: str) -> list[str]:
-        """The optimizers that use an option of `OptimizerSpec.options`."""
+        """Returns the optimizers that use an option of `OptimizerSpec.options`."""
         return [spec.name for spec in self.specs.values() if option in spec.options]
 
     def listed(self) -> str:

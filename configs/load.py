@@ -36,7 +36,7 @@ SHOWN_MAKERS = 3  # functions that a message names
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
 _ATARI = re.compile(r"ALE/\w+-v\d+")
-_ATARI_PRESET = "breakout"  # its settings suit all Atari games
+_ATARI_PRESET = "breakout"  # the preset whose settings suit all Atari games
 _ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
 _KIND_OVERRIDE = re.compile(r"\s*env\.kind\s*=")
 _MODULE_TARGET = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+")

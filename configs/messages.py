@@ -15,14 +15,19 @@ from penstock.configs.section import Contradiction
 from penstock.configs.value_types import MOST, MOST_WHOLE
 from penstock.configs.yaml_text import KeyPath
 
-_LONGEST = 80
-MOST_LINES = 20
+_LONGEST = 80  # characters of a value in a message
+MOST_LINES = 20  # errors that are shown
 
 
 def explain(error: ValidationError, layers: Layers, source: str) -> str:
-    """One line per error, at most `MOST_LINES`; ``source`` is the place of values that were not
-    set."""
-    lines: dict[str, None] = {}
+    """Returns one line for each error, at most `MOST_LINES`.
+
+    Args:
+        error: pydantic's error.
+        layers: the values that were checked, with their places.
+        source: the place of values that were not set.
+    """
+    lines: dict[str, None] = {}  # each line once, in order
     details = error.errors(include_url=False)
     for i, detail in enumerate(details):
         if len(lines) >= MOST_LINES:
@@ -50,6 +55,8 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
         return [
             f"{source}: env.id is missing; name the environment, for example env.id=CartPole-v1"
         ]
+
+    # The error may be inside the value of an option, such as a list; the line is about the option.
     known = options(layers.algo)
     depth = next((n for n in (2, 3) if ".".join(path[:n]) in known), min(len(path), 2))
     return [f"{layers.place(path) or source}: {_wrong_value(path[:depth], layers)}"]
@@ -60,9 +67,12 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     value: Any = layers.values
     for key in path:
         value = value[key]
+
     option = options(layers.algo).get(name)
     if option is None:
         return f"{name} is {show(value)}; it must be a map of options, such as {_example(name)}"
+
+    # The upper limit of all numbers is part of the rule only where a value exceeds it.
     rule = option.words.replace("`", "'")
     is_number = rule.startswith(("a number", "a finite number"))  # but no whole number
     if is_number and isinstance(value, int | float) and MOST < abs(value) < math.inf:
@@ -70,6 +80,7 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
     is_count = rule.startswith("a whole number of at least")
     if is_count and isinstance(value, int | float) and MOST_WHOLE < value < math.inf:
         rule += f", of at most {MOST_WHOLE}"
+
     text = f"{name} is {show(value)}; it must be {rule}"
     return text if option.required else f"{text}; the default is {show(option.default)}"
 
@@ -92,6 +103,6 @@ def _places(keys: tuple[str, ...], layers: Layers, source: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as text, shortened to 80 characters."""
+    """Returns a value as text, shortened to 80 characters."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."

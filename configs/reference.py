@@ -71,7 +71,7 @@ an update of Penstock. In Python, [configs have types](python-api.md#write-a-con
 
 
 def reference() -> str:
-    """The page, as Markdown."""
+    """Returns the page, as Markdown."""
     listed = "\n".join(f"- `{name}`: {text}" for name, text in presets().items())
     return "\n".join([_HEAD.format(presets=listed), *map(_section, sections())])
 
@@ -80,6 +80,7 @@ def _section(name: str) -> str:
     kinds = sections()[name]
     if len(kinds) == 1:
         return f"## {name}\n\n{_summary(kinds[0])}\n\n{_table(name, options())}"
+
     intro = f"The algorithm, chosen by `{name}.name`; each has options of its own."
     parts = [
         f"### {name}.name={algo}\n\n{_summary(kind)}\n\n{_table(name, options(algo))}"
@@ -118,6 +119,7 @@ def main() -> int:
         "--check", metavar="FILE", type=Path, help="check whether FILE is up to date"
     )
     path: Path | None = parser.parse_args().check
+
     if path is None:
         sys.stdout.write(reference())
         return 0

@@ -12,7 +12,10 @@ from penstock.configs.sections import Sections
 
 
 class Config(Sections):
-    """The config of a run, checked as a whole; of sections alone, with `ALONE` in the context."""
+    """The config of a run, whose options go together.
+
+    With `ALONE` in pydantic's context each section is checked alone, and not their combination.
+    """
 
     ALONE: ClassVar = "sections alone"
 

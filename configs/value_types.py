@@ -42,7 +42,7 @@ def _number(value: Any) -> Any:
 
 
 def bounds(value: str) -> tuple[int, int]:
-    """The two numbers of a `Range`."""
+    """Returns the least and the greatest number of a `Range`."""
     least, _, most = value.partition("..")
     return int(least), int(most)
 
@@ -56,9 +56,9 @@ def _checked(value: str) -> str:
 
 # Larger numbers are mistakes on any machine, and would exhaust its memory or never end.
 MOST_SMALL = 1 << 10
-MOST_PROCESSES = 1 << 14  # as many as connectors accept actors
+MOST_PROCESSES = 1 << 14  # the number of actors that connectors accept
 MOST_LARGE = 1 << 20
-MOST_WHOLE = (1 << 63) - 1  # of 64 bits
+MOST_WHOLE = (1 << 63) - 1  # the largest number of 64 bits
 
 
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
@@ -186,6 +186,7 @@ def is_local(address: str) -> bool:
     """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
     if address.startswith("ipc://"):
         return True
+
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -196,8 +197,10 @@ def is_local(address: str) -> bool:
 
 
 def words(kind: Any) -> str:
-    """The description of an annotation: its `ValueDescription`, otherwise one made from its
-    type."""
+    """Returns the description of an annotation.
+
+    It is its `ValueDescription`, otherwise one made from its type.
+    """
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
         own = [m.text for m in metadata if isinstance(m, ValueDescription)]
@@ -210,6 +213,6 @@ def words(kind: Any) -> str:
 
 
 def either(choices: Sequence[str]) -> str:
-    """The choices as text: `a, b or c`."""
+    """Returns the choices as text: `a, b or c`."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last

@@ -18,25 +18,35 @@ if TYPE_CHECKING:
     from ruamel.yaml import YAML
 
 KeyPath = tuple[str, ...]
-_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # also where the schema has no whole number
-MOST_CHARS = 1 << 20  # most characters of a text; larger ones take ruamel.yaml tens of seconds
+_WHOLE = re.compile(r"[-+]?\d+[eE]\+?\d{1,2}")  # a whole number, also where the schema has none
+# Most characters of a text; larger ones take ruamel.yaml tens of seconds.
+MOST_CHARS = 1 << 20
 # Aliases of aliases multiply, so all values count, and the characters of each with those of its
 # dotted name: a file from elsewhere may repeat one long key under hundreds of aliases.
 MOST_VALUES = 100_000
 MOST_VALUE_CHARS = 1 << 22
 # Numbers to the base 60 of YAML 1.1 take a time that grows with the square of their length.
-MOST_NUMBER_CHARS = 4300  # as many digits as Python reads
+MOST_NUMBER_CHARS = 4300  # the number of digits that Python reads
 # It stands for a # that begins no comment; it is for private use, so no text has it.
 _HASH = "\U00100023"
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "null"))
 
 
 def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, dict[KeyPath, int]]:
-    """The value of a YAML text, and the line (from 1) of each key by its path.
+    """Parse a YAML text.
 
-    The value of an override has no comments: ``#`` is part of it. Raises UserError for invalid
-    YAML, and for a text that is too large or whose aliases make it so; it begins with ``source``
-    and, except for an override, the line.
+    Args:
+        text: the text.
+        source: its name, with which error messages begin.
+        is_override: whether it is the value of an override, which has no comments: ``#`` is part
+            of it.
+
+    Returns:
+        The value, and the line (from 1) of each key by its path.
+
+    Raises:
+        UserError: for invalid YAML, and for a text that is too large or whose aliases make it so.
+            Its place has the line, except for an override.
     """
     if len(text) > MOST_CHARS:
         raise UserError(
@@ -50,8 +60,10 @@ def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, di
     reader = _Reader(yaml, lambda line: source if is_override else f"{source}:{line}")
     if is_override:
         text = text.replace("#", _HASH)
+
     try:
-        with warnings.catch_warnings():  # YAML 1.2, 7.1: an alias means the last anchor before it
+        # By YAML 1.2, 7.1, an anchor may be used again: an alias means the last one before it.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)
             root = yaml.compose(text)
         return (root if root is None else reader.value(root, ())), reader.lines
@@ -67,7 +79,7 @@ def parse(text: str, source: str, *, is_override: bool = False) -> tuple[Any, di
 
 
 def write(values: Mapping[str, Any]) -> str:
-    """YAML that `parse` reads back as equal values."""
+    """Returns values as YAML that `parse` reads back as equal values."""
     buffer = io.StringIO()
     yaml = _yaml()
     yaml.default_flow_style = False
@@ -94,6 +106,8 @@ class _Reader:
         self._scalar = yaml.constructor.construct_object
         self.place = place
         self.lines: dict[KeyPath, int] = {}
+
+        # The values so far, and the characters in them and their names; aliases count each time.
         self._values = 0
         self._chars = 0
 
@@ -120,7 +134,7 @@ class _Reader:
         try:
             value = self._scalar(node)
             str(value)  # raises ValueError for a number of more digits than Python writes
-        except LookupError as error:  # of ruamel.yaml, for a text with a tag such as !!bool
+        except LookupError as error:  # ruamel.yaml raises it for a text with a tag such as !!bool
             kind = node.tag.rpartition(":")[2]
             raise ValueError(f"{node.value[:40]!r} is no {kind}") from error
         return int(value) if _WHOLE.fullmatch(node.value) else value
@@ -133,6 +147,7 @@ class _Reader:
                 raise UserError(
                     f"{self.place(line)}: a key must be plain text; write `name: value`"
                 )
+
             key = _text_of(key_node)
             if key in values:
                 first = self.lines[(*path, key)]
@@ -140,6 +155,7 @@ class _Reader:
                     f"{self.place(line)}: {'.'.join((*path, key))} is already set in line {first}; "
                     "keep one of them"
                 )
+
             self.lines[(*path, key)] = line
             values[key] = self.value(value_node, (*path, key))
         return values
