@@ -39,21 +39,27 @@ def references(config: Config) -> list[Reference]:
     `env.wrappers`, a network or an algorithm of the user's own, and any text among their options
     that could name a module, a class or a file.
     """
-    found = [Reference("env.id", config.env.id)] if ":" in config.env.id else []
-    found += _texts("env.kwargs", config.env.kwargs)
+    named: list[Reference] = []
+    if ":" in config.env.id:
+        named.append(Reference("env.id", config.env.id))
+    named += _texts("env.kwargs", config.env.kwargs)
+
+    # A wrapper is a name, or a map of one name to its keyword arguments.
     for wrapper in config.env.wrappers:
         name, kwargs = (wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items()))
-        found.append(Reference("env.wrappers", name))
-        found += _texts(f"env.wrappers {name}", kwargs)
+        named.append(Reference("env.wrappers", name))
+        named += _texts(f"env.wrappers {name}", kwargs)
+
     if config.model.entry is not None:
-        found.append(Reference("model.entry", config.model.entry))
-        found += _texts("model.settings", config.model.settings)
+        named.append(Reference("model.entry", config.model.entry))
+        named += _texts("model.settings", config.model.settings)
+
     for name, value in config.algo.model_dump(exclude={"name"}).items():
         if name in config.algo.modules:
-            found.append(Reference(f"algo.{name}", value))
+            named.append(Reference(f"algo.{name}", value))
         else:
-            found += _texts(f"algo.{name}", value)
-    return found
+            named += _texts(f"algo.{name}", value)
+    return named
 
 
 def references_in_training(config: Config) -> list[Reference]:
@@ -62,20 +68,21 @@ def references_in_training(config: Config) -> list[Reference]:
     These are the classes that it imports; the addresses at which it listens; and the places outside
     the run's folder from which it reads, or to which it writes or sends.
     """
-    found = [
-        *references(config),
-        *(Reference("run.callbacks", name) for name in config.run.callbacks),
-    ]
+    named = references(config)
+    named += [Reference("run.callbacks", name) for name in config.run.callbacks]
+
     places = {
         "checkpoint.store": config.checkpoint.store,
         "learner.reduce.interface": config.learner.reduce.interface,
         "transport.bind": config.transport.bind,
         "transport.curve": config.transport.curve,
     }
-    found += [Reference(option, place) for option, place in places.items() if place is not None]
+    named += [Reference(option, place) for option, place in places.items() if place is not None]
     if config.transport.insecure:
-        found.append(Reference("transport.insecure", "insecure=true"))
-    return [*found, *_changed_sink_options(config.run)]
+        named.append(Reference("transport.insecure", "insecure=true"))
+
+    named += _changed_sink_options(config.run)
+    return named
 
 
 def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
@@ -105,8 +112,9 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
         UserError: for the first such reference; it says how to allow it.
     """
     if allow:
-        wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
-        for option, text in not_allowed(wanted, allow):
+        # A reference may be named twice; `env.id` must match a pattern whatever it names.
+        named = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
+        for option, text in not_allowed(named, allow):
             raise UserError(
                 f"{source} names {option} {shown(text)}, which is none of --allow "
                 f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
@@ -129,7 +137,8 @@ def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserE
         why: the reason, as a part of the sentence.
         way: how to allow it, where that is not by `--allow`.
     """
-    option, text = shown(reference.option)[1:-1], shown(reference.text)
+    option = shown(reference.option)[1:-1]
+    text = shown(reference.text)
     way = way or f"give --allow {text}, or to a function of penstock allow=[{text}]"
     return UserError(f"{source} names {option} {text}, {why}; if you trust it, {way}")
 
@@ -146,10 +155,12 @@ def _changed_sink_options(run: RunConfig) -> Iterator[Reference]:
     """Yields the options of sinks that are not the defaults."""
     for name, field in SinkOptions.model_fields.items():
         value = getattr(run, name)
-        if value != field.default:
-            # The true of one option must not allow another one.
-            text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
-            yield Reference(f"run.{name}", text)
+        if value == field.default:
+            continue
+
+        # The text of a switch has its name, since the true of one must not allow another one.
+        text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
+        yield Reference(f"run.{name}", text)
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:

@@ -26,12 +26,12 @@ def whole_number(name: str, value: Any, least: int) -> int:
         UserError: if it is no whole number, or below ``least``.
     """
     try:
-        found = operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        found = least - 1
-    if found < least:
+        number = least - 1  # refused like any other that is too small
+    if number < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-    return found
+    return number
 
 
 def printable(text: str) -> str:
@@ -39,7 +39,7 @@ def printable(text: str) -> str:
 
     It is of bounded length, and its control characters are escaped.
     """
-    cut = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
-    if cut.isprintable():
-        return cut
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+    short = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
+    if short.isprintable():
+        return short
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)

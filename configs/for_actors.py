@@ -43,19 +43,24 @@ def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> 
         scaled: whether `model.scale` has an effect on the environment's network.
         filtered: whether `model.filters` has one.
     """
-    sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
+    sections: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
     if not scaled:
-        sent["model"]["scale"] = "bytes"
+        sections["model"]["scale"] = "bytes"
     if not filtered:
-        sent["model"]["filters"] = []
-    # `auto` depends on what is not sent, and is refused by 0.1.0.
-    sent["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
+        sections["model"]["filters"] = []
+
+    # `auto` depends on sections that are not sent, and is refused by 0.1.0.
+    sections["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:
-        _withhold(sent[section], config.algo.name if section == "algo" else section)
-    return sent
+        _withhold(sections[section], config.algo.name if section == "algo" else section)
+    return sections
 
 
 def _withhold(options: dict[str, Any], owner: str) -> None:
+    """Remove the options that actors do not need.
+
+    ``owner`` is the key of the options in the two tables above: a section or an algorithm.
+    """
     for name in LEARNERS_ALONE.get(owner, ()):
         options.pop(name, None)
     for name, value in WITHOUT_EFFECT.get(owner, {}).items():

@@ -120,14 +120,14 @@ class Layers:
 
     def remove_preset(self) -> None:
         """Remove the values that the preset has set, except in the sections `env` and `algo`."""
-        lent = ("env", "algo")
+        kept_sections = ("env", "algo")
         for section in [*self.values]:
-            if section not in lent:
+            if section not in kept_sections:
                 self.values |= self._without_preset({section: self.values.pop(section)})
         self.places = {
             path: place
             for path, place in self.places.items()
-            if path[0] in lent or self.preset_places.get(path) != place
+            if path[0] in kept_sections or self.preset_places.get(path) != place
         }
         self.preset_places = {}
 
@@ -137,17 +137,17 @@ class Layers:
         Maps that become empty are left out. A value that a file or an override has set again has
         another place than in the preset.
         """
-        others = {}
+        remaining = {}
         for key, value in values.items():
             path = (*at, key)
             if isinstance(value, dict) and value:
                 if inner := self._without_preset(value, path):
-                    others[key] = inner
+                    remaining[key] = inner
             elif (
                 path not in self.preset_places or self.places.get(path) != self.preset_places[path]
             ):
-                others[key] = value
-        return others
+                remaining[key] = value
+        return remaining
 
     def drop_algo(self) -> None:
         """Remove the section `algo`, except `REWARD_OPTIONS`."""

@@ -39,15 +39,18 @@ def explain(error: ValidationError, layers: Layers, source: str) -> str:
 
 
 def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
+    """Returns the lines for one of pydantic's errors: place, value, rule and next step."""
     path = tuple(str(part) for part in detail["loc"])
     if detail["type"] == "contradiction":
-        found: list[Contradiction] = detail["ctx"]["found"]
-        return [f"{_places(c.keys, layers, source)}: {c.text}" for c in found]
+        contradictions: list[Contradiction] = detail["ctx"]["contradictions"]
+        return [f"{_places(each.keys, layers, source)}: {each.text}" for each in contradictions]
+
     if detail["type"] == "extra_forbidden":
         path = _only_path(path, detail["input"])
         name = ".".join(path)
-        hint = nearest(name, layers.algo)
-        return [f"{layers.place(path) or source}: there is no option {name}; {hint}"]
+        suggestion = nearest(name, layers.algo)
+        return [f"{layers.place(path) or source}: there is no option {name}; {suggestion}"]
+
     if detail["type"] == "missing" and path[0] == "algo":
         name = ".".join(path)
         return [f"{source}: {name} is missing; it must be {options(layers.algo)[name].words}"]
@@ -63,6 +66,7 @@ def _sentences(detail: ErrorDetails, layers: Layers, source: str) -> list[str]:
 
 
 def _wrong_value(path: KeyPath, layers: Layers) -> str:
+    """Returns a sentence with the value at a path, and the rule that it breaks."""
     name = ".".join(path)
     value: Any = layers.values
     for key in path:
@@ -74,8 +78,8 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
 
     # The upper limit of all numbers is part of the rule only where a value exceeds it.
     rule = option.words.replace("`", "'")
-    is_number = rule.startswith(("a number", "a finite number"))  # but no whole number
-    if is_number and isinstance(value, int | float) and MOST < abs(value) < math.inf:
+    is_real = rule.startswith(("a number", "a finite number"))
+    if is_real and isinstance(value, int | float) and MOST < abs(value) < math.inf:
         rule += f", of at most {MOST:g} in absolute value"
     is_count = rule.startswith("a whole number of at least")
     if is_count and isinstance(value, int | float) and MOST_WHOLE < value < math.inf:
@@ -86,6 +90,7 @@ def _wrong_value(path: KeyPath, layers: Layers) -> str:
 
 
 def _example(section: str) -> str:
+    """Returns the name of the first option of a section."""
     return next(name for name in options() if name.startswith(f"{section}."))
 
 
@@ -98,8 +103,9 @@ def _only_path(path: KeyPath, value: Any) -> KeyPath:
 
 
 def _places(keys: tuple[str, ...], layers: Layers, source: str) -> str:
-    known = (layers.places.get(tuple(key.split("."))) for key in keys)
-    return " and ".join(dict.fromkeys(place for place in known if place)) or source
+    """Returns the places that set some options; ``source`` where none of them was set."""
+    places = (layers.places.get(tuple(key.split("."))) for key in keys)
+    return " and ".join(dict.fromkeys(place for place in places if place)) or source
 
 
 def show(value: Any) -> str:

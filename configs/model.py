@@ -82,7 +82,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_forms(cls, data: Any) -> Any:
+    def _expand_core(cls, data: Any) -> Any:
+        """Replace a `kind` that is a recurrent layer by `auto` with that `core`."""
         if isinstance(data, dict) and data.get("kind") in CORES:
             return {**data, "kind": "auto", "core": data["kind"]}
         return data

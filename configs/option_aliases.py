@@ -72,12 +72,13 @@ _REPLAY = {
 }
 
 
-def _by_name(table: dict[str, str]) -> dict[str, str]:
-    return {name: own for own, names in table.items() for name in names.split()}
+def _by_foreign_name(table: dict[str, str]) -> dict[str, str]:
+    """Returns Penstock's option by its name in another library."""
+    return {name: option for option, names in table.items() for name in names.split()}
 
 
-ON_POLICY = _by_name(_REPLAY) | _by_name(_ON_POLICY)
-OFF_POLICY = _by_name(_ON_POLICY) | _by_name(_REPLAY)
+ON_POLICY = _by_foreign_name(_REPLAY) | _by_foreign_name(_ON_POLICY)
+OFF_POLICY = _by_foreign_name(_ON_POLICY) | _by_foreign_name(_REPLAY)
 
 
 def meant(name: str, algo: str) -> str | None:
@@ -87,6 +88,6 @@ def meant(name: str, algo: str) -> str | None:
     name. ``algo`` is the chosen algorithm: with replay some names mean another option.
     """
     spec = ALGORITHMS.specs.get(algo)
-    off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
-    names = OFF_POLICY if off_policy else ON_POLICY
-    return names.get(name.lower().replace("-", "_").lstrip("_"))
+    is_off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
+    equivalents = OFF_POLICY if is_off_policy else ON_POLICY
+    return equivalents.get(name.lower().replace("-", "_").lstrip("_"))

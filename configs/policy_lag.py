@@ -33,8 +33,8 @@ def lent_by_batch(cfg: Sections) -> bool:
     It does where `transport.max_policy_lag` is below the optimizer steps of a batch; 0 is the
     synchronous mode.
     """
-    fresh = cfg.algo.trains_on == "unrolls"
-    return fresh and cfg.transport.max_policy_lag < updates_of_batch(cfg)
+    has_fresh_data = cfg.algo.trains_on == "unrolls"
+    return has_fresh_data and cfg.transport.max_policy_lag < updates_of_batch(cfg)
 
 
 def batches_ahead(cfg: Sections) -> int:
@@ -47,6 +47,7 @@ def batches_ahead(cfg: Sections) -> int:
 
 
 def _prefetched(cfg: Sections) -> int:
+    """Returns `learner.prefetch`, or its default for the algorithm."""
     if cfg.learner.prefetch is not None:
         return cfg.learner.prefetch
     return 1 if cfg.algo.trains_on == "unrolls" else 2
@@ -59,9 +60,9 @@ def lag_of(cfg: Sections, slots: int) -> int:
     """
     learner = cfg.learner
     updates = updates_of_batch(cfg)
-    published_every = -(-learner.publish_every // updates)  # batches
-    ahead = _prefetched(cfg) + (slots - 1) // learner.batch_slots
-    return updates * (published_every + ahead)
+    batches_per_publication = -(-learner.publish_every // updates)
+    batches_before = _prefetched(cfg) + (slots - 1) // learner.batch_slots
+    return updates * (batches_per_publication + batches_before)
 
 
 def slots_within_lag(cfg: Sections) -> int:
@@ -69,6 +70,6 @@ def slots_within_lag(cfg: Sections) -> int:
 
     One batch fewer than `lag_of` allows, since actors are not equally fast, but at least one.
     """
-    batch = cfg.learner.batch_slots
-    left = cfg.transport.max_policy_lag - lag_of(cfg, batch)
-    return batch * max(1, left // updates_of_batch(cfg))
+    batch_slots = cfg.learner.batch_slots
+    remaining_lag = cfg.transport.max_policy_lag - lag_of(cfg, batch_slots)
+    return batch_slots * max(1, remaining_lag // updates_of_batch(cfg))

@@ -80,9 +80,10 @@ class Registry(Generic[S]):
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         """Returns the schema of such an option for pydantic."""
         text = core_schema.str_schema(strict=True)
-        return core_schema.no_info_after_validator_function(self._checked, text)
+        return core_schema.no_info_after_validator_function(self._validated, text)
 
-    def _checked(self, name: str) -> str:
+    def _validated(self, name: str) -> str:
+        """Returns a name. Raises ValueError for one that is neither registered nor reserved."""
         if name not in self.names:
             raise ValueError(f"{name} is not a {self._kind}")
         return name

@@ -30,8 +30,8 @@ class LinearSchedule(Section):
 
     def at(self, trained_steps: int) -> float:
         """Returns the value after ``trained_steps`` agent steps."""
-        done = min(trained_steps / self.steps, 1.0) if self.steps else 0.0
-        return self.from_ + (self.to - self.from_) * done
+        progress = min(trained_steps / self.steps, 1.0) if self.steps else 0.0
+        return self.from_ + (self.to - self.from_) * progress
 
 
 def _schedule(value: Any) -> Any:
@@ -48,12 +48,14 @@ def _schedule(value: Any) -> Any:
 
 
 def _from_above_zero(value: float | LinearSchedule) -> float | LinearSchedule:
+    """Returns the value of an option. Raises ValueError for a schedule that begins at 0."""
     if isinstance(value, LinearSchedule) and value.from_ == 0:
         raise ValueError("the schedule begins at 0")
     return value
 
 
 def _below_one(value: float | LinearSchedule) -> float | LinearSchedule:
+    """Returns the value of an option. Raises ValueError for a schedule that reaches 1."""
     if isinstance(value, LinearSchedule) and max(value.from_, value.to) >= 1:
         raise ValueError("the schedule reaches 1")
     return _from_above_zero(value)
@@ -103,14 +105,17 @@ def over_run(section: S, total: int | None) -> S:
     ``total`` is `stop.env_steps`. The config itself keeps null, since a resumed run may have
     another limit.
     """
-    found = {name: each for name, each in schedules(section).items() if each.steps is None}
+    endless = {
+        name: schedule for name, schedule in schedules(section).items() if schedule.steps is None
+    }
     return section.model_copy(
-        update={name: each.model_copy(update={"steps": total}) for name, each in found.items()}
+        update={
+            name: schedule.model_copy(update={"steps": total}) for name, schedule in endless.items()
+        }
     )
 
 
 def with_values(section: S, trained_steps: int) -> S:
     """Returns a section with the value of each schedule after ``trained_steps`` agent steps."""
-    return section.model_copy(
-        update={name: each.at(trained_steps) for name, each in schedules(section).items()}
-    )
+    values = {name: schedule.at(trained_steps) for name, schedule in schedules(section).items()}
+    return section.model_copy(update=values)

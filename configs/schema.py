@@ -21,9 +21,13 @@ class Config(Sections):
 
     @model_validator(mode="after")
     def _without_contradictions(self, info: ValidationInfo) -> Config:
+        """Returns the config. Raises an error of the type `contradiction`, for `messages`."""
         if info.context and self.ALONE in info.context:
             return self
-        if found := contradictions(self):
-            text = "; ".join(c.text for c in found)
-            raise PydanticCustomError("contradiction", "{text}", {"text": text, "found": found})
+
+        invalid = contradictions(self)
+        if invalid:
+            text = "; ".join(contradiction.text for contradiction in invalid)
+            context = {"text": text, "contradictions": invalid}
+            raise PydanticCustomError("contradiction", "{text}", context)
         return self

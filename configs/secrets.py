@@ -62,6 +62,7 @@ def redacted_json(value: Any) -> Any:
 
 
 def _names(value: Any) -> Iterator[str]:
+    """Yields the names of the variables that a JSON value refers to."""
     if isinstance(value, str):
         yield from REFERENCE.findall(value)
     elif isinstance(value, dict):
@@ -73,8 +74,9 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any) -> Any:
+    """Returns a JSON value with the value of each variable in place of its reference."""
     if isinstance(value, str):
-        return REFERENCE.sub(lambda match: _value(match[1], match[0]), value)
+        return REFERENCE.sub(lambda match: _secret(match[1], match[0]), value)
     if isinstance(value, dict):
         return {key: _replaced(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -82,7 +84,16 @@ def _replaced(value: Any) -> Any:
     return value
 
 
-def _value(name: str, reference: str) -> str:
+def _secret(name: str, reference: str) -> str:
+    """Returns the value of an environment variable, which is redacted from now on.
+
+    Args:
+        name: name of the variable.
+        reference: the text that refers to it.
+
+    Raises:
+        UserError: if the variable is not set, or may not be referred to.
+    """
     if not name.startswith(PREFIX):
         raise UserError(
             f"the environment's arguments refer to {reference}, and names of variables must begin "

@@ -54,20 +54,22 @@ def _docstrings(module: str) -> dict[tuple[str, str], str]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (KeyError, OSError, TypeError):  # the module has no source
         return {}
-    found: dict[tuple[str, str], str] = {}
+    docstrings: dict[tuple[str, str], str] = {}
 
     def visit(body: list[ast.stmt], outer: str) -> None:
-        for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
-            match node, after:
+        """Collect the docstrings in a body; ``outer`` is its qualified name with a dot."""
+        # A text below an attribute is its docstring, so each statement is seen with the next one.
+        for statement, following in zip(body, [*body[1:], ast.Pass()], strict=True):
+            match statement, following:
                 case ast.ClassDef(name=name), _:
-                    visit(node.body, f"{outer}{name}.")
+                    visit(statement.body, f"{outer}{name}.")
                 case ast.FunctionDef(name=name), _:
-                    visit(node.body, f"{outer}{name}.<locals>.")
+                    visit(statement.body, f"{outer}{name}.<locals>.")
                 case (
                     ast.AnnAssign(target=ast.Name(id=attribute)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[outer[:-1], attribute] = inspect.cleandoc(text)
+                    docstrings[outer[:-1], attribute] = inspect.cleandoc(text)
 
     visit(tree.body, "")
-    return found
+    return docstrings

@@ -306,9 +306,11 @@ class Sections(Section):
         """
         if self.actors.count != "auto":
             return self.first_actors
-        fresh = self.algo.trains_on == "unrolls"
-        each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
-        return each * self.learner.most_count
+
+        actors_per_learner = 1
+        if self.algo.trains_on == "unrolls":
+            actors_per_learner = -(-self.learner.batch_slots // self.transport.slots)
+        return actors_per_learner * self.learner.most_count
 
     @property
     def envs_choices(self) -> list[int]:
@@ -316,15 +318,21 @@ class Sections(Section):
 
         Each is twice the one before. The first, the smallest, is taken where nothing is timed.
         """
-        fresh, model, learner = self.algo.trains_on == "unrolls", self.model, self.learner
-        least, most = BATCH_STEPS if fresh else SLOT_STEPS
-        each = self.actors.unroll * (learner.batch_slots if fresh else 1)  # steps of one of them
-        divided = fresh and not self.algo.by_steps(model.core != "none")
-        envs = learner.updates_per_batch if divided else 1  # each update has a share of them
-        while envs * each < least and 2 * envs <= MOST_ENVS:
+        # Bounds on the steps of a batch, or with replay on those of a slot.
+        envs = 1
+        steps_per_env = self.actors.unroll
+        least_steps, most_steps = SLOT_STEPS
+        if self.algo.trains_on == "unrolls":
+            steps_per_env *= self.learner.batch_slots
+            least_steps, most_steps = BATCH_STEPS
+            # Each update has an equal share of the environments, unless it takes single steps.
+            if not self.algo.by_steps(self.model.core != "none"):
+                envs = self.learner.updates_per_batch
+
+        while envs * steps_per_env < least_steps and 2 * envs <= MOST_ENVS:
             envs *= 2
         choices = [envs]
-        while 2 * choices[-1] * each <= most and 2 * choices[-1] <= MOST_ENVS:
+        while 2 * choices[-1] * steps_per_env <= most_steps and 2 * choices[-1] <= MOST_ENVS:
             choices.append(2 * choices[-1])
         return choices
 
@@ -347,8 +355,8 @@ class Sections(Section):
     @property
     def confirms_return(self) -> bool:
         """Whether an evaluation must confirm that `stop.return` is reached."""
-        wanted = self.stop.return_ is not None and self.stop.confirm_episodes > 0
-        return wanted and not TRANSPORTS.one_process(self.transport.kind)
+        is_wanted = self.stop.return_ is not None and self.stop.confirm_episodes > 0
+        return is_wanted and not TRANSPORTS.one_process(self.transport.kind)
 
     @property
     def has_evaluator(self) -> bool:

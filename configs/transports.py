@@ -89,10 +89,12 @@ class TransportRegistry(Registry[TransportSpec]):
         return kind in self.specs and self.specs[kind].one_process
 
     def listed(self) -> str:
-        listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
-        return f"{listed.replace('` ', '` is ', 1)};"
+        """Returns the transports in words: "`a` is ..., `b` ...;"."""
+        text = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
+        return f"{text.replace('` ', '` is ', 1)};"
 
     def _auto(self, place: str) -> TransportSpec:
+        """Returns the transport that `auto` chooses for actors on ``place``."""
         return next(spec for spec in self.specs.values() if spec.auto == place)
 
 

@@ -32,6 +32,7 @@ def _whole(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
+    """Convert a text to the number that it is; return other values unchanged."""
     if isinstance(value, str):
         for convert in (int, float):
             try:
@@ -47,7 +48,8 @@ def bounds(value: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
-def _checked(value: str) -> str:
+def _valid_range(value: str) -> str:
+    """Returns a `Range`. Raises ValueError if its numbers fall, or are too large."""
     least, most = bounds(value)
     if not least <= most <= MOST_PROCESSES:
         raise ValueError(f"{least} is more than {most}, or {most} than {MOST_PROCESSES}")
@@ -87,7 +89,7 @@ Range = Annotated[
     str,
     Strict(),
     Field(pattern=r"^[1-9]\d{0,5}\.\.[1-9]\d{0,5}$"),
-    AfterValidator(_checked),
+    AfterValidator(_valid_range),
     ValueDescription("`MIN..MAX`, such as `8..40`"),
 ]
 Port = Annotated[_Whole, Field(ge=0, le=65535), ValueDescription("a port from 0 to 65535")]
@@ -166,6 +168,7 @@ Wrappers = Annotated[
 
 
 def _different(names: list[str]) -> list[str]:
+    """Returns the names. Raises ValueError if one of them occurs twice."""
     if len({*names}) < len(names):
         raise ValueError("a name occurs twice")
     return names
@@ -203,8 +206,9 @@ def words(kind: Any) -> str:
     """
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
-        own = [m.text for m in metadata if isinstance(m, ValueDescription)]
-        return own[-1] if own else words(inner)
+        descriptions = [item.text for item in metadata if isinstance(item, ValueDescription)]
+        return descriptions[-1] if descriptions else words(inner)
+
     if get_origin(kind) is Literal:
         return either([f"`{choice}`" for choice in get_args(kind)])
     if get_origin(kind) in (Union, types.UnionType):

@@ -103,6 +103,7 @@ class _Reader:
     """Converts nodes to values and records their lines."""
 
     def __init__(self, yaml: YAML, place: Callable[[int], str]) -> None:
+        """``place`` returns the place of a line, for messages."""
         self._scalar = yaml.constructor.construct_object
         self.place = place
         self.lines: dict[KeyPath, int] = {}
@@ -112,6 +113,12 @@ class _Reader:
         self._chars = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
+        """Returns the value of a node at a path, and records the lines of the keys in it.
+
+        Raises:
+            ValueError: for a value that is too large, or that is no value of its tag.
+            UserError: for a key that is no text, or occurs twice.
+        """
         self._values += 1
         self._chars += sum(map(len, path)) + (len(node.value) if node.id == "scalar" else 0)
         if self._values > MOST_VALUES or self._chars > MOST_VALUE_CHARS:
@@ -126,6 +133,14 @@ class _Reader:
             return [self.value(item, (*path, str(i))) for i, item in enumerate(node.value)]
         if node.tag not in _PLAIN_TAGS:
             return _text_of(node)
+        return self._plain_value(node)
+
+    def _plain_value(self, node: Any) -> Any:
+        """Returns the number, boolean or null of a node.
+
+        Raises:
+            ValueError: for a number that is too long, or a text with the tag of another type.
+        """
         if len(node.value) > MOST_NUMBER_CHARS:
             raise ValueError(
                 f"a number of {len(node.value):,} characters; at most {MOST_NUMBER_CHARS:,} are "
@@ -140,6 +155,11 @@ class _Reader:
         return int(value) if _WHOLE.fullmatch(node.value) else value
 
     def _map(self, node: Any, path: KeyPath) -> dict[str, Any]:
+        """Returns the map of a node at a path.
+
+        Raises:
+            UserError: for a key that is no text, or occurs twice.
+        """
         values: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
@@ -150,10 +170,10 @@ class _Reader:
 
             key = _text_of(key_node)
             if key in values:
-                first = self.lines[(*path, key)]
+                first_line = self.lines[(*path, key)]
                 raise UserError(
-                    f"{self.place(line)}: {'.'.join((*path, key))} is already set in line {first}; "
-                    "keep one of them"
+                    f"{self.place(line)}: {'.'.join((*path, key))} is already set in line "
+                    f"{first_line}; keep one of them"
                 )
 
             self.lines[(*path, key)] = line
@@ -162,4 +182,5 @@ class _Reader:
 
 
 def _text_of(scalar: Any) -> str:
+    """Returns the text of a node, with the number signs of an override."""
     return str(scalar.value).replace(_HASH, "#")
