@@ -124,6 +124,7 @@ class Layers:
         for section in [*self.values]:
             if section not in kept_sections:
                 self.values |= self._without_preset({section: self.values.pop(section)})
+
         self.places = {
             path: place
             for path, place in self.places.items()

@@ -93,7 +93,8 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
     kind = _last_value(_KIND_OVERRIDE, overrides)
     name, origin = _add_target(layers, target, algo=algo, kind=None if kind == "auto" else kind)
 
-    # A config that was written has all sections; options that are newer get their earlier values.
+    # A config that Penstock wrote has all sections, and needs no defaults for a kind. It may be of
+    # an earlier version, which did not write newer options.
     is_complete = isinstance(target, Config) or Path(target).name == CONFIG_FILE
     if Config.model_fields.keys() <= layers.values.keys():
         is_complete = True
