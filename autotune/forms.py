@@ -110,6 +110,7 @@ class Timing(NamedTuple):
     """Whether the times are those of an earlier run."""
 
     def __str__(self) -> str:
+        """The form with its time, and the times of a few others, that by rule first."""
         by_rule = next(iter(self.seconds))
         fastest_first = sorted(self.seconds, key=self.seconds.__getitem__)
         shown = [form for form in fastest_first if form not in (self.form, by_rule)][:SHOWN]

@@ -108,9 +108,10 @@ class Layers:
         for key, value in values.items():
             path = (*at, key)
             is_set = key in target
-            # Two maps are merged, unless the map that is set is empty.
-            is_open = not is_set or (isinstance(target[key], dict) and target[key])
-            if isinstance(value, dict) and is_open:
+            # A map is added key by key, unless an empty map or another value is set in its place.
+            takes_keys = not is_set or (isinstance(target[key], dict) and target[key])
+
+            if isinstance(value, dict) and takes_keys:
                 self.add_below(value, places, path)
             elif not is_set:
                 target[key] = value
@@ -144,9 +145,10 @@ class Layers:
             if isinstance(value, dict) and value:
                 if inner := self._without_preset(value, path):
                     remaining[key] = inner
-            elif (
-                path not in self.preset_places or self.places.get(path) != self.preset_places[path]
-            ):
+                continue
+
+            is_of_preset = path in self.preset_places
+            if not is_of_preset or self.places.get(path) != self.preset_places[path]:
                 remaining[key] = value
         return remaining
 
