@@ -372,14 +372,14 @@ class StillEnv(BatchedEnv):
 
         # What a step returns: rewards, and whether episodes were terminated or truncated.
         never = np.zeros(env.count, np.bool_)
-        self._step = (np.zeros(env.count, np.float32), never, never)
+        self._outcome = (np.zeros(env.count, np.float32), never, never)
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Leave ``out`` as it is."""
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Array, Array]:
         """Leave ``out`` as it is; returns rewards of 0, and no end of an episode."""
-        return self._step
+        return self._outcome
 
 
 class StillInference:
