@@ -16,14 +16,14 @@ times are reported. Every rank decides by the same means over all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.configs.group import codec_contradictions
 from penstock.configs.reduce import CODECS
 from penstock.configs.sections import LearnerConfig
 
-ROUNDED_GAIN = 1.05
+ROUNDED_GAIN = 1.05  # factor by which rounding must be faster than fp32
 CLOSE = 2.0  # predictions may be off by this factor
 
 
@@ -31,7 +31,9 @@ class Cost(NamedTuple):
     """The cost of one update on one rank."""
 
     code_s: float
+    """Seconds that the coding takes."""
     nbytes: float
+    """Bytes that are sent."""
 
 
 class NetworkCost(NamedTuple):
@@ -39,6 +41,7 @@ class NetworkCost(NamedTuple):
 
     nbytes_per_s: float
     latency_s: float
+    """Seconds of one exchange of next to no bytes."""
 
 
 class Choice(NamedTuple):
@@ -49,49 +52,71 @@ class Choice(NamedTuple):
 
 
 def candidates(cfg: LearnerConfig) -> list[str]:
-    """Codecs to try that work with the optimizer and the pace."""
+    """Returns the codecs to time: those that work with the optimizer and the pace."""
     names = [name for name, spec in CODECS.specs.items() if spec.tried_by_auto]
     return [name for name in names if not list(codec_contradictions(_with_codec(cfg, name)))]
 
 
 def predict_s(cost: Cost, network: NetworkCost, buckets: int) -> float:
-    """Predicted seconds of one step's reduction."""
+    """Returns the predicted seconds of one step's reduction in so many ``buckets``."""
     return cost.code_s + cost.nbytes / network.nbytes_per_s + buckets * network.latency_s
 
 
 def best(step_s: Mapping[str, float]) -> str:
-    """The best of fp32 and the rounding codecs."""
+    """Returns the better of fp32 ("none") and the fastest rounding codec.
+
+    ``step_s`` are the seconds of a step by codec.
+    """
     rounding = [name for name in step_s if CODECS.specs[name].loss == "rounding"]
-    found = min(rounding, key=step_s.__getitem__, default="none")
-    return "none" if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[found] else found
+    fastest = min(rounding, key=step_s.__getitem__, default="none")
+    if step_s.get("none", math.inf) < ROUNDED_GAIN * step_s[fastest]:
+        return "none"
+    return fastest
 
 
 def finalists(predicted: Mapping[str, float]) -> tuple[str, ...]:
-    """The codecs to try; ``predicted`` seconds have at least "none"."""
-    found = best(predicted)
-    plain = ["none"] if predicted["none"] < CLOSE * predicted[found] else []
-    return tuple(dict.fromkeys([*plain, found]))
+    """Returns the codecs that run a few real steps.
+
+    ``predicted`` are the seconds of a step by codec, among them "none", which is fp32.
+    """
+    fastest = best(predicted)
+    plain = ["none"] if predicted["none"] < CLOSE * predicted[fastest] else []
+    return tuple(dict.fromkeys([*plain, fastest]))
 
 
 def decide(
     measured: Mapping[str, float], predicted: Mapping[str, float], network: NetworkCost
 ) -> Choice:
-    """Choose among the `finalists` by their ``measured`` seconds of a step."""
+    """Choose among the `finalists`.
+
+    Args:
+        measured: seconds of a real step, by finalist.
+        predicted: predicted seconds of a step, by codec; the reason lists those not measured.
+        network: the cost of traffic, for the reason.
+    """
     chosen = best(measured)
     text = (
         f"{chosen}: reducing a step's gradients takes {_ms(measured[chosen])} on this network of "
         f"{network.nbytes_per_s * 8 / 1e6:,.0f} Mbit/s"
     )
     text += "".join(f", {name} {_ms(measured[name])}" for name in measured if name != chosen)
-    rest = sorted((n for n in predicted if n not in measured), key=predicted.__getitem__)
-    lossy = [name for name in rest if CODECS.specs[name].loss == "lossy"]
-    for kind, names in (
-        ("predicted", [name for name in rest if name not in lossy]),
-        ("predicted of lossy codecs, which are used only if they are named", lossy),
-    ):
-        if names:
-            text += f"; {kind}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
+
+    unmeasured = [name for name in predicted if name not in measured]
+    unmeasured.sort(key=predicted.__getitem__)
+    lossy = [name for name in unmeasured if CODECS.specs[name].loss == "lossy"]
+    usable = [name for name in unmeasured if name not in lossy]
+    text += _predictions("predicted", usable, predicted)
+    text += _predictions(
+        "predicted of lossy codecs, which are used only if they are named", lossy, predicted
+    )
     return Choice(chosen, text)
+
+
+def _predictions(title: str, names: Sequence[str], predicted: Mapping[str, float]) -> str:
+    """Returns a clause with the predicted time of each named codec; empty without names."""
+    if not names:
+        return ""
+    return f"; {title}: {', '.join(f'{name} {_ms(predicted[name])}' for name in names)}"
 
 
 def _ms(seconds: float) -> str:

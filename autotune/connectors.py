@@ -22,7 +22,7 @@ from penstock.core.machine import gpu_models
 from penstock.core.notes import note_logger
 from penstock.core.user_cache import digest, timed_once
 
-FOLDER = "connectors"  # in the cache folder
+FOLDER = "connectors"  # name in the cache folder
 FORMAT = 1
 BUSY = 0.7  # share of its time that a connector may receive
 
@@ -44,22 +44,33 @@ class Costs(NamedTuple):
 
 
 def with_connectors(config: Config, measure: Measure) -> tuple[Config, str]:
-    """``config`` with a number in place of `transport.connectors` auto, and a sentence about it.
+    """Replace `transport.connectors` auto by a number.
 
-    Unchanged, with an empty sentence, where the option is a number. ``measure`` returns the seconds
-    of `Costs` as its only entry.
+    Args:
+        config: the config of a run that has not started.
+        measure: returns the seconds of `Costs` as its only entry.
+
+    Returns:
+        The config with the number, and a sentence about it. The config is unchanged and the
+        sentence empty where the option is a number already.
     """
     if config.transport.connectors != "auto":
         return config, ""
-    number, why = _found(config, measure)
-    transport = config.transport.model_copy(update={"connectors": number})
-    note = f"transport.connectors: {number} for each learner, {why}" if why else ""
+
+    choice = _chosen(config, measure)
+    transport = config.transport.model_copy(update={"connectors": choice.number})
+    note = ""
+    if choice.why:
+        note = f"transport.connectors: {choice.number} for each learner, {choice.why}"
     return config.model_copy(update={"transport": transport}), note
 
 
 def check_not_auto(config: Config, why: str) -> None:
-    """Raise UserError for `transport.connectors` auto of several runs, or of learners on several
-    hosts; ``why`` completes the sentence."""
+    """Refuse `transport.connectors` auto for several runs, or for learners on several hosts.
+
+    Raises:
+        UserError: if the option is auto; ``why`` completes its sentence.
+    """
     if config.transport.connectors == "auto":
         raise UserError(
             f"transport.connectors auto is found at the start of one run on one host, and {why}; "
@@ -68,33 +79,32 @@ def check_not_auto(config: Config, why: str) -> None:
 
 
 def needed(costs: Costs, cores: float) -> int:
-    """Connectors that keep up with a learner, at most one for each of ``cores``."""
+    """Returns the connectors that keep up with a learner, at most one for each of ``cores``."""
     return max(1, math.ceil(min(costs.busy / BUSY, int(cores), MAX_CONNECTORS)))
 
 
-def _found(config: Config, measure: Measure) -> tuple[int, str]:
-    """The number, and why; no reason where the run has no connectors."""
-    transport, learner = config.transport, config.learner
+class _ConnectorChoice(NamedTuple):
+    """A number of connectors for each learner."""
+
+    number: int
+    why: str = ""
+    """The reason, as the end of a sentence; empty where the run has no connectors."""
+
+
+def _chosen(config: Config, measure: Measure) -> _ConnectorChoice:
+    """Choose the number by timing, where timing is possible and more than one could be of use."""
+    transport = config.transport
     is_local = not TRANSPORTS.here(transport.kind).reaches_other_hosts
     if transport.bind is None and is_local:
-        return 1, ""
-    cores = usable_cores() / learner.most_count - learner.first_threads
+        return _ConnectorChoice(1)
+
+    cores = usable_cores() / config.learner.most_count - config.learner.first_threads
     if re.search(r":(\*|0+)$", transport.bind or ""):
-        return 1, "as transport.bind leaves the port to the system"
+        return _ConnectorChoice(1, "as transport.bind leaves the port to the system")
     if config.algo.trains_on != "unrolls":
-        return 1, "as nothing is timed with replay; set a number for more"
+        return _ConnectorChoice(1, "as nothing is timed with replay; set a number for more")
     if cores < 2:
-        return 1, "as fewer than 2 cores are left for the connectors of a learner"
-    sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
-    about = {
-        "format": FORMAT,
-        "task": f"connectors of {config.env.id}, {config.algo.name}",
-        "options": digest(
-            json.dumps([sections, transport.frame_stack, transport.codec], sort_keys=True)
-        ),
-        "code": code_of(config.env.id),
-        "gpus": gpu_models(),
-    }
+        return _ConnectorChoice(1, "as fewer than 2 cores are left for the connectors of a learner")
 
     def time_now() -> list[list[Any]]:
         logger.info(
@@ -103,19 +113,35 @@ def _found(config: Config, measure: Measure) -> tuple[int, str]:
         )
         return measure(config)
 
+    cache_key = _cache_key(config)
     try:
-        costs, cached = timed_once(FOLDER, about, _costs, time_now)
+        costs, cached = timed_once(FOLDER, cache_key, _costs, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
-        return 1, f"as receiving could not be timed ({reason(error)})"
-    return needed(costs, cores), (
+        return _ConnectorChoice(1, f"as receiving could not be timed ({reason(error)})")
+
+    why = (
         f"as receiving a step takes {1e6 * costs.receive:.3g} µs and the learner trains "
         f"{1 / costs.train:,.0f} steps/s, which keeps {costs.busy:.2g} of them busy, timed "
         f"{'by an earlier run' if cached else 'now'}"
     )
+    return _ConnectorChoice(needed(costs, cores), why)
+
+
+def _cache_key(config: Config) -> dict[str, Any]:
+    """Returns what the times belong to, as plain data; any other value needs new times."""
+    sections = config.model_dump(mode="json", include={"env", "algo", "model", "actors", "learner"})
+    options = [sections, config.transport.frame_stack, config.transport.codec]
+    return {
+        "format": FORMAT,
+        "task": f"connectors of {config.env.id}, {config.algo.name}",
+        "options": digest(json.dumps(options, sort_keys=True)),
+        "code": code_of(config.env.id),
+        "gpus": gpu_models(),
+    }
 
 
 def _costs(entries: Any) -> Costs | None:
-    """The costs of a file's entries; None where they are not sound."""
+    """Returns the costs in the entries of a cache file; None where they are not sound."""
     match entries:
         case [[float(receive), float(train)]] if 0 < receive < math.inf and 0 < train < math.inf:
             return Costs(receive, train)

@@ -28,7 +28,7 @@ from penstock.core.notes import note_logger
 from penstock.core.run_dir import Resume, has_checkpoint
 from penstock.core.user_cache import cached_times, digest, timed_once
 
-FOLDER = "envs"  # in the cache folder
+FOLDER = "envs"  # name in the cache folder
 FORMAT = 1
 LEAST_GAIN = 1.1  # factor by which twice as many environments must make a step cheaper
 SMALLEST = "the smallest allowed number"
@@ -36,42 +36,62 @@ OF_ACTORS = {"count", "envs", "nice", "unroll"}  # options on which a step does 
 
 logger = note_logger(__name__)
 Seconds = dict[int, float]
-"""Of one agent step of one actor, by its number of environments."""
+"""Seconds of one agent step of one actor, by its number of environments."""
 Measure = Callable[[Config], list[list[Any]]]
 """Times what a config needs in another process. Raises UserError, RuntimeError or TimeoutExpired
 where that fails."""
 
 
 def with_envs(config: Config, path: Path, resume: Resume, measure: Measure) -> tuple[Config, str]:
-    """``config`` with a number in place of `actors.envs` auto, and a sentence about it.
+    """Replace `actors.envs` auto by a number.
 
-    Unchanged, with an empty sentence, where the option is a number. A run in ``path`` that is
-    resumed keeps its own. ``measure`` returns numbers of environments and the seconds of a step.
-    Raises UserError where the number is not known, or contradicts another option.
+    Args:
+        config: the config of a run that has not started.
+        path: the run's folder; a run in it that is resumed keeps its number.
+        resume: whether that run is resumed.
+        measure: returns numbers of environments, each with the seconds of a step.
+
+    Returns:
+        The config with the number, and a sentence about it. The config is unchanged and the
+        sentence empty where the option is a number already.
+
+    Raises:
+        UserError: if the number is not known, or contradicts another option.
     """
     if config.actors.envs != "auto":
         return config, ""
+
     if resume != "no" and has_checkpoint(path):
-        envs, why = _envs_of(path), "as the run began"
+        envs = _envs_of(path)
+        why = "as the run began"
     elif TRANSPORTS.one_process(config.transport.kind) or len(config.envs_choices) == 1:
-        envs, why = config.actor_envs, SMALLEST
+        envs = config.actor_envs
+        why = SMALLEST
     else:
         envs, why = _timed(config, measure)
+
     changed = with_number(config, envs)
-    if found := contradictions(changed):
-        raise UserError("; ".join(each.text for each in found))
-    slots = config.learner.batch_slots if config.algo.trains_on == "unrolls" else 1
-    what = "batch" if config.algo.trains_on == "unrolls" else "slot"
-    steps = envs * config.actors.unroll * slots
+    if invalid := contradictions(changed):
+        raise UserError("; ".join(contradiction.text for contradiction in invalid))
+
+    # The sentence says how many steps come at once: a batch, or with replay a slot.
+    unit = "slot"
+    steps = envs * config.actors.unroll
+    if config.algo.trains_on == "unrolls":
+        unit = "batch"
+        steps *= config.learner.batch_slots
     return changed, (
-        f"actors.envs: {envs} environments for each actor, {why}; a {what} has {steps:,} agent "
+        f"actors.envs: {envs} environments for each actor, {why}; a {unit} has {steps:,} agent "
         "steps"
     )
 
 
 def check_not_auto(config: Config, several: str) -> None:
-    """Raise UserError for `actors.envs` auto where ``several`` need the same number, and each finds
-    its own."""
+    """Refuse `actors.envs` auto where ``several`` need the same number, and each finds its own.
+
+    Raises:
+        UserError: if the option is auto.
+    """
     if config.actors.envs == "auto":
         raise UserError(
             f"actors.envs auto is found at the start of one run on one host, and {several} need "
@@ -81,14 +101,16 @@ def check_not_auto(config: Config, several: str) -> None:
 
 
 def cached_choices() -> list[str]:
-    """What is cached of this machine, the newest first: the task and what was chosen."""
-    found = ((task, _times(entries)) for _, task, entries in cached_times(FOLDER))
-    return [f"{task}: {enough(times)}, {_shown(times)}" for task, times in found if times]
+    """Returns a line with task and choice for each cached timing of this machine, newest first."""
+    timings = ((task, _times(entries)) for _, task, entries in cached_times(FOLDER))
+    return [f"{task}: {enough(times)}, {_shown(times)}" for task, times in timings if times]
 
 
 def enough(seconds: Seconds) -> int:
-    """The smallest number of environments after which a step becomes little cheaper, of rising
-    ones, each twice the one before."""
+    """Returns the smallest number of environments whose double makes a step little cheaper.
+
+    ``seconds`` are in the order of rising numbers, each twice the one before.
+    """
     for envs, each_s in seconds.items():
         if each_s <= LEAST_GAIN * seconds.get(2 * envs, math.inf):
             return envs
@@ -96,35 +118,35 @@ def enough(seconds: Seconds) -> int:
 
 
 def code_of(env: str) -> list[int]:
-    """Size and time of change of the file of an environment `module:name`; empty for others."""
+    """Returns size and time of change of the file of an environment `module:name`.
+
+    Empty for an environment that is named by its id, or whose file is not found.
+    """
+    if ":" not in env:
+        return []
+
     path = f"{env.partition(':')[0].replace('.', os.sep)}.py"
-    for folder in (*sys.path, "") if ":" in env else ():
+    for folder in (*sys.path, ""):
         with suppress(OSError):
-            found = os.stat(os.path.join(folder, path))
-            return [found.st_size, found.st_mtime_ns]
+            status = os.stat(os.path.join(folder, path))
+            return [status.st_size, status.st_mtime_ns]
     return []
 
 
 def reason(error: Exception) -> str:
-    """Why a measurement in another process failed, as a part of a note."""
+    """Returns why a measurement in another process failed, as a part of a note."""
     if isinstance(error, TimeoutExpired):
         return f"it took longer than {error.timeout:g} s; raise run.start_timeout_s"
     return str(error)
 
 
 def _timed(config: Config, measure: Measure) -> tuple[int, str]:
-    """The number, and why; the smallest where the environment cannot be timed, as it will fail in
-    the roles as well, or is on other hosts only."""
-    given = config.model_dump(mode="json", include={"env", "algo", "model"})
-    given["actors"] = config.actors.model_dump(mode="json", exclude=OF_ACTORS)
-    about = {
-        "format": FORMAT,
-        "task": f"environments of {config.env.id}, {config.algo.name}",
-        "options": digest(json.dumps([given, config.transport.frame_stack], sort_keys=True)),
-        "choices": config.envs_choices,
-        "code": code_of(config.env.id),
-        "gymnasium": version_of("gymnasium"),
-    }
+    """Choose a number by timing, or by an earlier run's times.
+
+    Returns:
+        The number of environments, and the reason. It is the smallest number where the environment
+        cannot be timed: it will fail in the roles as well, or is on other hosts only.
+    """
 
     def read(entries: Any) -> Seconds | None:
         times = _times(entries)
@@ -135,36 +157,62 @@ def _timed(config: Config, measure: Measure) -> tuple[int, str]:
         logger.info(f"timing steps of {config.env.id} for actors.envs=auto, which takes seconds")
         return measure(config)
 
+    cache_key = _cache_key(config)
     try:
-        times, cached = timed_once(FOLDER, about, read, time_now)
+        times, cached = timed_once(FOLDER, cache_key, read, time_now)
     except (UserError, RuntimeError, TimeoutExpired) as error:
         return config.actor_envs, f"{SMALLEST}, as a step could not be timed ({reason(error)})"
+
     when = "by an earlier run" if cached else "now"
     return enough(times), f"{_shown(times)}, timed {when}"
 
 
+def _cache_key(config: Config) -> dict[str, Any]:
+    """Returns what the times belong to, as plain data; any other value needs new times."""
+    sections = config.model_dump(mode="json", include={"env", "algo", "model"})
+    sections["actors"] = config.actors.model_dump(mode="json", exclude=OF_ACTORS)
+    options = [sections, config.transport.frame_stack]
+    return {
+        "format": FORMAT,
+        "task": f"environments of {config.env.id}, {config.algo.name}",
+        "options": digest(json.dumps(options, sort_keys=True)),
+        "choices": config.envs_choices,
+        "code": code_of(config.env.id),
+        "gymnasium": version_of("gymnasium"),
+    }
+
+
 def _shown(times: Seconds) -> str:
-    """`301 µs a step (others, in µs: 8: 402; 32: 290)`."""
-    micros = {n: f"{1e6 * s:,.0f}" if s >= 1e-4 else f"{1e6 * s:.3g}" for n, s in times.items()}
-    chosen = micros.pop(enough(times))
-    rest = "; ".join(f"{envs}: {text}" for envs, text in micros.items())
-    return f"{chosen} µs a step" + f" (others, in µs: {rest})" * bool(rest)
+    """Returns times as text: `301 µs a step (others, in µs: 8: 402; 32: 290)`."""
+    micros = {
+        envs: f"{1e6 * each_s:,.0f}" if each_s >= 1e-4 else f"{1e6 * each_s:.3g}"
+        for envs, each_s in times.items()
+    }
+    text = f"{micros.pop(enough(times))} µs a step"
+    if micros:
+        others = "; ".join(f"{envs}: {each_micros}" for envs, each_micros in micros.items())
+        text += f" (others, in µs: {others})"
+    return text
 
 
 def _times(entries: Any) -> Seconds:
-    """The times of a file's entries; empty where one of them is not sound."""
-    found: Seconds = {}
+    """Returns the times in the entries of a cache file; empty where one of them is not sound."""
+    times: Seconds = {}
     for entry in entries if type(entries) is list else ():
         match entry:
             case [int(envs), float(each_s)] if envs > 0 and 0 < each_s < math.inf:
-                found[envs] = each_s
+                times[envs] = each_s
             case _:
                 return {}
-    return found
+    return times
 
 
 def _envs_of(path: Path) -> int:
-    """The number with which the run in ``path`` began."""
+    """Returns the number with which the run in ``path`` began.
+
+    Raises:
+        UserError: if its config cannot be read.
+    """
     try:
         return load_run(path).actor_envs
     except UserError:
@@ -175,6 +223,6 @@ def _envs_of(path: Path) -> int:
 
 
 def with_number(config: Config, envs: int) -> Config:
-    """``config`` with so many environments of each actor."""
+    """Returns ``config`` with so many environments of each actor."""
     actors = config.actors.model_copy(update={"envs": envs})
     return config.model_copy(update={"actors": actors})

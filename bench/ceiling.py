@@ -1,6 +1,6 @@
 """The learner's ceiling: its rate on data that is in place already.
 
-The trainer, precision, micro-batches and threads are the config's; the data is made up, but valid,
+The trainer, precision, micro-batches and threads are the config's. The data is made up, but valid,
 and used again and again with a learning rate of next to nothing, so that the weights stay sound.
 """
 
@@ -28,49 +28,70 @@ from penstock.learner.sources.staging import StagingBatch
 from penstock.learner.trainer import Trainer
 from penstock.transport.shm.store import Slot
 
-LEARNING_RATE = 1e-9
+LEARNING_RATE = 1e-9  # so small that the weights stay as they are
 Array = npt.NDArray[Any]
 
 
 def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What `stages.learner` calls in the other process."""
+    """Measure the learner of ``config`` for about ``seconds``, in the process that calls this.
+
+    `stages.learner` has it called in a process of its own.
+
+    Returns:
+        The rounds as `rates.as_json` has them, in agent steps; whether a GPU trained, as
+        ``on_gpu``; and whether tcmalloc gives the memory, as ``tcmalloc``.
+    """
     settings = Config.model_validate(config)
-    found = rounds_of({"learner": work(settings)}, seconds)["learner"]
-    return as_json(found) | {
+    learner_rounds = rounds_of({"learner": work(settings)}, seconds)["learner"]
+    return as_json(learner_rounds) | {
         "on_gpu": device_of(pick_device(settings.learner.device)).runs_behind,
         "tcmalloc": "tcmalloc" in Path("/proc/self/maps").read_text(),
     }
 
 
 def work(config: Config) -> Work:
-    """Training on data in place, in this process; in agent steps."""
-    slowly = config.learner.model_copy(update={"lr": LEARNING_RATE})
-    config = config.model_copy(update={"learner": slowly})
+    """Returns an update on data in place, in this process; its amount is in agent steps.
+
+    With replay, the amount is the agent steps whose samples, `replay.samples_per_insert` of each,
+    make up a batch.
+    """
+    learner = config.learner.model_copy(update={"lr": LEARNING_RATE})
+    config = config.model_copy(update={"learner": learner})
     info = probe(config.env)
     trainer = make_trainer(with_training_form(config, info)[0], info)
     settle = device_of(trainer.device).synchronize
+
     if isinstance(trainer, Trainer):
         batch = staged(trainer, info)
         return Work(lambda: trainer.step(batch), batch.steps, settle)
-    batch_size, each = config.replay.batch_size, config.replay.samples_per_insert or 1.0
-    return Work(drawn(trainer, info, batch_size), batch_size / each, settle)
+
+    batch_size = config.replay.batch_size
+    samples_per_step = config.replay.samples_per_insert or 1.0
+    return Work(drawn(trainer, info, batch_size), batch_size / samples_per_step, settle)
 
 
 def staged(trainer: Trainer, info: EnvInfo) -> StagingBatch:
-    """A staging batch of made-up unrolls."""
+    """Returns a staging batch of made-up unrolls, on the trainer's device."""
     payload = trainer.spec.zeros()
     columns = made_up(trainer.spec, payload, info)
     header = np.zeros((), HEADER)
     header["steps"] = columns["alive"].size
-    slots = trainer.config.learner.batch_slots
-    batch = StagingBatch(trainer.spec, slots, trainer.device)
-    batch.gather([Slot(0, header, tuple(payload), columns)] * slots)
+    slot = Slot(0, header, tuple(payload), columns)
+
+    count = trainer.config.learner.batch_slots
+    batch = StagingBatch(trainer.spec, count, trainer.device)
+    batch.gather([slot] * count)
     return batch
 
 
 def made_up(spec: SlotSpec, payload: Sequence[Array], info: EnvInfo) -> dict[str, Array]:
-    """The columns of ``payload``, filled with an unroll such as a sound actor might have played."""
-    columns, rng = spec.views(payload), np.random.default_rng(0)
+    """Fill ``payload`` with an unroll such as a sound actor might have played.
+
+    Returns:
+        The columns of the payload, as views of it.
+    """
+    columns = spec.views(payload)
+    rng = np.random.default_rng(0)
     columns["obs"][...] = like(columns["obs"], rng, info.parts)
     action = columns["action"]
     drawn_actions = draw(info.action_space, action.shape[0] * action.shape[1], rng)
@@ -81,11 +102,19 @@ def made_up(spec: SlotSpec, payload: Sequence[Array], info: EnvInfo) -> dict[str
 
 
 def drawn(trainer: OffPolicyTrainer, info: EnvInfo, size: int) -> Callable[[], object]:
-    """An update on ``size`` made-up transitions that lie on the trainer's device."""
+    """Make ``size`` transitions up, on the trainer's device.
+
+    Returns:
+        A call that makes one update on them.
+    """
     rng = np.random.default_rng(0)
     space = info.observation_space
-    kind = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
-    obs, next_obs = (like(np.empty((size, *space.shape), kind), rng) for _ in range(2))
+    dtype = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+    empty = np.empty((size, *space.shape), dtype)
+
+    # Values are drawn in this order, so that the batch is the same at each time.
+    obs = like(empty, rng)
+    next_obs = like(empty, rng)
     batch = {
         "obs": obs,
         "action": draw(info.action_space, size, rng),
@@ -93,18 +122,22 @@ def drawn(trainer: OffPolicyTrainer, info: EnvInfo, size: int) -> Callable[[], o
         "next_obs": next_obs,
         "discount": np.full(size, 0.99, np.float32),
     }
-    placed = {name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()}
-    return lambda: trainer.update(placed)
+    tensors = {name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()}
+    return lambda: trainer.update(tensors)
 
 
 def like(obs: Array, rng: np.random.Generator, parts: Sequence[ObservationPart] = ()) -> Array:
-    """Observations of the shape and type of ``obs``: any bytes, or numbers around 0; so in each of
-    its ``parts``, and all actions are allowed."""
+    """Returns random observations of the shape and type of ``obs``.
+
+    They are numbers around 0 where ``obs`` has floats, otherwise bytes below 100. Of observations
+    with ``parts``, which are bytes, each part is filled by its own type; a mask allows all actions.
+    """
     if parts:
-        made = np.zeros(obs.shape, np.uint8)
-        for name, view in views(parts, made).items():
+        packed = np.zeros(obs.shape, np.uint8)
+        for name, view in views(parts, packed).items():
             view[...] = 1 if name == MASK else like(view, rng)
-        return made
+        return packed
+
     if obs.dtype.kind == "f":
         return rng.standard_normal(obs.shape, np.float32).astype(obs.dtype)
     return rng.integers(0, 100, obs.shape).astype(obs.dtype)

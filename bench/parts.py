@@ -1,7 +1,7 @@
 """The stages that run in one process each, as pieces of work: what an actor, a connector and a
 learner's feeder do to the slots of a target, each without the others.
 
-Frames are real: the target's game, played with made-up weights.
+Frames are real: the target's environment, played with made-up weights.
 """
 
 from __future__ import annotations
@@ -49,40 +49,58 @@ from penstock.transport.wire import (
     encode_weights,
 )
 
-UNROLLS = 2  # different ones, sent in turn
-REPLAY_NBYTES = 256e6
+UNROLLS = 2  # unrolls that are played, and then used in turn
+REPLAY_NBYTES = 256e6  # upper limit of the frames in a replay
 MOST_REPLAY_STEPS = 100_000
-COPY_NBYTES = 64 << 20
+COPY_NBYTES = 64 << 20  # size of the block that the stage `memory` copies
+DRAWN = 64  # actions of all environments that are drawn before they are timed, and used in turn
 
 Array = npt.NDArray[Any]
 
 
 def rounds(config: Mapping[str, Any], stages: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Rounds of each of some stages of `Parts`, ``seconds`` of each."""
+    """Measure stages of `Parts`, each for about ``seconds``.
+
+    Returns:
+        By stage, its rounds as `rates.as_json` has them, with the notes of the stage.
+    """
     with contextlib.ExitStack() as stack:
         parts = Parts(Config.model_validate(config), stack)
         works = {stage: getattr(parts, stage)() for stage in stages}
-        found = rounds_of(works, seconds)
-        return {stage: as_json(found[stage]) | parts.notes.get(stage, {}) for stage in stages}
+        by_stage = rounds_of(works, seconds)
+        return {stage: as_json(by_stage[stage]) | parts.notes.get(stage, {}) for stage in stages}
 
 
 class Parts:
-    """Each method is a stage, and makes its work; ``notes`` are more figures of some."""
+    """The stages of a target: each public method has a stage's name and returns its work.
+
+    ``notes`` has further figures of some stages, by name.
+    """
 
     def __init__(self, config: Config, stack: contextlib.ExitStack) -> None:
-        keep_freed_memory()  # as torch actors, connectors and learners do
+        """Make the environments, the weights and the inference of ``config``.
+
+        ``stack`` closes everything that the stages open.
+        """
+        keep_freed_memory()  # torch actors, connectors and learners do so too
         self.notes: dict[str, dict[str, Any]] = {}
-        self._config, self._stack = config, stack
-        self._game = make(config.env, config.actor_envs, config.actors.env_threads)
-        stack.callback(self._game.close)
-        self._spec = slot_spec(config, self._game.info)
-        self._steps = self._spec.unroll * self._spec.envs  # of a slot
+        self._config = config
+        self._stack = stack
+
+        self._env = make(config.env, config.actor_envs, config.actors.env_threads)
+        stack.callback(self._env.close)
+        self._spec = slot_spec(config, self._env.info)
+        self._steps = self._spec.unroll * self._spec.envs  # agent steps of a slot
+
         self._rng = np.random.default_rng(0)
-        self._layout = network_shape(config, self._game.info).layout
+        self._layout = network_shape(config, self._env.info).layout
         self._weights = self._rng.normal(0, 0.05, self._layout.size).astype(np.float32)
-        in_form, _ = with_acting_form(config, self._game.info)
-        self._inference = make_inference(in_form, self._game.info, 0)
+
+        acting_config, _ = with_acting_form(config, self._env.info)
+        self._inference = make_inference(acting_config, self._env.info, 0)
         self._inference.refresh(self._read_weights)
+
+        # Both are filled when a stage first needs them.
         self._played: list[Slot] = []
         self._coded: list[Message] = []
 
@@ -92,50 +110,60 @@ class Parts:
 
     def memory(self) -> Work:
         """One thread copies a large block: the yardstick of this machine."""
-        source, target = (np.ones(COPY_NBYTES, np.uint8) for _ in range(2))
+        source = np.ones(COPY_NBYTES, np.uint8)
+        target = np.ones(COPY_NBYTES, np.uint8)
         return Work(lambda: np.copyto(target, source), COPY_NBYTES)
 
     def environment(self) -> Work:
-        """The game steps, with actions that were drawn before; where it has a mask, with some that
-        this allows, whose drawing counts as the game's."""
-        game, obs = self._game, self._observations()
-        game.reset_into(0, obs)
-        if any(part.name == MASK for part in game.info.parts):
-            return Work(lambda: game.step_into(draw_for(game, obs, self._rng), obs), game.count)
-        space = game.info.action_space
-        moves = itertools.cycle([draw(space, game.count, self._rng) for _ in range(64)])
-        return Work(lambda: game.step_into(next(moves), obs), game.count)
+        """The environments step, with actions that were drawn before.
+
+        Where they have an action mask, each step draws actions that it allows; the drawing then
+        counts as the environments'.
+        """
+        env = self._env
+        obs = self._observations()
+        env.reset_into(0, obs)
+        if self._has_mask():
+            return Work(lambda: env.step_into(draw_for(env, obs, self._rng), obs), env.count)
+
+        space = env.info.action_space
+        actions = itertools.cycle([draw(space, env.count, self._rng) for _ in range(DRAWN)])
+        return Work(lambda: env.step_into(next(actions), obs), env.count)
 
     def bare_environment(self) -> Work:
-        """The vector environment steps without this package's adapter, with actions that were drawn
-        before. With an action mask this is `environment`: such actions might be forbidden."""
-        if any(part.name == MASK for part in self._game.info.parts):
+        """The vector environment steps without this package's adapter, with actions drawn before.
+
+        With an action mask this is `environment`: such actions might be forbidden.
+        """
+        if self._has_mask():
             self.notes["bare_environment"] = {"note": "with the adapter, for its action masks"}
             return self.environment()
-        vector = self._game.vector
+
+        vector = self._env.vector
         vector.reset(seed=0)
-        moves = itertools.cycle([vector.action_space.sample() for _ in range(64)])
-        return Work(lambda: vector.step(next(moves)), self._game.count)
+        actions = itertools.cycle([vector.action_space.sample() for _ in range(DRAWN)])
+        return Work(lambda: vector.step(next(actions)), self._env.count)
 
     def inference(self) -> Work:
         """The policy decides on an actor's observations."""
         obs = self._slots()[0].columns["obs"]
-        if obs.shape[2:] != self._game.info.observation_space.shape:  # of newest frames alone
+        # A slot may hold the newest frames alone; the policy needs whole observations.
+        if obs.shape[2:] != self._env.info.observation_space.shape:
             obs = self._observations()[None]
-            self._game.reset_into(0, obs[0])
-        rows = itertools.cycle(list(obs))
+            self._env.reset_into(0, obs[0])
 
-        return Work(lambda: self._inference.decide(next(rows)), self._game.count)
+        rows = itertools.cycle(list(obs))
+        return Work(lambda: self._inference.decide(next(rows)), self._env.count)
 
     def write(self) -> Work:
-        """The rest of an actor's step: an unroll is recorded in a slot and processed, while game
-        and policy stand still."""
-        game, inference = (
-            StillGame(self._game),
-            StillInference(self._inference, self._observations()),
-        )
-        recorders = make_recorders(self._config, game)
-        rollout = Rollout(game, inference, 0, TimeLedger(), recorders)
+        """The rest of an actor's step: an unroll is recorded in a slot and processed.
+
+        Environments and policy stand still meanwhile.
+        """
+        env = StillEnv(self._env)
+        inference = StillInference(self._inference, self._observations())
+        recorders = make_recorders(self._config, env)
+        rollout = Rollout(env, inference, 0, TimeLedger(), recorders)
         columns = self._spec.views(self._spec.zeros())
 
         def fill() -> None:
@@ -153,15 +181,18 @@ class Parts:
             slot = next(slots)
             encoder.encode(slot.header, slot.payload, 1)
 
-        coded = sum(len(memoryview(part)) for part in self._messages()[0])
+        coded_nbytes = sum(len(memoryview(part)) for part in self._messages()[0])
         self.notes["encode"] = {
             "nbytes_per_step": self._spec.payload_nbytes / self._steps,
-            "ratio": self._spec.payload_nbytes / coded,
+            "ratio": self._spec.payload_nbytes / coded_nbytes,
         }
         return Work(encode, self._steps)
 
     def wire(self) -> Work:
-        """Messages of that size come from another process through ZeroMQ, and are thrown away."""
+        """Messages of the size of an encoded unroll come from another process through ZeroMQ.
+
+        They are thrown away.
+        """
         sizes = [len(memoryview(part)) for part in self._messages()[0]]
         self.notes["wire"] = {"nbytes_per_step": sum(sizes) / self._steps}
         return Work(self._stack.enter_context(receiving(sizes)), self._steps)
@@ -176,18 +207,21 @@ class Parts:
 
     def gather(self) -> Work:
         """Slots in shared memory become a batch of the learner."""
-        store, count = self._store(), self._config.learner.batch_slots
+        store = self._store()
         for slot, played in zip(store.slots, itertools.cycle(self._slots()), strict=False):
             slot.header["steps"] = self._steps
             for target, source in zip(slot.payload, played.payload, strict=True):
                 np.copyto(target, source)
+
         threads = gather_threads(self._config.learner.gather_threads, self._device())
         self.notes["gather"] = {"threads": threads}
         copier = Copier(threads)
         self._stack.callback(copier.close)
+
+        count = self._config.learner.batch_slots
         batch = StagingBatch(self._spec, count, self._device(), copier)
-        chosen = (store.slots * count)[:count]
-        return Work(lambda: batch.gather(chosen), self._steps * count, self._settle())
+        slots = store.slots[:count]
+        return Work(lambda: batch.gather(slots), self._steps * count, self._settle())
 
     def replay_add(self) -> Work:
         """Steps of an actor's environments are added to a replay that is full."""
@@ -213,45 +247,51 @@ class Parts:
         values = torch.from_numpy(self._weights).to(device)
         board = WeightsBoard.create(self._layout.size)
         self._stack.callback(board.close)
-        publisher, out = Publisher([values], board), np.empty_like(self._weights)
+        publisher = Publisher([values], board)
+        weights = np.empty_like(self._weights)  # an actor's copy
 
         def publish() -> None:
             publisher.publish(POLICY_ID, Stamp(0, 1))
             publisher.flush(wait=True)
-            board.read(out)
+            board.read(weights)
 
         return Work(publish, 1)
 
     def relay(self) -> Work:
         """Weights become a message, and the relay of another host shows them to an actor."""
-        dtype, layout = self._config.weights.dtype, self._layout
+        dtype = self._config.weights.dtype
+        layout = self._layout
         board = WeightsBoard.create(layout.size)
         self._stack.callback(board.close)
-        out = np.empty_like(self._weights)
+        weights = np.empty_like(self._weights)  # an actor's copy
 
         def carry() -> None:
             parts = encode_weights(self._weights, Stamp(0, 1), dtype, layout, 1)
             board.publish(decode_weights(decode(parts), layout)[1], Stamp(0, 1))
-            board.read(out)
+            board.read(weights)
 
         return Work(carry, 1)
 
     def _slots(self) -> list[Slot]:
-        """Unrolls that were really played, in memory of their own."""
-        if not self._played:
-            recorders = make_recorders(self._config, self._game)
-            rollout = Rollout(self._game, self._inference, 0, TimeLedger(), recorders)
-            for index in range(UNROLLS):
-                payload = self._spec.zeros()
-                header = np.zeros((), HEADER)
-                columns = self._spec.views(payload)
-                header["steps"] = header["produced_steps"] = rollout.fill(columns, index)
-                process(self._config.algo, columns)
-                self._played.append(Slot(index, header, tuple(payload), columns))
+        """Returns unrolls that were really played, in memory of their own."""
+        if self._played:
+            return self._played
+
+        recorders = make_recorders(self._config, self._env)
+        rollout = Rollout(self._env, self._inference, 0, TimeLedger(), recorders)
+        for index in range(UNROLLS):
+            payload = self._spec.zeros()
+            header = np.zeros((), HEADER)
+            columns = self._spec.views(payload)
+            steps = rollout.fill(columns, index)
+            header["steps"] = steps
+            header["produced_steps"] = steps
+            process(self._config.algo, columns)
+            self._played.append(Slot(index, header, tuple(payload), columns))
         return self._played
 
     def _messages(self) -> list[Message]:
-        """The same as messages, each with memory of its own."""
+        """Returns the unrolls of `_slots` as messages, each with memory of its own."""
         if not self._coded:
             encoder = SlotEncoder(self._spec, self._config.transport.codec)
             for slot in self._slots():
@@ -265,16 +305,23 @@ class Parts:
         return store
 
     def _replay(self) -> tuple[Replay, dict[str, Any]]:
-        """A full replay of the game's observations, and steps to add to it."""
-        settings, space = self._config.replay, self._game.info.observation_space
-        stack, envs = self._config.transport.frame_stack or 1, self._spec.envs
-        nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
-        room = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / nbytes))
-        capacity = max(room, 2 * settings.batch_size, 2 * envs)
-        moves = draw(self._game.info.action_space, envs, self._rng)
-        columns = {"obs": (space.dtype, space.shape), "action": (moves.dtype, moves.shape[1:])}
+        """Returns a full replay of the environments' observations, and a step to add to it.
+
+        The step is a dictionary of the arguments of `Replay.add`.
+        """
+        settings = self._config.replay
+        envs = self._spec.envs
+        space = self._env.info.observation_space
+        actions = draw(self._env.info.action_space, envs, self._rng)
+
+        # A replay of the config's capacity may not fit into memory; a stack keeps one frame a step.
+        stack = self._config.transport.frame_stack or 1
+        step_nbytes = space.dtype.itemsize * int(np.prod(space.shape)) / stack
+        affordable = int(min(settings.capacity, MOST_REPLAY_STEPS, REPLAY_NBYTES / step_nbytes))
+        capacity = max(affordable, 2 * settings.batch_size, 2 * envs)
+
         replay = Replay(
-            columns,
+            {"obs": (space.dtype, space.shape), "action": (actions.dtype, actions.shape[1:])},
             capacity,
             envs=envs,
             frame_stack=stack,
@@ -283,23 +330,30 @@ class Parts:
             seed=0,
         )
         self._stack.callback(replay.close)
-        still = np.zeros(envs, np.bool_)
-        obs = np.ones_like(self._observations())  # so that stacks of frames go on
+
+        # All frames are equal, so that each stack continues the one before it.
+        obs = np.ones_like(self._observations())
+        never = np.zeros(envs, np.bool_)
         step: dict[str, Any] = {
             "obs": obs,
             "next_obs": obs.copy(),
-            "action": moves,
+            "action": actions,
             "reward": np.zeros(envs, np.float32),
-            "terminated": still,
-            "truncated": still,
+            "terminated": never,
+            "truncated": never,
         }
         for _ in range(capacity * 5 // 4 // envs + 1):
             replay.add(**step)
         return replay, step
 
     def _observations(self) -> Array:
-        space = self._game.info.observation_space
-        return np.zeros((self._game.count, *space.shape), space.dtype)
+        """Returns zeros for one observation of each environment."""
+        space = self._env.info.observation_space
+        return np.zeros((self._env.count, *space.shape), space.dtype)
+
+    def _has_mask(self) -> bool:
+        """Whether observations have a mask of the actions that are allowed."""
+        return any(part.name == MASK for part in self._env.info.parts)
 
     def _device(self) -> torch.device:
         return pick_device(self._config.learner.device)
@@ -308,30 +362,41 @@ class Parts:
         return device_of(self._device()).synchronize
 
 
-class StillGame(BatchedEnv):
-    """A game in which nothing happens, and that takes no time."""
+class StillEnv(BatchedEnv):
+    """Environments in which nothing happens, and whose steps take no time."""
 
-    def __init__(self, game: BatchedEnv) -> None:
-        self.info, self.count, self.recorded = game.info, game.count, game.recorded
-        self._nothing = np.zeros(game.count, np.float32), *(np.zeros(game.count, np.bool_),) * 2
+    def __init__(self, env: BatchedEnv) -> None:
+        self.info = env.info
+        self.count = env.count
+        self.recorded = env.recorded
+
+        # What a step returns: rewards, and whether episodes were terminated or truncated.
+        never = np.zeros(env.count, np.bool_)
+        self._outcome = (np.zeros(env.count, np.float32), never, never)
 
     def reset_into(self, seed: int, out: Array) -> None:
-        """Leaves ``out`` as it is."""
+        """Leave ``out`` as it is."""
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Array, Array]:
-        return self._nothing
+        """Leave ``out`` as it is; returns rewards of 0, and no end of an episode."""
+        return self._outcome
 
 
 class StillInference:
-    """Decides what ``inference`` decided for ``observations``, and takes no time."""
+    """Inference that takes no time: it decides what ``inference`` decided for ``observations``."""
 
     def __init__(self, inference: Inference, observations: Array) -> None:
         self._decision = inference.decide(observations)
-        self.recorded, self.stamp = inference.recorded, inference.stamp
-        self.state, self.reset, self.forget = inference.state, inference.reset, inference.forget
-        self.refresh, self.close = inference.refresh, inference.close
-        self.state_dict, self.load_state_dict = inference.state_dict, inference.load_state_dict
+        self.recorded = inference.recorded
+        self.stamp = inference.stamp
+        self.state = inference.state
+        self.reset = inference.reset
+        self.forget = inference.forget
+        self.refresh = inference.refresh
+        self.close = inference.close
+        self.state_dict = inference.state_dict
+        self.load_state_dict = inference.load_state_dict
 
     def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
-        """Nothing is computed."""
+        """Returns the decision of the start; nothing is computed."""
         return self._decision

@@ -14,44 +14,55 @@ class Work(NamedTuple):
 
     call: Callable[[], object]
     amount: float
-    """What one call does, in the unit that its rate is given in."""
+    """The amount that one call does, in the unit of the rate."""
     settle: Callable[[], object] = bool
-    """Waits for what calls have left running, on a GPU."""
+    """Waits for work that calls have left running, on a GPU."""
 
 
 class Round(NamedTuple):
-    """What one round found."""
+    """The figures of one round."""
 
     rate: float
-    """Per second by the clock."""
+    """Amount per second by the clock."""
     core_s: float
-    """Core-seconds of this process for each."""
+    """Core-seconds of this process for an amount of 1."""
 
 
 def rounds_of(works: Mapping[str, Work], seconds: float) -> dict[str, list[Round]]:
-    """`ROUNDS` of each work, about ``seconds`` for each work; works take turns, so that what else
-    runs on the machine meets all of them."""
-    found: dict[str, list[Round]] = {name: [] for name in works}
+    """Measure each work for about ``seconds``, in `ROUNDS` rounds.
+
+    Works take turns, so that other load of the machine meets all of them.
+    """
+    rounds: dict[str, list[Round]] = {name: [] for name in works}
     for work in works.values():
         work.call()
         work.settle()
+
     for _ in range(ROUNDS):
         for name, work in works.items():
-            found[name].append(one_round(work, seconds / ROUNDS))
-    return found
+            rounds[name].append(one_round(work, seconds / ROUNDS))
+    return rounds
 
 
 def one_round(work: Work, seconds: float) -> Round:
-    """Calls for ``seconds``, at least one."""
-    calls, core_s, began_s = 0, time.process_time(), time.perf_counter()
+    """Repeat a work for ``seconds``, at least once."""
+    calls = 0
+    began_core_s = time.process_time()
+    began_s = time.perf_counter()
     while calls == 0 or time.perf_counter() < began_s + seconds:
         work.call()
         calls += 1
     work.settle()
-    spent_s, core_s = time.perf_counter() - began_s, time.process_time() - core_s
-    return Round(calls * work.amount / spent_s, core_s / (calls * work.amount))
+
+    wall_s = time.perf_counter() - began_s
+    core_s = time.process_time() - began_core_s
+    amount = calls * work.amount
+    return Round(rate=amount / wall_s, core_s=core_s / amount)
 
 
 def as_json(rounds: list[Round]) -> dict[str, Any]:
-    """Rounds as JSON."""
-    return {"rates": [r.rate for r in rounds], "core_s": [r.core_s for r in rounds]}
+    """Returns rounds as JSON: a list ``rates`` and a list ``core_s``, one number a round each."""
+    return {
+        "rates": [each.rate for each in rounds],
+        "core_s": [each.core_s for each in rounds],
+    }

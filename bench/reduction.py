@@ -38,28 +38,45 @@ from penstock.learner.group.collective import GroupCollective
 
 LEARNERS = 2
 BURST = 8  # steps back to back; the fastest burst of a round counts
-TIMEOUT = timedelta(minutes=4)  # to import torch and to sum, on a busy machine too
+TIMEOUT = timedelta(minutes=4)  # time to import torch and to sum, on a busy machine too
 
 
 def rounds(config: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Gradients per second in each round."""
+    """Measure reductions of the target's gradients for about ``seconds``.
+
+    Returns:
+        Reductions per second in each round, as ``rates``; the number of ``learners``; and the
+        number of ``parameters``.
+    """
     settings = Config.model_validate(config)
     layout = network_shape(settings, probe(settings.env)).layout
+
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         command = python("penstock.bench.reduction", os.getpid(), store, seconds)
-        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as other:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as second_learner:
             try:
-                assert other.stdin
-                other.stdin.write(json.dumps(layout.to_list()))
-                other.stdin.close()
-                rates = _rates(0, store, layout, seconds)
+                assert second_learner.stdin
+                second_learner.stdin.write(json.dumps(layout.to_list()))
+                second_learner.stdin.close()
+                rates = _rates(store, layout, seconds, rank=0)
             finally:
-                other.kill()
+                second_learner.kill()
     return {"rates": rates, "learners": LEARNERS, "parameters": layout.size}
 
 
-def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[float]:
+def _rates(store: Path, layout: ParamLayout, seconds: float, *, rank: int) -> list[float]:
+    """Reduce together with the other learner, in `ROUNDS` rounds.
+
+    Args:
+        store: file by which the two learners find each other.
+        layout: layers of the gradients.
+        seconds: duration of all rounds together.
+        rank: 0 or 1.
+
+    Returns:
+        Reductions per second in each round.
+    """
     keep_freed_memory()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -68,24 +85,34 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
     )
     assert dist.group.WORLD is not None
     ring = GroupCollective(dist.group.WORLD)
-    parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in layout.entries)
+
     context = CodecContext(
-        ReduceConfig(codec="none"), parts, layout.size, torch.device("cpu"), LEARNERS, rank
+        cfg=ReduceConfig(codec="none"),
+        parts=parts_of((name, torch.empty(shape, device="meta")) for name, shape in layout.entries),
+        size=layout.size,
+        device=torch.device("cpu"),
+        world=LEARNERS,
+        rank=rank,
     )
-    codec, grads, updates = make_codec(context), torch.zeros(layout.size), count(1)
+    codec = make_codec(context)
+    grads = torch.zeros(layout.size)
+    updates = count(1)
 
     def burst_s() -> float:
-        """Of the slower learner; both leave together."""
+        """Returns the seconds that `BURST` reductions take the slower learner.
+
+        Both learners get the same number, so that they end a round together.
+        """
         began_s = time.perf_counter()
         for _ in range(BURST):
             codec.begin(next(updates))
             for bucket in codec.buckets:
                 codec.reduce(bucket, grads[bucket.start : bucket.stop], ring)
-        spent_s = torch.tensor([time.perf_counter() - began_s])
-        ring.all_reduce_max(spent_s)
-        return float(spent_s)
+        elapsed_s = torch.tensor([time.perf_counter() - began_s])
+        ring.all_reduce_max(elapsed_s)
+        return float(elapsed_s)
 
-    burst_s()
+    burst_s()  # warms up
     rates = []
     for _ in range(ROUNDS):
         bursts = [burst_s()]
@@ -96,11 +123,12 @@ def _rates(rank: int, store: Path, layout: ParamLayout, seconds: float) -> list[
 
 
 def main() -> None:
-    """The second rank of the measurement, in a process of its own."""
+    """Run the second rank of the measurement, in a process of its own."""
     parent_pid, store, seconds = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGKILL)
+
     entries = tuple((name, tuple(shape)) for name, shape in json.load(sys.stdin))
-    _rates(1, Path(store), ParamLayout(entries), float(seconds))
+    _rates(Path(store), ParamLayout(entries), float(seconds), rank=1)
 
 
 if __name__ == "__main__":

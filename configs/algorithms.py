@@ -60,12 +60,14 @@ class AlgoConfig(Section):
         return False
 
     def by_steps(self, has_core: bool) -> bool:
-        """Whether minibatches are of steps instead of whole unrolls; ``has_core``: the network is
-        recurrent."""
+        """Whether minibatches are of steps instead of whole unrolls.
+
+        ``has_core`` says whether the network is recurrent.
+        """
         return False
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Invalid combinations of the algorithm's own options."""
+        """Yields invalid combinations of the algorithm's own options."""
         yield from ()
 
 
@@ -120,16 +122,23 @@ class AlgorithmRegistry(Registry[AlgorithmSpec]):
         return spec is not None and spec.defaults is not None
 
     def parse(self, value: Any) -> Any:
-        """The config of the algorithm that a map names; without a name, of the default
-        algorithm."""
+        """Returns the config of the algorithm that a map names, and other values unchanged.
+
+        Without a name it is the default algorithm.
+
+        Raises:
+            ValidationError: of pydantic, for a name of no algorithm, and for invalid options.
+        """
         if not isinstance(value, dict):
             return value
+
         name = value.get("name", DEFAULT)
         spec = self.specs.get(name) if isinstance(name, str) else None
         if spec is None:
             unknown = PydanticCustomError("algorithm", "no algorithm has this name")
             line = InitErrorDetails(type=unknown, loc=("name",), input=name)
             raise ValidationError.from_exception_data("algo", [line])
+
         return spec.config.model_validate({**value, "name": name})
 
 

@@ -33,51 +33,63 @@ class Reference(NamedTuple):
 
 
 def references(config: Config) -> list[Reference]:
-    """Everything in ``config`` that an actor would import, call or open.
+    """Returns everything in ``config`` that an actor would import, call or open.
 
     These are `module:name` in `env.id` (a gymnasium id names only installed environments), all of
     `env.wrappers`, a network or an algorithm of the user's own, and any text among their options
     that could name a module, a class or a file.
     """
-    found = [Reference("env.id", config.env.id)] if ":" in config.env.id else []
-    found += _texts("env.kwargs", config.env.kwargs)
+    named: list[Reference] = []
+    if ":" in config.env.id:
+        named.append(Reference("env.id", config.env.id))
+    named += _texts("env.kwargs", config.env.kwargs)
+
+    # A wrapper is a name, or a map of one name to its keyword arguments.
     for wrapper in config.env.wrappers:
         name, kwargs = (wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items()))
-        found.append(Reference("env.wrappers", name))
-        found += _texts(f"env.wrappers {name}", kwargs)
+        named.append(Reference("env.wrappers", name))
+        named += _texts(f"env.wrappers {name}", kwargs)
+
     if config.model.entry is not None:
-        found.append(Reference("model.entry", config.model.entry))
-        found += _texts("model.settings", config.model.settings)
+        named.append(Reference("model.entry", config.model.entry))
+        named += _texts("model.settings", config.model.settings)
+
     for name, value in config.algo.model_dump(exclude={"name"}).items():
         if name in config.algo.modules:
-            found.append(Reference(f"algo.{name}", value))
+            named.append(Reference(f"algo.{name}", value))
         else:
-            found += _texts(f"algo.{name}", value)
-    return found
+            named += _texts(f"algo.{name}", value)
+    return named
 
 
 def references_in_training(config: Config) -> list[Reference]:
-    """`references`, and what only the command that trains the run uses: the classes that it
-    imports; the addresses at which it listens; and the places outside the run's folder from which
-    it reads, or to which it writes or sends."""
-    found = [
-        *references(config),
-        *(Reference("run.callbacks", name) for name in config.run.callbacks),
-    ]
+    """Returns `references`, and what only the command that trains the run uses.
+
+    These are the classes that it imports; the addresses at which it listens; and the places outside
+    the run's folder from which it reads, or to which it writes or sends.
+    """
+    named = references(config)
+    named += [Reference("run.callbacks", name) for name in config.run.callbacks]
+
     places = {
         "checkpoint.store": config.checkpoint.store,
         "learner.reduce.interface": config.learner.reduce.interface,
         "transport.bind": config.transport.bind,
         "transport.curve": config.transport.curve,
     }
-    found += [Reference(option, place) for option, place in places.items() if place is not None]
+    named += [Reference(option, place) for option, place in places.items() if place is not None]
     if config.transport.insecure:
-        found.append(Reference("transport.insecure", "insecure=true"))
-    return [*found, *_changed_sink_options(config.run)]
+        named.append(Reference("transport.insecure", "insecure=true"))
+
+    named += _changed_sink_options(config.run)
+    return named
 
 
 def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Reference]:
-    """Those of ``named`` whose texts match none of the patterns, with `*` and `?`, in ``allow``."""
+    """Yields those of ``named`` whose texts match no pattern in ``allow``.
+
+    Patterns may have `*` and `?`.
+    """
     # A name could be a part of a text, and only one element of a list is a whole pattern.
     patterns = [allow] if isinstance(allow, str) else allow
     for reference in named:
@@ -87,7 +99,7 @@ def not_allowed(named: Iterable[Reference], allow: Sequence[str]) -> Iterator[Re
 
 
 def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -> None:
-    """Raise UserError for the first reference in a received config that is not allowed.
+    """Refuse a received config with a reference that is not allowed.
 
     Args:
         config: the received config.
@@ -95,10 +107,14 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
             Without patterns, ``trusted`` decides.
         trusted: whether ``source`` is authenticated.
         source: the sender of the config, for the message.
+
+    Raises:
+        UserError: for the first such reference; it says how to allow it.
     """
     if allow:
-        wanted = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
-        for option, text in not_allowed(wanted, allow):
+        # A reference may be named twice; `env.id` must match a pattern whatever it names.
+        named = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
+        for option, text in not_allowed(named, allow):
             raise UserError(
                 f"{source} names {option} {shown(text)}, which is none of --allow "
                 f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
@@ -113,30 +129,42 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
 
 
 def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserError:
-    """The error for a reference in a policy file or a run folder; ``way`` is how to allow it where
-    that is not by `--allow`."""
-    option, text = shown(reference.option)[1:-1], shown(reference.text)
+    """Returns the error for a reference in a policy file or a run folder.
+
+    Args:
+        source: the file or folder.
+        reference: the reference that is refused.
+        why: the reason, as a part of the sentence.
+        way: how to allow it, where that is not by `--allow`.
+    """
+    option = shown(reference.option)[1:-1]
+    text = shown(reference.text)
     way = way or f"give --allow {text}, or to a function of penstock allow=[{text}]"
     return UserError(f"{source} names {option} {text}, {why}; if you trust it, {way}")
 
 
 def shown(text: str) -> str:
-    """A received text, quoted for a message: of bounded length, without control characters."""
+    """Returns a received text quoted for a message.
+
+    It is of bounded length, without control characters.
+    """
     return ascii(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
 
 
 def _changed_sink_options(run: RunConfig) -> Iterator[Reference]:
-    """The options of sinks that are not the defaults."""
+    """Yields the options of sinks that are not the defaults."""
     for name, field in SinkOptions.model_fields.items():
         value = getattr(run, name)
-        if value != field.default:
-            # The true of one option must not allow another one.
-            text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
-            yield Reference(f"run.{name}", text)
+        if value == field.default:
+            continue
+
+        # The text of a switch has its name, since the true of one must not allow another one.
+        text = f"{name}={value}".lower() if isinstance(value, bool) else str(value)
+        yield Reference(f"run.{name}", text)
 
 
 def _texts(option: str, value: JsonValue) -> Iterator[Reference]:
-    """The texts in a JSON value that could name code or a file, including keys of maps."""
+    """Yields the texts in a JSON value that could name code or a file, including keys of maps."""
     if isinstance(value, str):
         if _NAMES_CODE_OR_FILE.search(value):
             yield Reference(option, value)

@@ -1,16 +1,19 @@
-"""Checks of combinations of options; each invalid one is a sentence with a remedy."""
+"""Checks of combinations of options; each invalid one is a sentence with a remedy.
+
+Each `_check_...` yields the invalid combinations of one kind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.configs.group import group
+from penstock.configs.group import check_group
 from penstock.configs.model import ModelConfig
 from penstock.configs.policy_lag import lag_of, lent_by_batch, updates_of_batch
 from penstock.configs.run import SINKS
 from penstock.configs.schedules import LinearSchedule
 from penstock.configs.section import Contradiction, Section
-from penstock.configs.sections import Sections
+from penstock.configs.sections import ReplayConfig, Sections
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import is_local
 
@@ -18,61 +21,109 @@ LEAST_CONFIRMING = 10  # episodes that a confidence interval needs
 
 
 def contradictions(cfg: Sections) -> list[Contradiction]:
-    """All invalid combinations in a config whose fields are each valid."""
-    ends = (_lent_by_batch, _schedule, _stop, _evaluation, _store, _addresses, _keys, _sinks)
-    of_learner = (_batches, _rewards, _replay, _gathering, _algo, _compile)
-    checks = (*of_learner, _inference, *ends, network, group)
-    return [found for check in checks for found in check(cfg)]
+    """Returns all invalid combinations in a config whose fields are each valid."""
+    checks = (
+        _check_batches,
+        _check_rewards,
+        _check_replay,
+        _check_gathering,
+        _check_algorithm,
+        _check_compile,
+        _check_inference,
+        _check_lending,
+        _check_learning_rate,
+        _check_stop,
+        _check_evaluation,
+        _check_store,
+        _check_addresses,
+        _check_keys,
+        _check_sinks,
+        _check_network,
+        check_group,
+    )
+    return [contradiction for check in checks for contradiction in check(cfg)]
 
 
-def _batches(cfg: Sections) -> Iterator[Contradiction]:
+def _check_batches(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that slots can be made into batches, and batches divided into minibatches."""
     if cfg.algo.trains_on != "unrolls":
         return
-    envs, transport, learner = cfg.actor_envs, cfg.transport, cfg.learner
+
     if cfg.algo.by_steps(cfg.model.core != "none"):
-        yield from _minibatches_of_steps(cfg)
-    elif envs % learner.updates_per_batch:
-        more = -(-envs // learner.updates_per_batch) * learner.updates_per_batch
-        fewer = max(n for n in range(1, learner.updates_per_batch) if envs % n == 0)
-        yield Contradiction(
-            ("actors.envs", "learner.updates_per_batch"),
-            f"actors.envs {envs} is not divisible by learner.updates_per_batch "
-            f"{learner.updates_per_batch}, and each update takes an equal share of a slot's "
-            f"environments; set actors.envs={more} or "
-            f"learner.updates_per_batch={fewer}{_or_steps(cfg)}",
-        )
+        yield from _check_minibatches_of_steps(cfg)
+    else:
+        yield from _check_minibatches_of_unrolls(cfg)
+    yield from _check_waiting_slots(cfg)
+    yield from _check_lag(cfg)
+
+
+def _check_minibatches_of_unrolls(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that each minibatch has an equal share of a slot's environments."""
+    envs = cfg.actor_envs
+    updates = cfg.learner.updates_per_batch
+    if envs % updates == 0:
+        return
+
+    more_envs = -(-envs // updates) * updates
+    fewer_updates = max(n for n in range(1, updates) if envs % n == 0)
+    yield Contradiction(
+        ("actors.envs", "learner.updates_per_batch"),
+        f"actors.envs {envs} is not divisible by learner.updates_per_batch "
+        f"{updates}, and each update takes an equal share of a slot's "
+        f"environments; set actors.envs={more_envs} or "
+        f"learner.updates_per_batch={fewer_updates}{_or_steps(cfg)}",
+    )
+
+
+def _check_waiting_slots(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that the actors of a learner can fill a batch while they wait for it."""
+    transport = cfg.transport
+    learner = cfg.learner
     waiting = max(1, cfg.first_actors // learner.most_count) * transport.slots
-    if waiting < learner.batch_slots:
-        needed = -(-learner.batch_slots // transport.slots) * learner.most_count
-        yield Contradiction(
-            ("actors.count", "transport.slots", "learner.batch_slots"),
-            f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
-            f"actors.count {_first(cfg)} and transport.slots {transport.slots} provide"
-            f"{' for each learner' if learner.most_count > 1 else ''}; set "
-            f"learner.batch_slots={waiting} or less, or actors.count={needed} or more",
-        )
-    least, updates = lag_of(cfg, learner.batch_slots), updates_of_batch(cfg)
-    if least > transport.max_policy_lag and not lent_by_batch(cfg):
-        less = "0 for the synchronous mode"
-        if updates > 1:
-            less = f"{updates - 1} or less to play a batch during the last steps of the one before"
-        yield Contradiction(
-            ("transport.max_policy_lag", "learner.prefetch", "learner.publish_every"),
-            f"transport.max_policy_lag {transport.max_policy_lag} is below {least}, the lag that "
-            "learner.prefetch and learner.publish_every make with the slots of a single batch; set "
-            f"transport.max_policy_lag={least}, or {less}",
-        )
+    if waiting >= learner.batch_slots:
+        return
+
+    actors = -(-learner.batch_slots // transport.slots) * learner.most_count
+    for_each = " for each learner" if learner.most_count > 1 else ""
+    yield Contradiction(
+        ("actors.count", "transport.slots", "learner.batch_slots"),
+        f"learner.batch_slots {learner.batch_slots} is more than the {waiting} slots that "
+        f"actors.count {_actors_count(cfg)} and transport.slots {transport.slots} provide"
+        f"{for_each}; set "
+        f"learner.batch_slots={waiting} or less, or actors.count={actors} or more",
+    )
 
 
-def _first(cfg: Sections) -> str:
-    """The value of `actors.count`, with the number with which a run starts where it may change."""
+def _check_lag(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that the bound on lag allows the slots of a single batch."""
+    least = lag_of(cfg, cfg.learner.batch_slots)
+    if least <= cfg.transport.max_policy_lag or lent_by_batch(cfg):
+        return
+
+    updates = updates_of_batch(cfg)
+    alternative = "0 for the synchronous mode"
+    if updates > 1:
+        alternative = (
+            f"{updates - 1} or less to play a batch during the last steps of the one before"
+        )
+    yield Contradiction(
+        ("transport.max_policy_lag", "learner.prefetch", "learner.publish_every"),
+        f"transport.max_policy_lag {cfg.transport.max_policy_lag} is below {least}, the lag that "
+        "learner.prefetch and learner.publish_every make with the slots of a single batch; set "
+        f"transport.max_policy_lag={least}, or {alternative}",
+    )
+
+
+def _actors_count(cfg: Sections) -> str:
+    """Returns `actors.count`, with the number at the start of a run where it may change."""
     count = cfg.actors.count
     return str(count) if isinstance(count, int) else f"{count} ({cfg.first_actors})"
 
 
-def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
-    updates, actors = cfg.learner.updates_per_batch, cfg.actors
-    steps = cfg.actor_envs * actors.unroll * cfg.learner.batch_slots
+def _check_minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that a batch has a step for each minibatch, and that steps need no order."""
+    updates = cfg.learner.updates_per_batch
+    steps = cfg.actor_envs * cfg.actors.unroll * cfg.learner.batch_slots
     if updates > steps:
         yield Contradiction(
             ("learner.updates_per_batch", "actors.envs", "actors.unroll"),
@@ -80,6 +131,7 @@ def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
             "(actors.envs x actors.unroll x learner.batch_slots); set "
             f"learner.updates_per_batch={steps} or less",
         )
+
     if cfg.model.core != "none":
         yield Contradiction(
             ("algo.minibatches", "model.core"),
@@ -89,42 +141,49 @@ def _minibatches_of_steps(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _or_steps(cfg: Sections) -> str:
-    """A third remedy, where minibatches may be of steps."""
+    """Returns a third remedy, where minibatches may be of steps; otherwise an empty text."""
     possible = cfg.model.core == "none" and "minibatches" in type(cfg.algo).model_fields
     return ", or algo.minibatches=steps" if possible else ""
 
 
-def _lent_by_batch(cfg: Sections) -> Iterator[Contradiction]:
-    """Of a bound on lag with which slots are lent for one batch at a time."""
-    lag, learner = cfg.transport.max_policy_lag, cfg.learner
-    more = f"transport.max_policy_lag={max(1000, lag_of(cfg, learner.batch_slots))}"
+def _check_lending(cfg: Sections) -> Iterator[Contradiction]:
+    """Check a bound on lag with which slots are lent for one batch at a time."""
+    lag = cfg.transport.max_policy_lag
+    learner = cfg.learner
     bound = f"transport.max_policy_lag {lag} makes actors wait for the weights of each batch"
+    higher = f"transport.max_policy_lag={max(1000, lag_of(cfg, learner.batch_slots))}"
+
     if lag == 0 and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("transport.max_policy_lag", "algo.name"),
             f"{bound}, and algo.name {cfg.algo.name} does not train on batches of fresh unrolls; "
-            f"set {more}, and transport.kind=inproc to play and train in turns",
+            f"set {higher}, and transport.kind=inproc to play and train in turns",
         )
     if not lent_by_batch(cfg):
         return
+
     if learner.most_count > 1:
         yield Contradiction(
             ("transport.max_policy_lag", "learner.count"),
             f"{bound}, and with learner.count {learner.count} a learner also continues "
-            f"without a batch of its own; set learner.count=1 or {more}",
+            f"without a batch of its own; set learner.count=1 or {higher}",
         )
-    actors, batch = cfg.first_actors, learner.batch_slots
-    whole = -(-batch // actors) * actors
-    if TRANSPORTS.one_process(cfg.transport.kind) and batch % actors:
+
+    # In one process the actors take turns, so that each has the same number of a batch's slots.
+    actors = cfg.first_actors
+    slots = learner.batch_slots
+    if TRANSPORTS.one_process(cfg.transport.kind) and slots % actors:
+        multiple = -(-slots // actors) * actors
         yield Contradiction(
             ("transport.max_policy_lag", "transport.kind", "learner.batch_slots"),
             f"{bound}, and with transport.kind {cfg.transport.kind} each of actors.count "
-            f"{_first(cfg)} plays one slot per turn, so learner.batch_slots {batch} must be a "
-            f"multiple of that; set learner.batch_slots={whole}, actors.count=1 or {more}",
+            f"{_actors_count(cfg)} plays one slot per turn, so learner.batch_slots {slots} must be "
+            f"a multiple of that; set learner.batch_slots={multiple}, actors.count=1 or {higher}",
         )
 
 
-def _rewards(cfg: Sections) -> Iterator[Contradiction]:
+def _check_rewards(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that rewards which are normalised are not clipped or scaled as well."""
     algo = cfg.algo
     if algo.normalizes_rewards and algo.reward_clip is not None:
         yield Contradiction(
@@ -132,6 +191,7 @@ def _rewards(cfg: Sections) -> Iterator[Contradiction]:
             f"algo.normalize_rewards needs unclipped rewards, and algo.reward_clip is "
             f"{algo.reward_clip:g}; set algo.reward_clip=null or algo.normalize_rewards=false",
         )
+
     if algo.normalizes_rewards and algo.reward_scale != 1:
         yield Contradiction(
             ("algo.normalize_rewards", "algo.reward_scale"),
@@ -140,44 +200,73 @@ def _rewards(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _replay(cfg: Sections) -> Iterator[Contradiction]:
-    replay = cfg.replay
+def _check_replay(cfg: Sections) -> Iterator[Contradiction]:
+    """Check the options of `replay` with each other and with the algorithm."""
     if cfg.algo.trains_on == "unrolls":
-        defaults = type(replay)()
-        keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
-        if keys:
-            custom = cfg.algo.name == "custom"
-            name, other = ("data", "transitions") if custom else ("name", "dqn")
-            yield Contradiction(
-                (*(f"replay.{key}" for key in keys), f"algo.{name}"),
-                f"replay.{keys[0]} has no effect with algo.{name} {getattr(cfg.algo, name)}, which "
-                f"does not use replay; set algo.{name}={other}, or replay={{}}",
-            )
+        yield from _check_unused_replay(cfg)
         return
-    half = replay.capacity // 2
-    for key in ("min_size", "batch_size"):
-        if (value := getattr(replay, key)) > half:
-            fit = f"replay.{key}={half} or less" if half else f"replay.capacity={2 * value} or more"
-            yield Contradiction(
-                (f"replay.{key}", "replay.capacity"),
-                f"replay.{key} {value} is more than half of replay.capacity {replay.capacity}, and "
-                "each reset takes up the room of a step, so that with short episodes training "
-                f"would never begin; set {fit}",
-            )
-    if TRANSPORTS.one_process(cfg.transport.kind) and replay.samples_per_insert is None:
+
+    yield from _check_replay_sizes(cfg.replay)
+    if TRANSPORTS.one_process(cfg.transport.kind) and cfg.replay.samples_per_insert is None:
         yield Contradiction(
             ("replay.samples_per_insert", "transport.kind"),
             "replay.samples_per_insert null sets no limit after which the actors take their turn "
             f"(transport.kind {cfg.transport.kind}); set replay.samples_per_insert=8",
         )
+    yield from _check_priorities(cfg.replay)
+
+
+def _check_unused_replay(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that no option of `replay` is set for an algorithm without replay."""
+    replay = cfg.replay
+    defaults = type(replay)()
+    keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
+    if not keys:
+        return
+
+    # An algorithm of the user's own has replay by another option.
+    option = "name"
+    remedy = "dqn"
+    if cfg.algo.name == "custom":
+        option = "data"
+        remedy = "transitions"
+    yield Contradiction(
+        (*(f"replay.{key}" for key in keys), f"algo.{option}"),
+        f"replay.{keys[0]} has no effect with algo.{option} {getattr(cfg.algo, option)}, which "
+        f"does not use replay; set algo.{option}={remedy}, or replay={{}}",
+    )
+
+
+def _check_replay_sizes(replay: ReplayConfig) -> Iterator[Contradiction]:
+    """Check that training can begin: the steps that it needs fit into half of the capacity."""
+    half = replay.capacity // 2
+    for key in ("min_size", "batch_size"):
+        value = getattr(replay, key)
+        if value <= half:
+            continue
+
+        remedy = f"replay.{key}={half} or less"
+        if half == 0:
+            remedy = f"replay.capacity={2 * value} or more"
+        yield Contradiction(
+            (f"replay.{key}", "replay.capacity"),
+            f"replay.{key} {value} is more than half of replay.capacity {replay.capacity}, and "
+            "each reset takes up the room of a step, so that with short episodes training "
+            f"would never begin; set {remedy}",
+        )
+
+
+def _check_priorities(replay: ReplayConfig) -> Iterator[Contradiction]:
+    """Check the options of prioritized replay with each other."""
     needs_errors = {"prioritized": True, "uniform": False}.get(replay.sampler or "")
     if needs_errors is not None and needs_errors is not replay.prioritized:
         yield Contradiction(
             ("replay.sampler", "replay.prioritized"),
             f"replay.sampler {replay.sampler} {'draws' if needs_errors else 'does not draw'} by TD "
-            f"errors, and replay.prioritized is {str(replay.prioritized).lower()}; set "
-            f"replay.prioritized={str(needs_errors).lower()}, or replay.sampler=null",
+            f"errors, and replay.prioritized is {_as_yaml(replay.prioritized)}; set "
+            f"replay.prioritized={_as_yaml(needs_errors)}, or replay.sampler=null",
         )
+
     if replay.prioritized and replay.beta == 1 and replay.beta_steps is not None:
         yield Contradiction(
             ("replay.beta", "replay.beta_steps"),
@@ -186,33 +275,39 @@ def _replay(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _gathering(cfg: Sections) -> Iterator[Contradiction]:
+def _check_gathering(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that options about batches of slots are not set for an algorithm with replay."""
     if cfg.algo.trains_on == "unrolls":
         return
-    learner, defaults = cfg.learner, type(cfg.learner)()
-    for key, does in (
-        ("updates_per_batch", "trains once on each batch that it samples from replay"),
-        ("gather_threads", "does not gather slots into batches"),
-    ):
+
+    learner = cfg.learner
+    defaults = type(learner)()
+    reasons = {
+        "updates_per_batch": "trains once on each batch that it samples from replay",
+        "gather_threads": "does not gather slots into batches",
+    }
+    for key, reason in reasons.items():
         if _differ(key, learner, defaults):
-            default = getattr(defaults, key)
             yield Contradiction(
                 (f"learner.{key}", "algo.name"),
                 f"learner.{key} {getattr(learner, key)} has no effect with algo.name "
-                f"{cfg.algo.name}, which {does}; set learner.{key}="
-                f"{'null' if default is None else default}",
+                f"{cfg.algo.name}, which {reason}; set "
+                f"learner.{key}={_as_yaml(getattr(defaults, key))}",
             )
 
 
-def _algo(cfg: Sections) -> Iterator[Contradiction]:
+def _check_algorithm(cfg: Sections) -> Iterator[Contradiction]:
+    """Let the algorithm check its own options."""
     return cfg.algo.contradictions()
 
 
-def _differ(key: str, a: Section, b: Section) -> bool:
-    return bool(getattr(a, key) != getattr(b, key))
+def _differ(key: str, section: Section, defaults: Section) -> bool:
+    """Whether an option of a section has another value than the default."""
+    return bool(getattr(section, key) != getattr(defaults, key))
 
 
-def _compile(cfg: Sections) -> Iterator[Contradiction]:
+def _check_compile(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that the network is compiled only for an algorithm that can do so."""
     if cfg.learner.compile and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("learner.compile", "algo.name"),
@@ -221,10 +316,9 @@ def _compile(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _inference(cfg: Sections) -> Iterator[Contradiction]:
-    if cfg.actors.inference != "numpy":
-        return
-    if cfg.actors.precision == "bf16":
+def _check_inference(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that inference by numpy has a number format of numpy."""
+    if cfg.actors.inference == "numpy" and cfg.actors.precision == "bf16":
         yield Contradiction(
             ("actors.inference", "actors.precision"),
             "actors.inference numpy does not support actors.precision bf16; "
@@ -232,9 +326,13 @@ def _inference(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _schedule(cfg: Sections) -> Iterator[Contradiction]:
+def _check_learning_rate(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that the learning rate falls in one way: by its schedule, or by `lr_end_fraction`."""
     keys = ("learner.lr_end_fraction", "learner.lr_decay_steps")
-    fraction, steps = cfg.learner.lr_end_fraction, cfg.learner.lr_decay_steps
+    lr = cfg.learner.lr
+    fraction = cfg.learner.lr_end_fraction
+    steps = cfg.learner.lr_decay_steps
+
     if fraction != 1 and steps is None:
         yield Contradiction(
             keys,
@@ -247,7 +345,7 @@ def _schedule(cfg: Sections) -> Iterator[Contradiction]:
             f"learner.lr_decay_steps {steps} has no effect while learner.lr_end_fraction is 1; "
             "set learner.lr_end_fraction=0 to decay to zero",
         )
-    lr = cfg.learner.lr
+
     if isinstance(lr, LinearSchedule) and fraction != 1:
         yield Contradiction(
             ("learner.lr", *keys),
@@ -257,14 +355,17 @@ def _schedule(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _stop(cfg: Sections) -> Iterator[Contradiction]:
+def _check_stop(cfg: Sections) -> Iterator[Contradiction]:
+    """Check the limits of a run that depend on its return."""
     if cfg.stop.hold_s and cfg.stop.return_ is None:
         yield Contradiction(
             ("stop.hold_s",),
             f"stop.hold_s {cfg.stop.hold_s:g} counts from the moment when stop.return is reached, "
             "and stop.return is null; set stop.return, or stop.minutes for a time limit",
         )
-    if 0 < (episodes := cfg.stop.confirm_episodes) < LEAST_CONFIRMING:
+
+    episodes = cfg.stop.confirm_episodes
+    if 0 < episodes < LEAST_CONFIRMING:
         yield Contradiction(
             ("stop.confirm_episodes",),
             f"stop.confirm_episodes {episodes} is too few to estimate the spread of returns; set "
@@ -272,9 +373,10 @@ def _stop(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
-    turns = TRANSPORTS.one_process(cfg.transport.kind)
-    if turns and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
+def _check_evaluation(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that a run in one process writes the checkpoints that it evaluates."""
+    one_process = TRANSPORTS.one_process(cfg.transport.kind)
+    if one_process and cfg.eval.every_s is not None and cfg.checkpoint.every_steps is None:
         yield Contradiction(
             ("eval.every_s", "transport.kind", "checkpoint.every_steps"),
             f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and with transport.kind "
@@ -283,7 +385,8 @@ def _evaluation(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _store(cfg: Sections) -> Iterator[Contradiction]:
+def _check_store(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that a run which resumes in another folder knows its number of environments."""
     if cfg.actors.envs == "auto" and cfg.checkpoint.store is not None:
         yield Contradiction(
             ("actors.envs", "checkpoint.store"),
@@ -293,29 +396,34 @@ def _store(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _addresses(cfg: Sections) -> Iterator[Contradiction]:
+def _check_addresses(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that a transport for one host has no options about other hosts."""
     transport = cfg.transport
     spec = TRANSPORTS.specs.get(transport.kind)
-    if spec is not None and not spec.reaches_other_hosts:
-        for key in ("bind", "curve"):
-            if getattr(transport, key) is not None:
-                yield Contradiction(
-                    (f"transport.{key}", "transport.kind"),
-                    f"transport.{key} is for actors on other hosts, and transport.kind "
-                    f"{transport.kind} works on one host only; set transport.kind=zmq or "
-                    f"transport.{key}=null",
-                )
+    if spec is None or spec.reaches_other_hosts:
+        return
+
+    for key in ("bind", "curve"):
+        if getattr(transport, key) is not None:
+            yield Contradiction(
+                (f"transport.{key}", "transport.kind"),
+                f"transport.{key} is for actors on other hosts, and transport.kind "
+                f"{transport.kind} works on one host only; set transport.kind=zmq or "
+                f"transport.{key}=null",
+            )
 
 
-def _keys(cfg: Sections) -> Iterator[Contradiction]:
+def _check_keys(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that an address which other hosts reach has keys, or goes without on purpose."""
     transport = cfg.transport
     if transport.insecure and transport.curve is not None:
         yield Contradiction(
             ("transport.insecure", "transport.curve"),
             "transport.insecure and transport.curve are both set; set only one of them",
         )
-    exposed = transport.bind is not None and not is_local(transport.bind)
-    if exposed and transport.curve is None and not transport.insecure:
+
+    is_exposed = transport.bind is not None and not is_local(transport.bind)
+    if is_exposed and transport.curve is None and not transport.insecure:
         yield Contradiction(
             ("transport.bind", "transport.curve", "transport.insecure"),
             f"transport.bind {transport.bind} accepts connections from other hosts without "
@@ -324,18 +432,21 @@ def _keys(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _sinks(cfg: Sections) -> Iterator[Contradiction]:
+def _check_sinks(cfg: Sections) -> Iterator[Contradiction]:
+    """Let each sink check its own options."""
     for spec in SINKS.specs.values():
         yield from spec.check(cfg.run)
 
 
+# The options of `model` that have no effect on other algorithms than actor-critics.
 ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")
 
 
-def network(cfg: Sections) -> Iterator[Contradiction]:
-    """Combinations of the network with the algorithm and with the actors' inference."""
-    yield from _off_policy(cfg)
-    yield from _numpy_inference(cfg)
+def _check_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check the network with the algorithm and with the actors' inference."""
+    yield from _check_off_policy_network(cfg)
+    yield from _check_numpy_network(cfg)
+
     model = cfg.model
     if model.settings and model.entry is None:
         yield Contradiction(
@@ -345,42 +456,50 @@ def network(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _off_policy(cfg: Sections) -> Iterator[Contradiction]:
-    algo, model, defaults = cfg.algo, cfg.model, ModelConfig()
-    if algo.trains_on == "unrolls":
+def _check_off_policy_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that no option for actor-critics is set with another algorithm; yields the first."""
+    if cfg.algo.trains_on == "unrolls":
         return
+
+    defaults = ModelConfig()
     for key in ACTOR_CRITICS:
-        value, default = getattr(model, key), getattr(defaults, key)
+        value = getattr(cfg.model, key)
+        default = getattr(defaults, key)
         if value != default:
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
-                f"model.{key} {_shown(value)} is for actor-critics, and algo.name {algo.name} is "
-                f"not one; set algo.name=ppo or model.{key}={_shown(default)}",
+                f"model.{key} {_as_yaml(value)} is for actor-critics, and algo.name "
+                f"{cfg.algo.name} is not one; set algo.name=ppo or "
+                f"model.{key}={_as_yaml(default)}",
             )
             return
 
 
-def _numpy_inference(cfg: Sections) -> Iterator[Contradiction]:
+def _check_numpy_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that numpy can compute the network of the actors; yields the first contradiction."""
     if cfg.actors.inference != "numpy":
         return
+
+    # Each option: whether its value is refused, and the values that numpy supports.
     model = cfg.model
-    wrong = (
+    rules = (
         ("kind", model.kind not in ("auto", "mlp"), "model.kind mlp only"),
         ("core", model.core != "none", "networks without core only"),
         ("critic", model.critic == "shared", "networks with a separate critic only"),
         ("entry", model.entry is not None, "Penstock's own networks only"),
     )
-    for key, is_wrong, known in wrong:
-        if is_wrong:
+    for key, is_refused, supported in rules:
+        if is_refused:
             yield Contradiction(
                 ("actors.inference", f"model.{key}"),
-                f"actors.inference numpy supports {known}, not {getattr(model, key)}; "
+                f"actors.inference numpy supports {supported}, not {getattr(model, key)}; "
                 "set actors.inference=torch",
             )
             return
 
 
-def _shown(value: object) -> str:
+def _as_yaml(value: object) -> str:
+    """Returns the value of an option as a user writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)

@@ -3,7 +3,7 @@
 import operator
 from typing import Any
 
-PRINTABLE = 2000  # characters of a received text
+PRINTABLE = 2000  # most characters of a received text in a message
 
 
 class UserError(Exception):
@@ -15,19 +15,31 @@ class UserError(Exception):
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """An argument of the Python API as an int, also if it is one of numpy's. Raises UserError."""
+    """Returns an argument of the Python API as an int, also if it is one of numpy's.
+
+    Args:
+        name: name of the argument.
+        value: its value.
+        least: the least number that it may be.
+
+    Raises:
+        UserError: if it is no whole number, or below ``least``.
+    """
     try:
-        found = operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        found = least - 1
-    if found < least:
+        number = least - 1  # refused like any other that is too small
+    if number < least:
         raise UserError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-    return found
+    return number
 
 
 def printable(text: str) -> str:
-    """A received text for a terminal or a log: of bounded length, control characters escaped."""
-    cut = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
-    if cut.isprintable():
-        return cut
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+    """Returns a received text for a terminal or a log.
+
+    It is of bounded length, and its control characters are escaped.
+    """
+    short = text if len(text) <= PRINTABLE else f"{text[:PRINTABLE]}..."
+    if short.isprintable():
+        return short
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)

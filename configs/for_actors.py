@@ -36,22 +36,31 @@ by their section or algorithm. Each later option of `SECTIONS` has its place her
 
 
 def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> dict[str, Any]:
-    """The config as JSON for an actor of any release that speaks the same protocol. ``scaled`` and
-    ``filtered``: whether `model.scale` and `model.filters` have an effect on the environment's
-    network."""
-    sent: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
+    """Returns the config as JSON for an actor of any release that speaks the same protocol.
+
+    Args:
+        config: the config of the run.
+        scaled: whether `model.scale` has an effect on the environment's network.
+        filtered: whether `model.filters` has one.
+    """
+    sections: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
     if not scaled:
-        sent["model"]["scale"] = "bytes"
+        sections["model"]["scale"] = "bytes"
     if not filtered:
-        sent["model"]["filters"] = []
-    # `auto` depends on what is not sent, and is refused by 0.1.0.
-    sent["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
+        sections["model"]["filters"] = []
+
+    # `auto` depends on sections that are not sent, and is refused by 0.1.0.
+    sections["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:
-        _withhold(sent[section], config.algo.name if section == "algo" else section)
-    return sent
+        _withhold(sections[section], config.algo.name if section == "algo" else section)
+    return sections
 
 
 def _withhold(options: dict[str, Any], owner: str) -> None:
+    """Remove the options that actors do not need.
+
+    ``owner`` is the key of the options in the two tables above: a section or an algorithm.
+    """
     for name in LEARNERS_ALONE.get(owner, ()):
         options.pop(name, None)
     for name, value in WITHOUT_EFFECT.get(owner, {}).items():
@@ -60,10 +69,16 @@ def _withhold(options: dict[str, Any], owner: str) -> None:
 
 
 def read_for_actor(received: object) -> Config:
-    """The config that an actor plays with, of what `for_actors` or an earlier release sent.
+    """Returns the config that an actor plays with.
 
     Combinations of options are not checked: the learner did, with the sections that are missing
-    here. Raises pydantic's ValidationError.
+    here.
+
+    Args:
+        received: the JSON that `for_actors`, or an earlier release, has sent.
+
+    Raises:
+        ValidationError: of pydantic, if it is no config.
     """
     complete_stored(received)
     return Config.model_validate(received, context={Config.ALONE: True})

@@ -1,4 +1,7 @@
-"""Checks of combinations of options for several learners."""
+"""Checks of combinations of options for several learners.
+
+Each `_check_...` yields the invalid combinations of one kind.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +18,36 @@ FITS_ALL = "int8"
 """A codec that goes with every optimizer, for messages."""
 
 
-def group(cfg: Sections) -> Iterator[Contradiction]:
-    """Combinations of codecs, optimizers, paces and numbers of learners."""
+def check_group(cfg: Sections) -> Iterator[Contradiction]:
+    """Yields invalid combinations of codecs, optimizers, paces and numbers of learners."""
     yield from codec_contradictions(cfg.learner)
-    yield from _optimizer(cfg.learner)
-    yield from _updates(cfg.learner)
-    yield from _pace(cfg)
-    yield from _statistics(cfg)
-    yield from _numbers(cfg)
+    yield from _check_optimizer(cfg.learner)
+    yield from _check_updates(cfg.learner)
+    yield from _check_pace(cfg)
+    yield from _check_statistics(cfg)
+    yield from _check_learners(cfg)
 
 
 def codec_contradictions(learner: LearnerConfig) -> Iterator[Contradiction]:
-    """Combinations of the codec with the optimizer and the pace."""
+    """Yields invalid combinations of the codec with the optimizer and the pace."""
     name = learner.reduce.codec
-    codec, optimizer = CODECS.specs.get(name), OPTIMIZERS.specs[learner.optimizer]
+    codec = CODECS.specs.get(name)  # None for `auto`
+    optimizer = OPTIMIZERS.specs[learner.optimizer]
+
     if codec and not goes_with(codec, optimizer):
         yield Contradiction(
             ("learner.reduce.codec", "learner.optimizer"),
             f"learner.reduce.codec {name} {_misfit(codec, optimizer)}",
         )
+
+    # A codec that sends momentum needs at least one update in which the variance is measured.
     if codec and codec.reduces_gradients and not codec.reduces_gradients(learner.reduce, 0):
         yield Contradiction(
             ("learner.reduce.codec", "learner.reduce.warmup_updates"),
             f"learner.reduce.codec {name} divides by the variance of the gradients of its "
             "warm-up, and learner.reduce.warmup_updates is 0; set it to 1 or more",
         )
+
     paces = PACES.using_codec(name)
     if learner.pace not in paces:
         yield Contradiction(
@@ -54,17 +62,20 @@ def goes_with(codec: CodecSpec, optimizer: OptimizerSpec) -> bool:
     """Whether an optimizer can step by what a codec sends."""
     if codec.reduces_gradients is not None:
         return bool(optimizer.frozen_variance) and optimizer.scales_layers == codec.scales_layers
-    ruined = bool(codec.ruins_variance) and optimizer.divides_by_variance
-    replaced = codec.own_momentum and not optimizer.leaves_momentum
-    return not (ruined or replaced)
+
+    variance_is_ruined = bool(codec.ruins_variance) and optimizer.divides_by_variance
+    momentum_is_replaced = codec.own_momentum and not optimizer.leaves_momentum
+    return not (variance_is_ruined or momentum_is_replaced)
 
 
 def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
-    """Why they do not go together, and what to set: the end of a sentence that begins with the
-    codec."""
-    others = [spec for spec in OPTIMIZERS.specs.values() if goes_with(codec, spec)]
+    """Returns why a codec and an optimizer do not go together, and what to set.
+
+    It is the end of a sentence that begins with the codec.
+    """
+    fitting = [spec for spec in OPTIMIZERS.specs.values() if goes_with(codec, spec)]
     if codec.reduces_gradients is not None:
-        whose = others[0].long_name if others else "another optimizer"
+        whose = fitting[0].long_name if fitting else "another optimizer"
         why = (
             f"sends the momentum of {whose}, divided by the root of its variance, and "
             f"learner.optimizer is {optimizer.name}"
@@ -79,29 +90,34 @@ def _misfit(codec: CodecSpec, optimizer: OptimizerSpec) -> str:
             "has its own momentum in place of the optimizer's, and learner.optimizer "
             f"{optimizer.name} cannot do without"
         )
+
+    # Other codecs, or another optimizer, if one goes with the codec.
     senders = [spec for spec in CODECS.specs.values() if spec.reduces_gradients is not None]
     codecs = [spec.name for spec in senders if goes_with(spec, optimizer)]
     remedy = f"learner.reduce.codec={either([*codecs, FITS_ALL])}"
-    if others:
-        other = others[0]
-        rescaled = optimizer.divides_by_variance and not other.divides_by_variance
-        rate = " (with a learning rate of its own)" if rescaled else ""
+    if fitting:
+        other = fitting[0]
+        has_other_scale = optimizer.divides_by_variance and not other.divides_by_variance
+        rate = " (with a learning rate of its own)" if has_other_scale else ""
         remedy = f"learner.optimizer={other.name}{rate}, or {remedy}"
     return f"{why}; set {remedy}"
 
 
-def _optimizer(learner: LearnerConfig) -> Iterator[Contradiction]:
-    name, decaying = learner.optimizer, OPTIMIZERS.using("weight_decay")
-    if learner.weight_decay and name not in decaying:
+def _check_optimizer(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Check that the optimizer decays weights if that is wanted."""
+    optimizer = learner.optimizer
+    decaying = OPTIMIZERS.using("weight_decay")
+    if learner.weight_decay and optimizer not in decaying:
         *most, last = decaying
         yield Contradiction(
             ("learner.weight_decay", "learner.optimizer"),
             f"learner.weight_decay {learner.weight_decay:g} is for {', '.join(most)} and {last}, "
-            f"and learner.optimizer is {name}; set learner.weight_decay=0",
+            f"and learner.optimizer is {optimizer}; set learner.weight_decay=0",
         )
 
 
-def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
+def _check_updates(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Check the options by which batches become updates."""
     if learner.accumulate > 1 and learner.updates_per_batch > 1:
         yield Contradiction(
             ("learner.accumulate", "learner.updates_per_batch"),
@@ -109,6 +125,7 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"learner.updates_per_batch {learner.updates_per_batch} several updates from one; set "
             "one of them to 1",
         )
+
     if learner.lr_scaling != "none" and learner.most_count == 1:
         yield Contradiction(
             ("learner.lr_scaling", "learner.count"),
@@ -117,14 +134,16 @@ def _updates(learner: LearnerConfig) -> Iterator[Contradiction]:
         )
 
 
-def _pace(cfg: Sections) -> Iterator[Contradiction]:
+def _check_pace(cfg: Sections) -> Iterator[Contradiction]:
+    """Check the pace of several learners with the options that it uses."""
     learner = cfg.learner
     pace = learner.pace
     spec = PACES.specs[pace]
-    yield from _parameter_server(learner)
-    yield from _pull(learner)
+    yield from _check_parameter_server(learner)
+    yield from _check_pull(learner)
     yield from spec.check(learner)
-    yield from _accumulate(cfg)
+    yield from _check_accumulation(cfg)
+
     if not spec.sums_gradients and cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("learner.pace", "algo.name"),
@@ -139,8 +158,10 @@ def _pace(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
-    pace, shards = learner.pace, learner.server_shards
+def _check_parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Check the optimizer with a parameter server, and options that need a parameter server."""
+    pace = learner.pace
+    shards = learner.server_shards
     if learner.served and not OPTIMIZERS.specs[learner.optimizer].is_elementwise:
         yield Contradiction(
             ("learner.pace", "learner.optimizer"),
@@ -148,6 +169,7 @@ def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
             f"and learner.optimizer {learner.optimizer} works by layers; set "
             "learner.optimizer=sgd or learner.pace=bsp",
         )
+
     if learner.server_spread and not learner.served:
         yield Contradiction(
             ("learner.server_spread", "learner.pace"),
@@ -162,24 +184,27 @@ def _parameter_server(learner: LearnerConfig) -> Iterator[Contradiction]:
         )
 
 
-def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
+def _check_accumulation(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that gradients of several batches can be added up for one update."""
     learner = cfg.learner
-    pace = learner.pace
-    if learner.served and learner.accumulate > 1:
+    if learner.accumulate == 1:
+        return
+
+    if learner.served:
         yield Contradiction(
             ("learner.accumulate", "learner.pace"),
             f"learner.accumulate {learner.accumulate} adds up gradients of the same parameters, "
-            f"and learner.pace {pace} trains each batch on the newest ones of its server; set "
-            "learner.accumulate=1 or learner.pace=bsp",
+            f"and learner.pace {learner.pace} trains each batch on the newest ones of its server; "
+            "set learner.accumulate=1 or learner.pace=bsp",
         )
-    if learner.accumulate > 1 and cfg.algo.trains_on != "unrolls":
+    if cfg.algo.trains_on != "unrolls":
         yield Contradiction(
             ("learner.accumulate", "algo.name"),
             f"learner.accumulate {learner.accumulate} is for algorithms without replay, and "
             f"algo.name is {cfg.algo.name}; set learner.accumulate=1, and a larger "
             "replay.batch_size",
         )
-    if learner.accumulate > 1 and cfg.algo.passes > 1:
+    if cfg.algo.passes > 1:
         yield Contradiction(
             ("learner.accumulate", "algo.epochs"),
             f"learner.accumulate {learner.accumulate} makes one update from several batches, and "
@@ -187,8 +212,10 @@ def _accumulate(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
-    pull, pace = learner.pull, learner.pace
+def _check_pull(learner: LearnerConfig) -> Iterator[Contradiction]:
+    """Check that the pace can fetch parameters at the time that `learner.pull` names."""
+    pull = learner.pull
+    pace = learner.pace
     paces = [name for name, spec in PACES.specs.items() if pull in spec.pulls]
     if pace not in paces:
         yield Contradiction(
@@ -198,25 +225,29 @@ def _pull(learner: LearnerConfig) -> Iterator[Contradiction]:
         )
 
 
-def _statistics(cfg: Sections) -> Iterator[Contradiction]:
-    """Learners must share the statistics that their inputs are normalised by."""
+def _check_statistics(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that learners share the statistics by which their inputs are normalised."""
     pace = cfg.learner.pace
     if PACES.specs[pace].sums_gradients or cfg.learner.most_count == 1:
         return
-    for key, wanted in (
-        ("model.normalize_observations", cfg.model.normalize_observations),
-        ("algo.normalize_rewards", cfg.algo.normalizes_rewards),
-    ):
-        if wanted:
+
+    options = {
+        "model.normalize_observations": cfg.model.normalize_observations,
+        "algo.normalize_rewards": cfg.algo.normalizes_rewards,
+    }
+    for option, normalizes in options.items():
+        if normalizes:
             yield Contradiction(
-                (key, "learner.pace"),
-                f"{key} true needs statistics over the samples of all learners, which learner.pace "
-                f"{pace} does not share; set learner.pace=bsp or {key}=false",
+                (option, "learner.pace"),
+                f"{option} true needs statistics over the samples of all learners, which "
+                f"learner.pace {pace} does not share; set learner.pace=bsp or {option}=false",
             )
 
 
-def _numbers(cfg: Sections) -> Iterator[Contradiction]:
-    count, most = cfg.learner.count, cfg.learner.most_count
+def _check_learners(cfg: Sections) -> Iterator[Contradiction]:
+    """Check the number of learners with the pace, the transport and the number of actors."""
+    count = cfg.learner.count
+    most = cfg.learner.most_count
     if isinstance(count, str) and cfg.learner.served:
         yield Contradiction(
             ("learner.count", "learner.pace"),
@@ -226,6 +257,7 @@ def _numbers(cfg: Sections) -> Iterator[Contradiction]:
         )
     if most == 1:
         return
+
     if TRANSPORTS.one_process(cfg.transport.kind):
         yield Contradiction(
             ("learner.count", "transport.kind"),

@@ -28,63 +28,83 @@ _BOUNDS = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, with the options of everything that is registered."""
-    known = {name: options(name) for name in algorithms()}
+    """Returns the schema, with the options of everything that is registered."""
+    options_by_algo = {name: options(name) for name in algorithms()}
+    algo_of_preset = {name: resolve(name).algo.name for name in presets()}
     kinds = sections()
-    based = {name: resolve(name).algo.name for name in presets()}
-    by_algorithm = dict(zip(algorithms(), kinds.pop("algo"), strict=True))
+    kind_by_algo = dict(zip(algorithms(), kinds.pop("algo"), strict=True))
+
+    # The options of the default algorithm stand for all that depend on no algorithm.
+    default_options = options_by_algo[DEFAULT]
     properties: dict[str, Any] = {
-        "base": {"description": "The preset that this file changes.", "enum": list(based)},
+        "base": {"description": "The preset that this file changes.", "enum": list(algo_of_preset)},
         "algo": {
             "description": "The algorithm and its options.",
             "type": ["object", "null"],
-            "properties": {"name": _value(known[DEFAULT]["algo.name"])},
+            "properties": {"name": _value(default_options["algo.name"])},
         },
     }
-    properties |= {name: _section(name, kind, known[DEFAULT]) for name, (kind,) in kinds.items()}
+    for name, (kind,) in kinds.items():
+        properties[name] = _section(name, kind, default_options)
+
+    # The section `algo` has the options of the algorithm that the file chooses.
+    choices = [
+        {"if": _chooses(algo, algo_of_preset), "then": {"properties": {"algo": _ref(algo)}}}
+        for algo in kind_by_algo
+    ]
     return {
         "$schema": DIALECT,
         "title": "Config of a Penstock run",
         "type": "object",
         "properties": {name: properties[name] for name in ("base", *sections())},
         "additionalProperties": False,
-        "allOf": [
-            {"if": _chooses(name, based), "then": {"properties": {"algo": _ref(name)}}}
-            for name in by_algorithm
-        ],
-        "$defs": {name: _section("algo", kind, known[name]) for name, kind in by_algorithm.items()},
+        "allOf": choices,
+        "$defs": {
+            algo: _section("algo", kind, options_by_algo[algo])
+            for algo, kind in kind_by_algo.items()
+        },
     }
 
 
 def _ref(algo: str) -> dict[str, Any]:
+    """Returns a reference to the schema of an algorithm's section."""
     return {"$ref": f"#/$defs/{algo}"}
 
 
-def _chooses(algo: str, based: dict[str, str]) -> dict[str, Any]:
-    """Whether a file is for an algorithm: by its `algo.name`, otherwise by its base, otherwise the
-    default."""
-    named = _names({"const": algo})
-    bases = [preset for preset, its in based.items() if its == algo]
-    chosen: list[dict[str, Any]] = [{"properties": {"base": {"enum": bases}}, "required": ["base"]}]
+def _chooses(algo: str, algo_of_preset: dict[str, str]) -> dict[str, Any]:
+    """Returns the condition that a file is for an algorithm.
+
+    A file chooses it by its `algo.name`, otherwise by its base; otherwise it is the default.
+    """
+    has_name = _has_algo_name({"const": algo})
+    bases = [preset for preset, preset_algo in algo_of_preset.items() if preset_algo == algo]
+    without_name: list[dict[str, Any]] = [
+        {"properties": {"base": {"enum": bases}}, "required": ["base"]}
+    ]
     if algo == DEFAULT:
-        chosen.append({"not": {"required": ["base"]}})
-    return {"anyOf": [named, {"not": _names({}), "anyOf": chosen}]}
+        without_name.append({"not": {"required": ["base"]}})
+    return {"anyOf": [has_name, {"not": _has_algo_name({}), "anyOf": without_name}]}
 
 
-def _names(rule: dict[str, Any]) -> dict[str, Any]:
-    """Whether a file has an `algo.name` by a rule."""
+def _has_algo_name(rule: dict[str, Any]) -> dict[str, Any]:
+    """Returns the condition that a file has an `algo.name` which obeys a rule."""
     section = {"type": "object", "properties": {"name": rule}, "required": ["name"]}
     return {"properties": {"algo": section}, "required": ["algo"]}
 
 
 def _section(name: str, kind: type[Section], known: dict[str, Option]) -> dict[str, Any]:
-    hints, properties = get_type_hints(kind), {}
+    """Returns the schema of a section, whose options are those among ``known`` with its name."""
+    hints = get_type_hints(kind)
+    properties = {}
     for attribute, field in kind.model_fields.items():
         key = field.serialization_alias or attribute
-        option = known.get(f"{name}.{key}")
-        properties[key] = (
-            _section(f"{name}.{key}", hints[attribute], known) if option is None else _value(option)
-        )
+        full_name = f"{name}.{key}"
+        if full_name in known:
+            properties[key] = _value(known[full_name])
+        else:
+            # A field that is no option is a section in this one.
+            properties[key] = _section(full_name, hints[attribute], known)
+
     return {
         "description": inspect.cleandoc(kind.__doc__ or ""),
         "type": ["object", "null"],
@@ -94,27 +114,41 @@ def _section(name: str, kind: type[Section], known: dict[str, Option]) -> dict[s
 
 
 def _value(option: Option) -> dict[str, Any]:
-    schema = TypeAdapter(option.hint).json_schema()
-    found = _standard(schema, schema.get("$defs", {}))
-    if found.get("type") == "object":
-        found["type"] = ["object", "null"]
-    more = option.field.json_schema_extra
-    schema = {"description": option.description, **found}
-    if isinstance(more, dict):
-        schema |= more
-    return schema if option.required else {**schema, "default": option.default}
+    """Returns the schema of an option's values, with its description and its default."""
+    pydantic_schema = TypeAdapter(option.hint).json_schema()
+    schema = _standard(pydantic_schema, pydantic_schema.get("$defs", {}))
+    if schema.get("type") == "object":
+        schema["type"] = ["object", "null"]
+
+    schema = {"description": option.description, **schema}
+    extra = option.field.json_schema_extra
+    if isinstance(extra, dict):
+        schema |= extra
+    if not option.required:
+        schema["default"] = option.default
+    return schema
 
 
-def _standard(schema: Any, defined: dict[str, Any]) -> Any:
-    """A schema of pydantic's with the dialect's names of bounds, and with what is ``defined`` in
-    place of references to it; that of any JSON value is recursive, and stands for anything."""
+def _standard(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Returns a schema of pydantic's in the dialect of this one.
+
+    Bounds get the dialect's names, and definitions take the place of references to them. The
+    definition of any JSON value is recursive; it becomes the schema that allows anything.
+    """
     if isinstance(schema, list):
-        return [_standard(item, defined) for item in schema]
+        return [_standard(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
+
     if (reference := schema.get("$ref")) is not None:
         name = reference.removeprefix("#/$defs/")
-        return {} if name == "JsonValue" else _standard(defined[name], defined)
-    known = {key: value for key, value in schema.items() if key != "$defs"}
-    found = {_BOUNDS.get(key, key): _standard(value, defined) for key, value in known.items()}
-    return found | ({"additionalProperties": False} if "patternProperties" in found else {})
+        return {} if name == "JsonValue" else _standard(definitions[name], definitions)
+
+    standard = {
+        _BOUNDS.get(key, key): _standard(value, definitions)
+        for key, value in schema.items()
+        if key != "$defs"
+    }
+    if "patternProperties" in standard:
+        standard["additionalProperties"] = False
+    return standard

@@ -19,88 +19,114 @@ from penstock.configs.value_types import either, words
 
 
 class Option(NamedTuple):
-    """One option: its dotted name, a description of its values, its field in the schema, the
-    annotation of its values, the section and attribute that define it, and what is registered for
-    it."""
+    """One option of a config."""
 
     name: str
+    """The dotted name, such as `learner.lr`."""
     words: str
+    """Description of its values: the end of the sentence "it must be ..."."""
     field: FieldInfo
+    """Its field in the schema."""
     hint: Any
+    """The annotation of its values."""
     kind: type[Section]
+    """The class of the section that defines it."""
     attribute: str
+    """Its attribute in that class."""
     registered: str = ""
+    """Description of the values that are registered for it; empty for other options."""
 
     @property
     def description(self) -> str:
+        """What it does, in sentences."""
         return " ".join(filter(None, (self.registered, description(self.kind, self.attribute))))
 
     @property
     def required(self) -> bool:
+        """Whether it has no default."""
         return self.field.is_required()
 
     @property
     def default(self) -> Any:
+        """Its value where none is set."""
         return self.field.get_default(call_default_factory=True)
 
 
 def sections() -> dict[str, tuple[type[Section], ...]]:
-    """Schema classes of each section by name; `algo` has one for each algorithm."""
-    algos = tuple(spec.config for spec in ALGORITHMS.specs.values())
-    return {name: algos if name == "algo" else (kind,) for name, kind in _kinds().items()}
+    """Returns the schema classes of each section by name; `algo` has one for each algorithm."""
+    algo_kinds = tuple(spec.config for spec in ALGORITHMS.specs.values())
+    return {name: algo_kinds if name == "algo" else (kind,) for name, kind in _kinds().items()}
 
 
 @cache
 def _kinds() -> dict[str, type[Section]]:
+    """Returns the schema class of each section, by name, as the schema annotates it."""
     hints = get_type_hints(Config)
     return {name: hints[name] for name in _fields(Config)}
 
 
 def algorithms() -> tuple[str, ...]:
-    """The names of `algo.name`, the default first."""
+    """Returns the names of `algo.name`, the default first."""
     return tuple(ALGORITHMS.specs)
 
 
 def options(algo: str = DEFAULT) -> dict[str, Option]:
-    """Every option by its dotted name, in the order of the schema, for the algorithm ``algo``.
+    """Returns every option for the algorithm ``algo``, by its dotted name.
 
-    An unknown ``algo`` stands for the default algorithm.
+    They are in the order of the schema. An unknown ``algo`` stands for the default algorithm.
     """
     return _options_with(algo, registered())
 
 
 @cache
 def _options_with(algo: str, specs: tuple[Spec, ...]) -> dict[str, Option]:
-    """`options` while these ``specs`` are registered."""
-    chosen = algorithms().index(algo) if algo in algorithms() else 0
-    found: dict[str, Option] = {}
+    """Returns `options` while these ``specs`` are registered."""
+    number = algorithms().index(algo) if algo in algorithms() else 0
+    by_name: dict[str, Option] = {}
     for section, kinds in sections().items():
-        kind = kinds[chosen] if len(kinds) > 1 else kinds[0]
-        found |= {option.name: option for option in _options(section, kind)}
-    found["algo.name"] = _choice("algo.name", algorithms(), AlgoConfig, "name")
-    return found
+        kind = kinds[number] if len(kinds) > 1 else kinds[0]
+        by_name |= {option.name: option for option in _options(section, kind)}
+
+    by_name["algo.name"] = _choice("algo.name", algorithms(), kind=AlgoConfig, attribute="name")
+    return by_name
 
 
 def _options(section: str, kind: type[Section]) -> Iterator[Option]:
-    """The options of a section and of the sections in it."""
+    """Yields the options of a section and of the sections in it."""
     hints = get_type_hints(kind, include_extras=True)
     for attribute, field in _fields(kind).items():
-        name, hint = f"{section}.{field.serialization_alias or attribute}", hints[attribute]
+        name = f"{section}.{field.serialization_alias or attribute}"
+        hint = hints[attribute]
+        registries = [item for item in field.metadata if isinstance(item, Registry)]
+
         if isinstance(hint, type) and issubclass(hint, Section):
             yield from _options(name, hint)
-        elif registries := [each for each in field.metadata if isinstance(each, Registry)]:
+        elif registries:
             [registry] = registries
-            yield _choice(name, registry.names, kind, attribute, registry.listed())
+            yield _choice(
+                name,
+                registry.names,
+                kind=kind,
+                attribute=attribute,
+                registered=registry.listed(),
+            )
         else:
-            yield Option(name, words(hint), field, hint, kind, attribute)
+            yield Option(name, words(hint), field=field, hint=hint, kind=kind, attribute=attribute)
 
 
 def _choice(
-    name: str, choices: Sequence[str], kind: type[Section], attribute: str, registered: str = ""
+    name: str, choices: Sequence[str], *, kind: type[Section], attribute: str, registered: str = ""
 ) -> Option:
-    """An option whose value is one of the registered names."""
-    text, field = either([f"`{choice}`" for choice in choices]), _fields(kind)[attribute]
-    return Option(name, text, field, Literal[*choices], kind, attribute, registered)
+    """Returns an option whose value is one of the registered names."""
+    return Option(
+        name=name,
+        words=either([f"`{choice}`" for choice in choices]),
+        field=_fields(kind)[attribute],
+        hint=Literal[*choices],
+        kind=kind,
+        attribute=attribute,
+        registered=registered,
+    )
 
 
 def is_section(name: str) -> bool:
@@ -109,55 +135,77 @@ def is_section(name: str) -> bool:
 
 
 def nearest(unknown: str, algo: str = DEFAULT) -> str:
-    """A clause that suggests an option for an unknown dotted name: the equivalent of an option of
-    another library, otherwise the option with the most similar name, or the choices.
+    """Returns a clause that suggests an option for an unknown dotted name.
 
-    ``algo`` is the chosen algorithm.
+    It is the equivalent of an option of another library, otherwise the option with the most similar
+    name, otherwise the choices. ``algo`` is the chosen algorithm.
     """
     section, _, key = unknown.partition(".")
     known = options(algo)
-    close = [] if section in sections() else get_close_matches(section, sections(), n=1)
-    if close and f"{close[0]}.{key}" in known:
-        return f"the nearest option is {close[0]}.{key}"
-    if here := meant(key or section, algo):
-        return f"the equivalent is {here}{_algorithms_of(here, algo)}"
+
+    # The section alone may be misspelt.
+    sections_alike = [] if section in sections() else get_close_matches(section, sections(), n=1)
+    if sections_alike and f"{sections_alike[0]}.{key}" in known:
+        return f"the nearest option is {sections_alike[0]}.{key}"
+
+    if equivalent := meant(key or section, algo):
+        return f"the equivalent is {equivalent}{_algorithms_of(equivalent, algo)}"
     if not key:
         return _nearest_section(section, algo)
-    own = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
+
+    section_keys = [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
     if others := [other for other in algorithms() if unknown in options(other)]:
-        return f"it is an option of algo.name {either(others)}, {algo} has {', '.join(own)}"
-    if close := get_close_matches(key, own, n=1):
-        return f"the nearest option is {section}.{close[0]}"
+        return (
+            f"it is an option of algo.name {either(others)}, {algo} has {', '.join(section_keys)}"
+        )
+    if keys_alike := get_close_matches(key, section_keys, n=1):
+        return f"the nearest option is {section}.{keys_alike[0]}"
+
+    # Another section may have the key, or, if this section is unknown, an option of a similar name.
     elsewhere = [name for name in known if name.rpartition(".")[2] == key]
-    if elsewhere or (not own and (elsewhere := get_close_matches(unknown, known))):
+    if not elsewhere and not section_keys:
+        elsewhere = get_close_matches(unknown, known)
+    if elsewhere:
         best = max(elsewhere, key=lambda name: SequenceMatcher(None, name, unknown).ratio())
         return f"the nearest option is {best}"
+
     if clause := _near_other_library(key, algo):
         return clause
-    return f"{section} has {', '.join(own)}" if own else _nearest_section(section, algo)
+    if section_keys:
+        return f"{section} has {', '.join(section_keys)}"
+    return _nearest_section(section, algo)
 
 
 def _near_other_library(key: str, algo: str) -> str:
-    """A clause on the option of another library with a similar name; empty if there is none."""
-    close = get_close_matches(key, OFF_POLICY, n=1)
-    here = meant(close[0], algo) if close else None
-    return f"the equivalent of {close[0]} is {here}{_algorithms_of(here, algo)}" if here else ""
+    """Returns a clause on the option of another library with a similar name; empty without one."""
+    names = get_close_matches(key, OFF_POLICY, n=1)
+    equivalent = meant(names[0], algo) if names else None
+    if equivalent is None:
+        return ""
+    return f"the equivalent of {names[0]} is {equivalent}{_algorithms_of(equivalent, algo)}"
 
 
-def _algorithms_of(here: str, algo: str) -> str:
-    """The algorithms that have an option, as a clause; empty if ``algo`` has it."""
-    name = re.findall(r"[a-z]+\.[a-z_]+", here)[0]
+def _algorithms_of(equivalent: str, algo: str) -> str:
+    """Returns a clause with the algorithms that have an option; empty if ``algo`` has it.
+
+    ``equivalent`` is a text in which the option is the first name.
+    """
+    name = re.findall(r"[a-z]+\.[a-z_]+", equivalent)[0]
     if name in options(algo):
         return ""
     return f", of algo.name {either([other for other in algorithms() if name in options(other)])}"
 
 
 def _nearest_section(unknown: str, algo: str) -> str:
+    """Returns a clause that suggests an option, or a section, for a name without a dot."""
+    # The name may be an option without its section, of this or of another algorithm.
     for chosen in (algo, *algorithms()):
-        if as_key := [name for name in options(chosen) if name.partition(".")[2] == unknown]:
-            return f"the nearest option is {as_key[0]}{_algorithms_of(as_key[0], algo)}"
-    if close := get_close_matches(unknown, sections(), n=1):
-        return f"the nearest section is {close[0]}"
+        names = [name for name in options(chosen) if name.partition(".")[2] == unknown]
+        if names:
+            return f"the nearest option is {names[0]}{_algorithms_of(names[0], algo)}"
+
+    if sections_alike := get_close_matches(unknown, sections(), n=1):
+        return f"the nearest section is {sections_alike[0]}"
     return _near_other_library(unknown, algo) or f"the sections are {', '.join(sections())}"
 
 

@@ -101,11 +101,12 @@ class PaceRegistry(Registry[PaceSpec]):
         return bool(self.specs[name].server)
 
     def using_codec(self, codec: str) -> list[str]:
-        """The paces that can use a codec."""
+        """Returns the paces that can use a codec."""
         specs = self.specs.values()
         return [spec.name for spec in specs if spec.codecs is None or codec in spec.codecs]
 
     def listed(self) -> str:
+        """Returns two sentences: what each pace does, and which have a parameter server."""
         means = "; ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
         served = ", ".join(f"`{name}`" for name in self.specs if self.is_served(name))
         return f"How several learners are synchronised: {means}. With a parameter server: {served}."
@@ -115,16 +116,18 @@ class OptimizerRegistry(Registry[OptimizerSpec]):
     """The optimizers; the first is the default."""
 
     def using(self, option: str) -> list[str]:
-        """The optimizers that use an option of `OptimizerSpec.options`."""
+        """Returns the optimizers that use an option of `OptimizerSpec.options`."""
         return [spec.name for spec in self.specs.values() if option in spec.options]
 
     def listed(self) -> str:
-        names = []
+        """Returns a sentence with the optimizers, and the long names of those that have another."""
+        titles = []
         for spec in self.specs.values():
-            is_named_alike = spec.long_name.lower() == spec.name
-            more = f" ({spec.long_name})" if spec.long_name and not is_named_alike else ""
-            names.append(f"`{spec.name}`{more}")
-        return f"The optimizer: {either(names)}."
+            title = f"`{spec.name}`"
+            if spec.long_name and spec.long_name.lower() != spec.name:
+                title += f" ({spec.long_name})"
+            titles.append(title)
+        return f"The optimizer: {either(titles)}."
 
 
 PACES = PaceRegistry("pace")

@@ -14,8 +14,11 @@ CORES = ("lstm", "gru")
 
 
 def complete_stored(sections: object) -> None:
-    """Add to the sections of a config that was stored, or received, what an earlier version did not
-    write."""
+    """Add the options that an earlier version did not write to the sections of a config.
+
+    The config was stored or received. These options get the value that has the effect of that
+    version; ``sections`` that are no config are left as they are.
+    """
     match sections:
         case {"model": dict(model)}:
             model.setdefault("scale", "bytes")
@@ -79,7 +82,8 @@ class ModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short_forms(cls, data: Any) -> Any:
+    def _expand_core(cls, data: Any) -> Any:
+        """Replace a `kind` that is a recurrent layer by `auto` with that `core`."""
         if isinstance(data, dict) and data.get("kind") in CORES:
             return {**data, "kind": "auto", "core": data["kind"]}
         return data

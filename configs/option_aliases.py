@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from penstock.configs.algorithms import ALGORITHMS, OffPolicyConfig
 
+# The product of options that makes up a batch.
 _BATCH = "actors.envs * actors.unroll * learner.batch_slots"
 
-# Option of Penstock, or a product of options: names in other libraries.
+# By option of Penstock, or product of options: its names in other libraries.
 _ON_POLICY = {
     "env.id": "env env_id env_name",
     "run.dir": "exp_name tensorboard_log train_dir experiment",
@@ -55,6 +56,7 @@ _ON_POLICY = {
     "env.wrappers": "wrapper_class",
     "model.entry": "features_extractor_class",
 }
+# The same for algorithms with replay, where a name may mean another option.
 _REPLAY = {
     "replay.capacity": "buffer_size",
     "replay.min_size": "learning_starts",
@@ -70,18 +72,22 @@ _REPLAY = {
 }
 
 
-def _by_name(table: dict[str, str]) -> dict[str, str]:
-    return {name: own for own, names in table.items() for name in names.split()}
+def _by_foreign_name(table: dict[str, str]) -> dict[str, str]:
+    """Returns Penstock's option by its name in another library."""
+    return {name: option for option, names in table.items() for name in names.split()}
 
 
-ON_POLICY = _by_name(_REPLAY) | _by_name(_ON_POLICY)
-OFF_POLICY = _by_name(_ON_POLICY) | _by_name(_REPLAY)
+ON_POLICY = _by_foreign_name(_REPLAY) | _by_foreign_name(_ON_POLICY)
+OFF_POLICY = _by_foreign_name(_ON_POLICY) | _by_foreign_name(_REPLAY)
 
 
 def meant(name: str, algo: str) -> str | None:
-    """The equivalent of the option ``name`` of another library, as text with names of options; None
-    if no library has it, or has it under the same name."""
+    """Returns the equivalent of the option ``name`` of another library.
+
+    It is a text with names of options. None if no library has the option, or has it under the same
+    name. ``algo`` is the chosen algorithm: with replay some names mean another option.
+    """
     spec = ALGORITHMS.specs.get(algo)
-    off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
-    names = OFF_POLICY if off_policy else ON_POLICY
-    return names.get(name.lower().replace("-", "_").lstrip("_"))
+    is_off_policy = spec is not None and issubclass(spec.config, OffPolicyConfig)
+    equivalents = OFF_POLICY if is_off_policy else ON_POLICY
+    return equivalents.get(name.lower().replace("-", "_").lstrip("_"))

@@ -23,46 +23,53 @@ if TYPE_CHECKING:
 
 
 def updates_of_batch(cfg: Sections) -> int:
-    """Optimizer steps that the learner takes with a batch."""
+    """Returns the optimizer steps that the learner takes with a batch."""
     return cfg.learner.updates_per_batch * cfg.algo.passes
 
 
 def lent_by_batch(cfg: Sections) -> bool:
-    """Whether the store lends the slots of one batch at a time, as `transport.max_policy_lag` is
-    below the optimizer steps of a batch; 0 is the synchronous mode.
+    """Whether the store lends the slots of one batch at a time.
+
+    It does where `transport.max_policy_lag` is below the optimizer steps of a batch; 0 is the
+    synchronous mode.
     """
-    fresh = cfg.algo.trains_on == "unrolls"
-    return fresh and cfg.transport.max_policy_lag < updates_of_batch(cfg)
+    has_fresh_data = cfg.algo.trains_on == "unrolls"
+    return has_fresh_data and cfg.transport.max_policy_lag < updates_of_batch(cfg)
 
 
 def batches_ahead(cfg: Sections) -> int:
-    """Batches that are gathered, or drawn from replay, ahead of the one in training:
-    `learner.prefetch`, and none where slots are lent by batch, as the learner's thread then owns
-    the store.
+    """Returns the batches that are gathered, or drawn from replay, ahead of the one in training.
+
+    They are `learner.prefetch`, and none where slots are lent by batch, as the learner's thread
+    then owns the store.
     """
     return 0 if lent_by_batch(cfg) else _prefetched(cfg)
 
 
 def _prefetched(cfg: Sections) -> int:
+    """Returns `learner.prefetch`, or its default for the algorithm."""
     if cfg.learner.prefetch is not None:
         return cfg.learner.prefetch
     return 1 if cfg.algo.trains_on == "unrolls" else 2
 
 
 def lag_of(cfg: Sections, slots: int) -> int:
-    """The greatest lag, in optimizer steps, while at most ``slots`` slots are lent or filled."""
+    """Returns the greatest lag, in optimizer steps, with at most ``slots`` slots in use.
+
+    A slot is in use while it is lent or filled.
+    """
     learner = cfg.learner
     updates = updates_of_batch(cfg)
-    published_every = -(-learner.publish_every // updates)  # batches
-    ahead = _prefetched(cfg) + (slots - 1) // learner.batch_slots
-    return updates * (published_every + ahead)
+    batches_per_publication = -(-learner.publish_every // updates)
+    batches_before = _prefetched(cfg) + (slots - 1) // learner.batch_slots
+    return updates * (batches_per_publication + batches_before)
 
 
 def slots_within_lag(cfg: Sections) -> int:
-    """The most slots that may be lent or filled within `transport.max_policy_lag`.
+    """Returns the most slots that may be lent or filled within `transport.max_policy_lag`.
 
     One batch fewer than `lag_of` allows, since actors are not equally fast, but at least one.
     """
-    batch = cfg.learner.batch_slots
-    left = cfg.transport.max_policy_lag - lag_of(cfg, batch)
-    return batch * max(1, left // updates_of_batch(cfg))
+    batch_slots = cfg.learner.batch_slots
+    remaining_lag = cfg.transport.max_policy_lag - lag_of(cfg, batch_slots)
+    return batch_slots * max(1, remaining_lag // updates_of_batch(cfg))

@@ -57,14 +57,16 @@ class CodecRegistry(Registry[CodecSpec]):
         return first, AUTO, *others
 
     def listed(self) -> str:
-        sent = [
-            f"{' and '.join(map(_title, group))} {sends}"
-            for sends, group in groupby(self.specs.values(), key=lambda spec: spec.sends)
+        """Returns a sentence with the form that each codec sends; neighbours may share one."""
+        forms = [
+            f"{' and '.join(map(_title, codecs))} {sends}"
+            for sends, codecs in groupby(self.specs.values(), key=lambda spec: spec.sends)
         ]
-        return f"Form in which gradients are sent: {', '.join(sent)}."
+        return f"Form in which gradients are sent: {', '.join(forms)}."
 
 
 def _title(spec: CodecSpec) -> str:
+    """Returns the name of a codec, with its long name if it has one."""
     return f"`{spec.name}`" + (f" ({spec.long_name})" if spec.long_name else "")
 
 

@@ -71,15 +71,17 @@ an update of Penstock. In Python, [configs have types](python-api.md#write-a-con
 
 
 def reference() -> str:
-    """The page, as Markdown."""
-    listed = "\n".join(f"- `{name}`: {text}" for name, text in presets().items())
-    return "\n".join([_HEAD.format(presets=listed), *map(_section, sections())])
+    """Returns the page, as Markdown."""
+    preset_list = "\n".join(f"- `{name}`: {text}" for name, text in presets().items())
+    return "\n".join([_HEAD.format(presets=preset_list), *map(_section, sections())])
 
 
 def _section(name: str) -> str:
+    """Returns the part of the page on a section; that of `algo` has one for each algorithm."""
     kinds = sections()[name]
     if len(kinds) == 1:
         return f"## {name}\n\n{_summary(kinds[0])}\n\n{_table(name, options())}"
+
     intro = f"The algorithm, chosen by `{name}.name`; each has options of its own."
     parts = [
         f"### {name}.name={algo}\n\n{_summary(kind)}\n\n{_table(name, options(algo))}"
@@ -89,26 +91,32 @@ def _section(name: str) -> str:
 
 
 def _summary(kind: type[Section]) -> str:
+    """Returns the docstring of a section."""
     return inspect.cleandoc(kind.__doc__ or "")
 
 
 def _table(section: str, known: Mapping[str, Option]) -> str:
+    """Returns a table of those options among ``known`` that a section has."""
     rows = "\n".join(_rows(section, known))
     return f"| option | value | default | meaning |\n|---|---|---|---|\n{rows}\n"
 
 
 def _rows(section: str, known: Mapping[str, Option]) -> Iterator[str]:
+    """Yields the rows of a table, in which a vertical bar is escaped."""
     for name, option in known.items():
         if name.startswith(f"{section}."):
             meaning = " ".join(option.description.split())
             cells = (f"`{name}`", option.words, _default(option), meaning)
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            escaped = [cell.replace("|", "\\|") for cell in cells]
+            yield f"| {' | '.join(escaped)} |"
 
 
 def _default(option: Option) -> str:
+    """Returns the default of an option as code, without the quotes of a text."""
     if option.required:
         return "required"
-    return f"`{show(option.default).strip(chr(39))}`"
+    default = show(option.default).strip("'")
+    return f"`{default}`"
 
 
 def main() -> int:
@@ -118,6 +126,7 @@ def main() -> int:
         "--check", metavar="FILE", type=Path, help="check whether FILE is up to date"
     )
     path: Path | None = parser.parse_args().check
+
     if path is None:
         sys.stdout.write(reference())
         return 0

@@ -34,12 +34,16 @@ class Registry(Generic[S]):
     An option whose value is the name of a spec is a field ``Annotated[str, registry]``.
     """
 
-    _complete: ClassVar[bool] = False
-    _all: ClassVar[list[Registry[Any]]] = []
+    _complete: ClassVar[bool] = False  # whether the modules that register specs are imported
+    _all: ClassVar[list[Registry[Any]]] = []  # every registry
 
     def __init__(self, kind: str, reserved: tuple[str, ...] = ()) -> None:
-        """``kind`` names what is registered, such as "codec"; ``reserved`` are further names that
-        an option may have as its value."""
+        """Make an empty registry.
+
+        Args:
+            kind: name of one that is registered, such as "codec", for messages.
+            reserved: further names that an option may have as its value.
+        """
         self._kind = kind
         self._reserved = reserved
         self._specs: dict[str, S] = {}
@@ -70,20 +74,21 @@ class Registry(Generic[S]):
         return *self._reserved, *self.specs
 
     def listed(self) -> str:
-        """The specs in words, for the description of such an option."""
+        """Returns the specs in words, for the description of such an option."""
         return ", ".join(f"`{name}`" for name in self.specs)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        """The schema of such an option."""
+        """Returns the schema of such an option for pydantic."""
         text = core_schema.str_schema(strict=True)
-        return core_schema.no_info_after_validator_function(self._checked, text)
+        return core_schema.no_info_after_validator_function(self._validated, text)
 
-    def _checked(self, name: str) -> str:
+    def _validated(self, name: str) -> str:
+        """Returns a name. Raises ValueError for one that is neither registered nor reserved."""
         if name not in self.names:
             raise ValueError(f"{name} is not a {self._kind}")
         return name
 
 
 def registered() -> tuple[Spec, ...]:
-    """The specs of all registries."""
+    """Returns the specs of all registries."""
     return tuple(spec for registry in Registry._all for spec in registry.specs.values())

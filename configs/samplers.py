@@ -10,7 +10,7 @@ SAMPLERS: dict[str, str] = {
 
 
 def checked(name: str) -> str:
-    """``name``. Raises ValueError if no sampler has it."""
+    """Returns ``name``. Raises ValueError if no sampler has it."""
     if name not in SAMPLERS:
         raise ValueError(f"no sampler is called {name}; choose from {', '.join(SAMPLERS)}")
     return name

@@ -29,13 +29,16 @@ class LinearSchedule(Section):
     )
 
     def at(self, trained_steps: int) -> float:
-        """The value after ``trained_steps``."""
-        done = min(trained_steps / self.steps, 1.0) if self.steps else 0.0
-        return self.from_ + (self.to - self.from_) * done
+        """Returns the value after ``trained_steps`` agent steps."""
+        progress = min(trained_steps / self.steps, 1.0) if self.steps else 0.0
+        return self.from_ + (self.to - self.from_) * progress
 
 
 def _schedule(value: Any) -> Any:
-    """Make a schedule of a map; its errors are those of the whole option."""
+    """Make a schedule of a map, and return other values unchanged.
+
+    Errors of the schedule are those of the whole option.
+    """
     if not isinstance(value, dict):
         return value
     try:
@@ -45,12 +48,14 @@ def _schedule(value: Any) -> Any:
 
 
 def _from_above_zero(value: float | LinearSchedule) -> float | LinearSchedule:
+    """Returns the value of an option. Raises ValueError for a schedule that begins at 0."""
     if isinstance(value, LinearSchedule) and value.from_ == 0:
         raise ValueError("the schedule begins at 0")
     return value
 
 
 def _below_one(value: float | LinearSchedule) -> float | LinearSchedule:
+    """Returns the value of an option. Raises ValueError for a schedule that reaches 1."""
     if isinstance(value, LinearSchedule) and max(value.from_, value.to) >= 1:
         raise ValueError("the schedule reaches 1")
     return _from_above_zero(value)
@@ -79,32 +84,38 @@ S = TypeVar("S", bound=Section)
 
 
 def value_at(value: float | LinearSchedule, trained_steps: int) -> float:
-    """The value after ``trained_steps`` agent steps."""
+    """Returns the value of an option after ``trained_steps`` agent steps."""
     return value.at(trained_steps) if isinstance(value, LinearSchedule) else value
 
 
 def constant(value: float | LinearSchedule) -> float:
-    """The number in a section of `with_values`, which holds no schedule."""
+    """Returns a number of a section of `with_values`, which holds no schedule."""
     assert not isinstance(value, LinearSchedule), value
     return value
 
 
 def schedules(section: Section) -> dict[str, LinearSchedule]:
-    """The options of a section that are schedules, by their attributes."""
+    """Returns the options of a section that are schedules, by their attributes."""
     return {name: value for name, value in section if isinstance(value, LinearSchedule)}
 
 
 def over_run(section: S, total: int | None) -> S:
-    """The section with ``total``, which is `stop.env_steps`, as the length of each schedule that
-    has none. The config itself keeps null, since a resumed run may have another limit."""
-    found = {name: each for name, each in schedules(section).items() if each.steps is None}
+    """Returns a section in which each schedule without a length has the length ``total``.
+
+    ``total`` is `stop.env_steps`. The config itself keeps null, since a resumed run may have
+    another limit.
+    """
+    endless = {
+        name: schedule for name, schedule in schedules(section).items() if schedule.steps is None
+    }
     return section.model_copy(
-        update={name: each.model_copy(update={"steps": total}) for name, each in found.items()}
+        update={
+            name: schedule.model_copy(update={"steps": total}) for name, schedule in endless.items()
+        }
     )
 
 
 def with_values(section: S, trained_steps: int) -> S:
-    """The section with the value of each schedule after ``trained_steps`` agent steps."""
-    return section.model_copy(
-        update={name: each.at(trained_steps) for name, each in schedules(section).items()}
-    )
+    """Returns a section with the value of each schedule after ``trained_steps`` agent steps."""
+    values = {name: schedule.at(trained_steps) for name, schedule in schedules(section).items()}
+    return section.model_copy(update=values)

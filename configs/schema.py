@@ -12,15 +12,22 @@ from penstock.configs.sections import Sections
 
 
 class Config(Sections):
-    """The config of a run, checked as a whole; of sections alone, with `ALONE` in the context."""
+    """The config of a run, whose options go together.
+
+    With `ALONE` in pydantic's context each section is checked alone, and not their combination.
+    """
 
     ALONE: ClassVar = "sections alone"
 
     @model_validator(mode="after")
     def _without_contradictions(self, info: ValidationInfo) -> Config:
+        """Returns the config. Raises an error of the type `contradiction`, for `messages`."""
         if info.context and self.ALONE in info.context:
             return self
-        if found := contradictions(self):
-            text = "; ".join(c.text for c in found)
-            raise PydanticCustomError("contradiction", "{text}", {"text": text, "found": found})
+
+        invalid = contradictions(self)
+        if invalid:
+            text = "; ".join(contradiction.text for contradiction in invalid)
+            context = {"text": text, "contradictions": invalid}
+            raise PydanticCustomError("contradiction", "{text}", context)
         return self

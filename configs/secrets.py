@@ -22,12 +22,15 @@ REFERENCE = re.compile(r"\$\{env:([^}]*)\}")
 PREFIX = "PENSTOCK_"
 SHORTEST = 4  # characters; shorter values would be replaced in unrelated text
 
-_resolved: dict[str, str] = {}  # references by value, of this process
+_resolved: dict[str, str] = {}  # the reference of each value that this process has resolved
 
 
 def resolve(env: EnvConfig) -> EnvConfig:
-    """The section with the values of the variables that it refers to. Raises UserError for a
-    variable that is not set, or may not be referred to."""
+    """Returns the section with the values of the variables that it refers to.
+
+    Raises:
+        UserError: for a variable that is not set, or may not be referred to.
+    """
     if next(references(env), None) is None:
         return env
     return env.model_copy(
@@ -36,19 +39,19 @@ def resolve(env: EnvConfig) -> EnvConfig:
 
 
 def references(env: EnvConfig) -> Iterator[str]:
-    """The names of the variables that an environment refers to."""
+    """Yields the names of the variables that an environment refers to."""
     yield from _names([env.kwargs, env.wrappers])
 
 
 def redacted(text: str) -> str:
-    """``text`` with each value that this process has resolved replaced by its reference."""
+    """Returns ``text`` with the reference in place of each value that this process has resolved."""
     for value, reference in _resolved.items():
         text = text.replace(value, reference)
     return text
 
 
 def redacted_json(value: Any) -> Any:
-    """`redacted` for every text in a JSON value."""
+    """Returns a JSON value with each text `redacted`, also keys of maps."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, dict):
@@ -59,6 +62,7 @@ def redacted_json(value: Any) -> Any:
 
 
 def _names(value: Any) -> Iterator[str]:
+    """Yields the names of the variables that a JSON value refers to."""
     if isinstance(value, str):
         yield from REFERENCE.findall(value)
     elif isinstance(value, dict):
@@ -70,8 +74,9 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any) -> Any:
+    """Returns a JSON value with the value of each variable in place of its reference."""
     if isinstance(value, str):
-        return REFERENCE.sub(lambda match: _value(match[1], match[0]), value)
+        return REFERENCE.sub(lambda match: _secret(match[1], match[0]), value)
     if isinstance(value, dict):
         return {key: _replaced(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -79,18 +84,29 @@ def _replaced(value: Any) -> Any:
     return value
 
 
-def _value(name: str, reference: str) -> str:
+def _secret(name: str, reference: str) -> str:
+    """Returns the value of an environment variable, which is redacted from now on.
+
+    Args:
+        name: name of the variable.
+        reference: the text that refers to it.
+
+    Raises:
+        UserError: if the variable is not set, or may not be referred to.
+    """
     if not name.startswith(PREFIX):
         raise UserError(
             f"the environment's arguments refer to {reference}, and names of variables must begin "
             f"with {PREFIX}; export {PREFIX}{name} and refer to that"
         )
+
     value = os.environ.get(name)
     if value is None:
         raise UserError(
             f"the environment's arguments refer to {reference}, which is not set on this host; "
             f"export {name}"
         )
+
     if len(value) >= SHORTEST:
         _resolved[value] = reference
     return value

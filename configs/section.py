@@ -24,12 +24,12 @@ class Section(BaseModel):
 
 
 def no_contradictions(section: Section) -> Iterator[Contradiction]:
-    """The check of what goes together with any other options."""
+    """Yields nothing: the check of options that go together with any others."""
     return iter(())
 
 
 def description(kind: type[Section], attribute: str) -> str:
-    """The docstring of an option, or the description of its field; empty if it has neither.
+    """Returns the docstring of an option, or the description of its field; empty without either.
 
     It is read from the source, and only by commands that show it. With pydantic's
     ``use_attribute_docstrings`` every process would read those of all options when it imports the
@@ -43,28 +43,33 @@ def description(kind: type[Section], attribute: str) -> str:
 
 @cache
 def _docstrings(module: str) -> dict[tuple[str, str], str]:
-    """The docstrings of attributes in a module, by the class's qualified name and the attribute."""
+    """Returns the docstrings of attributes, by the class's qualified name and the attribute.
+
+    Empty for a ``module`` without source.
+    """
     import ast
     import inspect
 
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (KeyError, OSError, TypeError):  # it has no source
+    except (KeyError, OSError, TypeError):  # the module has no source
         return {}
-    found: dict[tuple[str, str], str] = {}
+    docstrings: dict[tuple[str, str], str] = {}
 
     def visit(body: list[ast.stmt], outer: str) -> None:
-        for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
-            match node, after:
+        """Collect the docstrings in a body; ``outer`` is its qualified name with a dot."""
+        # A text below an attribute is its docstring, so each statement is seen with the next one.
+        for statement, following in zip(body, [*body[1:], ast.Pass()], strict=True):
+            match statement, following:
                 case ast.ClassDef(name=name), _:
-                    visit(node.body, f"{outer}{name}.")
+                    visit(statement.body, f"{outer}{name}.")
                 case ast.FunctionDef(name=name), _:
-                    visit(node.body, f"{outer}{name}.<locals>.")
+                    visit(statement.body, f"{outer}{name}.<locals>.")
                 case (
                     ast.AnnAssign(target=ast.Name(id=attribute)),
                     ast.Expr(value=ast.Constant(value=str(text))),
                 ):
-                    found[outer[:-1], attribute] = inspect.cleandoc(text)
+                    docstrings[outer[:-1], attribute] = inspect.cleandoc(text)
 
     visit(tree.body, "")
-    return found
+    return docstrings

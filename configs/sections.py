@@ -44,10 +44,11 @@ from penstock.configs.value_types import (
 )
 
 MOST_AT_FIRST = 16  # actors of each learner that `auto` starts at once, whatever a batch needs
-# Agent steps, as in most presets: bounds of a batch with `actors.envs` auto.
+# With `actors.envs` auto a batch has at least and at most so many agent steps, as in most presets.
 BATCH_STEPS = 512, 2048
-SLOT_STEPS = 32, 512  # the same of a slot with replay, where its size does not change the batch
-MOST_ENVS = 128  # of an actor, with `auto`
+# The same for a slot with replay, where its size does not change the batch.
+SLOT_STEPS = 32, 512
+MOST_ENVS = 128  # most environments of an actor, with `auto`
 # The metrics of a key of `env.record`: means over all agent steps, and those that ended an episode.
 RECORD_MEANS = "env_{}_mean", "env_{}_final_mean"
 
@@ -86,13 +87,18 @@ class EnvConfig(Section):
     environment's own vectorised form is not used."""
 
     def identity(self) -> dict[str, Any]:
-        """The settings of the environment as JSON, stored with checkpoints and evaluations."""
-        # They decide defaults, what is watched, and what becomes of a step that fails.
+        """Returns the settings of the environment as JSON, for checkpoints and evaluations.
+
+        Options that do not change the environment are left out: they decide defaults, what is
+        recorded, and what becomes of a step that fails.
+        """
         return self.model_dump(mode="json", exclude={"kind", "record", "on_error"})
 
     def is_same(self, known: Mapping[str, Any]) -> bool:
-        """Whether ``known``, from `identity`, is this environment. Settings that an older version
-        did not store are ignored."""
+        """Whether ``known``, from `identity`, is this environment.
+
+        Settings that an older version did not store are ignored.
+        """
         return all(known.get(name, value) == value for name, value in self.identity().items())
 
 
@@ -293,34 +299,50 @@ class Sections(Section):
 
     @property
     def least_actors(self) -> int:
-        """The fewest actors to which `actors.count` may shrink: those without which the learners
-        would have too few slots for a batch, or the first number of a range."""
+        """The fewest actors to which `actors.count` may shrink.
+
+        These are the actors without which the learners would have too few slots for a batch, or the
+        first number of a range.
+        """
         if self.actors.count != "auto":
             return self.first_actors
-        fresh = self.algo.trains_on == "unrolls"
-        each = -(-self.learner.batch_slots // self.transport.slots) if fresh else 1
-        return each * self.learner.most_count
+
+        actors_per_learner = 1
+        if self.algo.trains_on == "unrolls":
+            actors_per_learner = -(-self.learner.batch_slots // self.transport.slots)
+        return actors_per_learner * self.learner.most_count
 
     @property
     def envs_choices(self) -> list[int]:
-        """Rising numbers of environments among which `actors.envs` auto chooses. The first, the
-        smallest, is taken where nothing is timed."""
-        fresh, model, learner = self.algo.trains_on == "unrolls", self.model, self.learner
-        least, most = BATCH_STEPS if fresh else SLOT_STEPS
-        each = self.actors.unroll * (learner.batch_slots if fresh else 1)  # steps of one of them
-        divided = fresh and not self.algo.by_steps(model.core != "none")
-        envs = learner.updates_per_batch if divided else 1  # each update has a share of them
-        while envs * each < least and 2 * envs <= MOST_ENVS:
+        """The numbers of environments among which `actors.envs` auto chooses.
+
+        Each is twice the one before. The first, the smallest, is taken where nothing is timed.
+        """
+        # Bounds on the steps of a batch, or with replay on those of a slot.
+        envs = 1
+        steps_per_env = self.actors.unroll
+        least_steps, most_steps = SLOT_STEPS
+        if self.algo.trains_on == "unrolls":
+            steps_per_env *= self.learner.batch_slots
+            least_steps, most_steps = BATCH_STEPS
+            # Each update has an equal share of the environments, unless it takes single steps.
+            if not self.algo.by_steps(self.model.core != "none"):
+                envs = self.learner.updates_per_batch
+
+        while envs * steps_per_env < least_steps and 2 * envs <= MOST_ENVS:
             envs *= 2
         choices = [envs]
-        while 2 * choices[-1] * each <= most and 2 * choices[-1] <= MOST_ENVS:
+        while 2 * choices[-1] * steps_per_env <= most_steps and 2 * choices[-1] <= MOST_ENVS:
             choices.append(2 * choices[-1])
         return choices
 
     @property
     def actor_envs(self) -> int:
-        """Environments of each actor. With `auto` this is the smallest allowed number; a run's
-        config has the timed number instead of `auto`."""
+        """Environments of each actor.
+
+        With `auto` this is the smallest allowed number; a run's config has the timed number instead
+        of `auto`.
+        """
         envs = self.actors.envs
         return self.envs_choices[0] if envs == "auto" else envs
 
@@ -333,8 +355,8 @@ class Sections(Section):
     @property
     def confirms_return(self) -> bool:
         """Whether an evaluation must confirm that `stop.return` is reached."""
-        wanted = self.stop.return_ is not None and self.stop.confirm_episodes > 0
-        return wanted and not TRANSPORTS.one_process(self.transport.kind)
+        is_wanted = self.stop.return_ is not None and self.stop.confirm_episodes > 0
+        return is_wanted and not TRANSPORTS.one_process(self.transport.kind)
 
     @property
     def has_evaluator(self) -> bool:

@@ -23,7 +23,7 @@ from penstock.configs.value_types import (
     ValueDescription,
 )
 
-MAX_CONNECTORS = 16  # of a learner, which keeps lanes for as many
+MAX_CONNECTORS = 16  # most connectors of a learner, which keeps lanes for as many
 Connectors = Annotated[
     Count, Field(le=MAX_CONNECTORS), ValueDescription(f"a whole number from 1 to {MAX_CONNECTORS}")
 ]
@@ -76,11 +76,11 @@ class TransportRegistry(Registry[TransportSpec]):
         return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
 
     def here(self, kind: str) -> TransportSpec:
-        """The transport of the run's own actors, which are on the learner's host."""
+        """Returns the transport of the run's own actors, which are on the learner's host."""
         return self._auto("this host") if kind == AUTO else self.specs[kind]
 
     def elsewhere(self, kind: str) -> TransportSpec:
-        """The transport of actors that know only a learner's address."""
+        """Returns the transport of actors that know only a learner's address."""
         spec = self.here(kind)
         return spec if spec.reaches_other_hosts else self._auto("other hosts")
 
@@ -89,10 +89,12 @@ class TransportRegistry(Registry[TransportSpec]):
         return kind in self.specs and self.specs[kind].one_process
 
     def listed(self) -> str:
-        listed = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
-        return f"{listed.replace('` ', '` is ', 1)};"
+        """Returns the transports in words: "`a` is ..., `b` ...;"."""
+        text = ", ".join(f"`{spec.name}` {spec.means}" for spec in self.specs.values())
+        return f"{text.replace('` ', '` is ', 1)};"
 
     def _auto(self, place: str) -> TransportSpec:
+        """Returns the transport that `auto` chooses for actors on ``place``."""
         return next(spec for spec in self.specs.values() if spec.auto == place)
 
 

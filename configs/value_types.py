@@ -32,6 +32,7 @@ def _whole(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
+    """Convert a text to the number that it is; return other values unchanged."""
     if isinstance(value, str):
         for convert in (int, float):
             try:
@@ -42,12 +43,13 @@ def _number(value: Any) -> Any:
 
 
 def bounds(value: str) -> tuple[int, int]:
-    """The two numbers of a `Range`."""
+    """Returns the least and the greatest number of a `Range`."""
     least, _, most = value.partition("..")
     return int(least), int(most)
 
 
-def _checked(value: str) -> str:
+def _valid_range(value: str) -> str:
+    """Returns a `Range`. Raises ValueError if its numbers fall, or are too large."""
     least, most = bounds(value)
     if not least <= most <= MOST_PROCESSES:
         raise ValueError(f"{least} is more than {most}, or {most} than {MOST_PROCESSES}")
@@ -56,9 +58,9 @@ def _checked(value: str) -> str:
 
 # Larger numbers are mistakes on any machine, and would exhaust its memory or never end.
 MOST_SMALL = 1 << 10
-MOST_PROCESSES = 1 << 14  # as many as connectors accept actors
+MOST_PROCESSES = 1 << 14  # the number of actors that connectors accept
 MOST_LARGE = 1 << 20
-MOST_WHOLE = (1 << 63) - 1  # of 64 bits
+MOST_WHOLE = (1 << 63) - 1  # the largest number of 64 bits
 
 
 _Whole = Annotated[int, BeforeValidator(_whole), Strict()]
@@ -87,7 +89,7 @@ Range = Annotated[
     str,
     Strict(),
     Field(pattern=r"^[1-9]\d{0,5}\.\.[1-9]\d{0,5}$"),
-    AfterValidator(_checked),
+    AfterValidator(_valid_range),
     ValueDescription("`MIN..MAX`, such as `8..40`"),
 ]
 Port = Annotated[_Whole, Field(ge=0, le=65535), ValueDescription("a port from 0 to 65535")]
@@ -166,6 +168,7 @@ Wrappers = Annotated[
 
 
 def _different(names: list[str]) -> list[str]:
+    """Returns the names. Raises ValueError if one of them occurs twice."""
     if len({*names}) < len(names):
         raise ValueError("a name occurs twice")
     return names
@@ -186,6 +189,7 @@ def is_local(address: str) -> bool:
     """Whether only this host reaches a ``tcp://`` or ``ipc://`` address."""
     if address.startswith("ipc://"):
         return True
+
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -196,12 +200,15 @@ def is_local(address: str) -> bool:
 
 
 def words(kind: Any) -> str:
-    """The description of an annotation: its `ValueDescription`, otherwise one made from its
-    type."""
+    """Returns the description of an annotation.
+
+    It is its `ValueDescription`, otherwise one made from its type.
+    """
     if get_origin(kind) is Annotated:
         inner, *metadata = get_args(kind)
-        own = [m.text for m in metadata if isinstance(m, ValueDescription)]
-        return own[-1] if own else words(inner)
+        descriptions = [item.text for item in metadata if isinstance(item, ValueDescription)]
+        return descriptions[-1] if descriptions else words(inner)
+
     if get_origin(kind) is Literal:
         return either([f"`{choice}`" for choice in get_args(kind)])
     if get_origin(kind) in (Union, types.UnionType):
@@ -210,6 +217,6 @@ def words(kind: Any) -> str:
 
 
 def either(choices: Sequence[str]) -> str:
-    """The choices as text: `a, b or c`."""
+    """Returns the choices as text: `a, b or c`."""
     *most, last = choices
     return f"{', '.join(most)} or {last}" if most else last

@@ -75,7 +75,7 @@ def test_passes_on_a_gpu_are_whole_updates_and_the_fastest_is_compiled_and_captu
             raise RuntimeError("not for lack of memory")
         return seconds_of(form)
 
-    monkeypatch.setattr(network, "_measured", measured)
+    monkeypatch.setattr(network, "_time_form", measured)
     if fails:
         with pytest.raises(RuntimeError, match="not for lack"):
             network.fastest((640, 320, 160), learns=True)

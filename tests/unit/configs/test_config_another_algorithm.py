@@ -12,7 +12,7 @@ from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.configs.errors import UserError
-from penstock.configs.layers import OF_GAME
+from penstock.configs.layers import REWARD_OPTIONS
 from penstock.configs.load import resolve, resolve_target
 from penstock.configs.section import Section
 
@@ -138,4 +138,4 @@ def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) ->
 
 @pytest.mark.parametrize("algo", [ImpalaConfig, PpoConfig, CustomConfig, DqnConfig, SacConfig])
 def test_every_algorithm_has_the_options_that_tell_of_the_game(algo: type[Section]) -> None:
-    assert set(OF_GAME) <= algo.model_fields.keys()
+    assert set(REWARD_OPTIONS) <= algo.model_fields.keys()
