@@ -54,7 +54,9 @@ EPILOG = (
     "the last line of standard output is one JSON object, and all other text goes to "
     "standard error."
 )
-SHOWN_CHARS = 200  # of a path
+# A longer path is cut in an error message.
+SHOWN_CHARS = 200
+# Errors of the system for a path that this user cannot access; the user can name another one.
 OUT_OF_REACH = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
 app = typer.Typer(
     cls=Grouped,
@@ -78,10 +80,17 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 def main() -> None:
-    """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
-    path that cannot be accessed, as every command takes paths and uses them in many places, and one
-    for a lack of descriptors, which any call may meet; and an error of an environment that the
-    command plays itself."""
+    """Run the command `penstock` and translate its errors into messages and exit codes.
+
+    What a user can correct is printed as one sentence, with exit code 2:
+
+    - a UserError;
+    - an error of an environment that the command plays itself;
+    - a lack of file descriptors, which any call may meet;
+    - a path that cannot be accessed. Every command takes paths and uses them in many places.
+
+    Ctrl-C gives exit code 130. Any other error is a fault of Penstock and keeps its traceback.
+    """
     try:
         _run()
     except UserError as error:
@@ -105,7 +114,11 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run a command; raises UserError for an error of an environment."""
+    """Run a command.
+
+    Raises:
+        UserError: a mistake of the user, or an error of an environment that this process plays.
+    """
     try:
         app()
     except UserError:
@@ -120,13 +133,16 @@ def _run() -> None:
 
 
 def _refuse(text: str, traceback: str = "") -> NoReturn:
-    """End the command as after a mistake of the user."""
+    """Print a mistake of the user and end the process with exit code 2."""
     _show_mistake(text, traceback)
     sys.exit(2)
 
 
 def _show_mistake(text: str, traceback: str = "") -> None:
-    """Print a mistake of the user, with the ``traceback`` of the user's code."""
+    """Print a mistake of the user, with the ``traceback`` of the user's code, without secrets.
+
+    It goes to standard error, and with --json to standard output too.
+    """
     from penstock.configs.secrets import redacted
 
     text, lines = redacted(text), redacted(traceback).splitlines()
@@ -381,6 +397,7 @@ def status(
         pid = status.probe(run_dir)
         answer(f"the supervisor of {run_dir} replies, pid {pid}", {"pid": pid}, as_json)
         return
+
     report = status.status(run_dir)
     answer(status.describe(report), report, as_json)
 
@@ -589,7 +606,8 @@ def check_env(
         answer(describe(report), report, as_json)
         end_all(2)
 
-    # Programs and threads that the environment leaves behind end with the command.
+    # Each way out is `end_all`: programs and threads that the environment leaves behind end with
+    # the command.
     try:
         with ending_programs(), told_where_hung(hang_s, tell) as beat:
             report = check(target, overrides or [], steps, envs, beat)
@@ -598,6 +616,7 @@ def check_env(
         end_all(2)
     except KeyboardInterrupt:
         end_all(130)
+
     answer(describe(report), report, as_json)
     end_all(2 if report["problems"] else 0)
 

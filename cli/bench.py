@@ -39,6 +39,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure the throughput of each stage of a run alone, and of all stages together."""
+    # typer calls this function before `bench reduce` too.
     if context.invoked_subcommand is not None:
         return
     from penstock.bench import stages

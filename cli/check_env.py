@@ -20,7 +20,9 @@ from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
 from penstock.envs.make import FirstIndex, makers
 from penstock.envs.space_difference import brief
 
-PART_S = 15.0  # at most, of each part of the check
+# The longest duration of each part of the check.
+PART_S = 15.0
+# The duration of the speed measurement.
 RATE_S = 2.0
 SHOWN_KEYS = 20  # of an info
 
@@ -32,9 +34,23 @@ def check(
     envs: int,
     beat: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Check an environment; the report is JSON-ready: "problems", "notes" and "figures". ``beat``
-    is called after each reset of a vector. Raises UserError if the target has no environment, or
-    one that calls sys.exit."""
+    """Check the environment of a target by playing it with random actions.
+
+    Args:
+        target: a TARGET of the command line.
+        overrides: options of the config as ``key=value``.
+        steps: the number of steps to play.
+        envs: the number of environments in the speed measurement.
+        beat: called after each reset of a vector, as a sign of progress.
+
+    Returns:
+        A report of JSON values: "env" is the environment's id, "problems" are dictionaries with
+        "kind", "text" and "traceback", "notes" are sentences, and "figures" are measurements by
+        name.
+
+    Raises:
+        UserError: the target has no environment, or one that calls sys.exit.
+    """
     env = resolve(target, overrides).env
     try:
         return _report(env, steps, envs, beat)
@@ -106,6 +122,7 @@ def describe(report: dict[str, Any]) -> str:
     if "steps_per_s" in figures:
         text = f"{figures['steps_per_s']:,.0f} steps/s in a vector of {figures['envs']}"
         lines.append(f"one core      {text}, without inference")
+
     lines += [f"note          {text}" for text in report["notes"]]
     for problem in problems:
         lines += [problem["traceback"]] if problem["traceback"] else []
@@ -158,6 +175,8 @@ def _notes(found: Checker, figures: dict[str, Any], refused: str | None) -> Iter
             "the step that ends an episode, remove it: the final observation is lost, and Penstock "
             "resets after it"
         )
+
+    # Steps of very different durations.
     times = figures.get("step_ms")
     if times and times["max"] > 20 and times["max"] > 100 * times["p50"]:
         yield (

@@ -14,13 +14,17 @@ import typer
 if TYPE_CHECKING:
     from penstock.configs.keys import Option
 
-LONGEST = 72  # characters of a help text; typer breaks longer ones into lines
+# The most characters of a help text; typer breaks longer ones into lines.
+LONGEST = 72
 
 Candidates = list[tuple[str, str]]  # each with a help text, which zsh and fish show
 
 
 def targets(incomplete: str) -> Candidates:
-    """Presets and YAML files. Where nothing fits, the shell completes file names."""
+    """Returns the presets and YAML files that begin with ``incomplete``.
+
+    If none does, the shell completes file names by itself.
+    """
     from penstock.configs.load import presets
 
     files = [path for end in ("yaml", "yml") for path in glob(f"{escape(incomplete)}*.{end}")]
@@ -30,10 +34,10 @@ def targets(incomplete: str) -> Candidates:
 
 
 def overrides(context: typer.Context, incomplete: str) -> Candidates:
-    """Options, and after `=` their values.
+    """Returns the options of the config that begin with ``incomplete``, and their values after `=`.
 
     bash takes `=` as the end of a word: of `algo.name=p` it passes `algo.name` and `=` as words
-    before `p`, and of `algo.name=` only the name.
+    before `p`, and of `algo.name=` only the name. Other shells pass `algo.name=p` as one word.
     """
     given: list[str] = context.params.get("overrides") or []
     before = given[:-1] if given[-1:] == ["="] else given
@@ -70,15 +74,17 @@ def _options(context: typer.Context, incomplete: str, given: list[str]) -> dict[
 
 
 def _values(option: Option) -> list[str]:
-    """The choices of an option; its default if it has none."""
+    """Returns the choices of an option, or its default if it may have any value."""
     choices = list(dict.fromkeys(_choices(option.hint)))
     if choices or option.required:
         return choices
+
     default = option.default
     return [default if isinstance(default, str) else json.dumps(default, separators=(",", ":"))]
 
 
 def _choices(hint: Any) -> Iterator[str]:
+    """Yield the values that a type allows; none if they are not a short list."""
     if get_origin(hint) is Annotated:
         yield from _choices(get_args(hint)[0])
     elif get_origin(hint) is Literal:
@@ -93,6 +99,6 @@ def _choices(hint: Any) -> Iterator[str]:
 
 
 def _summary(option: Option) -> str:
-    """The first sentence of an option's description, on one line of a terminal."""
+    """Returns the first sentence of an option's description, on one line of a terminal."""
     text = " ".join(option.description.split())
     return shorten(text.partition(". ")[0].rstrip("."), LONGEST, placeholder=" ...")

@@ -32,7 +32,9 @@ PACKAGES = (
 OPTIONAL = ("ale-py",)
 LOW_MEMORY_NBYTES = 4 << 30
 LOW_NOFILE = 1024
-SHOWN = 5  # cached timings
+# The most cached timings and choices that are shown.
+SHOWN = 5
+# The network that is timed, the Nature CNN on Atari's observations, and the rows of its update.
 STANDARD = Task(
     CnnShape(4, 84, 84, discrete(6), 1 / 255),
     ((4, 84, 84), "|u1"),
@@ -40,13 +42,19 @@ STANDARD = Task(
     learns=True,
     threads=1,
 )
-STANDARD_UPDATE = UpdateSize(512)  # of the network that is timed
+STANDARD_UPDATE = UpdateSize(512)
 
 Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """The facts by topic, with sizes in bytes (-1: unlimited), and sentences under "warnings"."""
+    """Returns the facts about this machine by topic, as JSON values.
+
+    Sizes are in bytes; -1 is an unlimited one. None stands for a control group without a limit, and
+    for a fact that is not known. The topic "warnings" is a list of sentences about problems.
+
+    The training of a network is timed, which takes a second unless its times are cached.
+    """
     timing = None if version_of("torch") is None else standard_timing()
     facts: Facts = {
         "system": {
@@ -75,7 +83,7 @@ def examine() -> Facts:
 
 
 def warnings(facts: Facts) -> list[str]:
-    """Sentences about problems for a run, each with a remedy."""
+    """Returns sentences about problems for a run, each with a remedy."""
     checks = (_about_system, _about_cores, _about_memory, _about_packages, doctor_gpu.warnings)
     return [text for check in checks for text in check(facts)]
 
@@ -103,6 +111,7 @@ def describe(facts: Facts) -> str:
 
 
 def _about_system(facts: Facts) -> Iterator[str]:
+    """Yield warnings about the operating system and the processor's architecture."""
     system = facts["system"]
     if system["system"] != "Linux":
         yield f"this is {system['system']}: only configs and the replay library work here"
@@ -111,9 +120,11 @@ def _about_system(facts: Facts) -> Iterator[str]:
 
 
 def _about_cores(facts: Facts) -> Iterator[str]:
+    """Yield warnings about too few cores, or cores that are busy."""
     cores = facts["cores"]
     quota, usable = cores["cgroup"], cores["usable"]
     allowed = usable if quota is None else min(usable, quota)
+
     if allowed < usable:
         yield (
             f"the control group limits this process to {quota:g} of {usable} cores and throttles "
@@ -121,7 +132,9 @@ def _about_cores(facts: Facts) -> Iterator[str]:
         )
     if allowed < 2:
         yield "fewer than two cores are available, so actors and learner share one; use more cores"
-    if cores["load"] > cores["present"]:  # the kernel's load is that of all cores
+
+    # The kernel's load is that of all cores, also of those that this process may not use.
+    if cores["load"] > cores["present"]:
         yield (
             f"the load is {cores['load']:.1f} on {cores['present']} cores, so other programs slow "
             "a run down; end them, or wait"
@@ -138,11 +151,13 @@ def _about_memory(facts: Facts) -> Iterator[str]:
 
 
 def _about_packages(facts: Facts) -> Iterator[str]:
+    """Yield warnings about packages that are missing, or are installed without a part."""
     absent = [name for name, version in facts["packages"].items() if version is None]
     if lacking := [name for name in absent if name not in OPTIONAL]:
         yield f"missing packages: {', '.join(lacking)}; install penstock with its dependencies"
     if "ale-py" in absent:
         yield "ale-py is missing, so Atari does not work; install penstock[atari]"
+
     if facts["curve"] is False:
         yield "libzmq has no CURVE, so transport.curve does not work; install pyzmq's own wheel"
     if facts["bytecode"] is False:
@@ -153,8 +168,10 @@ def _about_packages(facts: Facts) -> Iterator[str]:
 
 
 def standard_timing() -> Timing:
-    """The training of the Nature CNN on Atari's observations, in all forms of this processor; it
-    takes a second, unless its times are cached."""
+    """Time the training of the Nature CNN on Atari's observations, in all forms of this processor.
+
+    It takes a second, unless its times are cached.
+    """
     options = Options("auto", "auto", None)
     has_bf16 = processor().has_bf16
     forms = training_forms(STANDARD.shape, options, STANDARD_UPDATE, has_bf16=has_bf16)
@@ -168,6 +185,7 @@ def _cached(standard: Timing | None) -> list[str]:
 
 
 def _cores(timing: Timing | None) -> Facts:
+    """Returns the facts about cores; ``timing`` tells whether bfloat16 is the faster format."""
     return {
         "present": os.cpu_count(),
         "usable": len(psutil.Process().cpu_affinity()),
@@ -190,6 +208,7 @@ def _memory() -> Facts:
 
 
 def _about_bf16(cores: Facts) -> str:
+    """Returns whether the processor has instructions for bfloat16, and whether they are used."""
     if not cores["bf16"]:
         return "no"
     faster = {True: "yes, faster than fp32", False: "yes, slower than fp32 and so not used"}
@@ -204,6 +223,7 @@ def _about_forms(forms: Facts) -> Iterator[str]:
 
 
 def _has_curve() -> bool | None:
+    """Returns whether libzmq can encrypt connections; None if pyzmq is not installed."""
     if version_of("pyzmq") is None:
         return None
     import zmq
@@ -212,7 +232,7 @@ def _has_curve() -> bool | None:
 
 
 def _has_bytecode(module: str) -> bool | None:
-    """Whether a module's bytecode is cached; None if the module is not installed."""
+    """Returns whether a module's bytecode is cached; None if the module is not installed."""
     if importlib.util.find_spec(module) is None:
         return None
     return Path(importlib.util.cache_from_source(str(_origin(module)))).exists()

@@ -31,8 +31,8 @@ NO_CUDA: Facts = {
     "built_for": None,  # a CUDA version; None for a CPU build
     "nccl": None,
     "cudnn": None,
-    "archs": [],  # for which torch has code, such as sm_90
-    "error": None,  # why torch can use no GPU
+    "archs": [],  # GPU architectures, such as sm_90, for which torch has code
+    "error": None,  # the reason for which torch can use no GPU
     "no_peers": [],  # pairs of GPUs that cannot access each other's memory
 }
 """The facts "cuda" of a machine with neither GPU nor torch."""
@@ -58,8 +58,11 @@ class Build(NamedTuple):
     """The lowest and highest compute capability that it supports (RELEASE.md of torch)."""
 
     def command(self) -> str:
-        """What installs it. The local version (+cu130) replaces a CPU build of the same version,
-        which pip would otherwise keep."""
+        """Returns the command that installs it.
+
+        The local version (+cu130) replaces a CPU build of the same version, which pip would
+        otherwise keep.
+        """
         tag = f"cu{self.cuda.replace('.', '')}"
         index = f"https://download.pytorch.org/whl/{tag}"
         return f"{sys.executable} -m pip install torch=={TORCH}+{tag} --index-url {index}"
@@ -74,11 +77,15 @@ BUILDS = (  # the first that fits is recommended; that of constraints-cuda.txt i
 
 
 def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
-    """The facts about GPUs: "gpu", with one entry for each, and "cuda", of driver and torch.
+    """Returns the facts about GPUs: "gpu" has one entry for each, "cuda" is about driver and torch.
 
     A GPU is found by its device file, such as /dev/nvidia0, without which no process can use it.
     The driver's version is in /proc. Both can be read without a CUDA build of torch, and cannot
     hang; nvidia-smi can, and many containers lack it.
+
+    Args:
+        devices: the folder of device files.
+        driver: the file in which the kernel's driver names its version.
     """
     present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
     cuda = NO_CUDA | {
@@ -86,10 +93,14 @@ def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
         "driver": driver_version(driver),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
+
+    # What torch says of its build, and of the GPUs that it can use.
     gpus: list[Facts] = []
     if version_of("torch") is not None:
         build, gpus = _of_torch()
         cuda |= build
+
+    # GPUs that torch cannot use: the driver may know their names.
     if not gpus:
         models = gpu_models()
         names = models if len(models) == present else ["NVIDIA GPU"] * present
@@ -98,7 +109,7 @@ def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
 
 
 def driver_version(path: Path = DRIVER) -> str | None:
-    """The version of NVIDIA's kernel driver, such as "580.159.04"; None without its file."""
+    """Returns the version of NVIDIA's kernel driver, such as "580.159.04"; None without one."""
     try:
         first = path.read_text().partition("\n")[0]
     except OSError:
@@ -108,8 +119,9 @@ def driver_version(path: Path = DRIVER) -> str | None:
 
 
 def describe(facts: Facts) -> list[str]:
-    """The lines about GPUs and torch's build."""
+    """Returns two lines of text: the GPUs, and the build of torch."""
     cuda = facts["cuda"]
+
     kinds = Counter(_kind(gpu) for gpu in facts["gpu"])
     found = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
     if found:
@@ -128,13 +140,13 @@ def describe(facts: Facts) -> list[str]:
 
 
 def warnings(facts: Facts) -> Iterator[str]:
-    """Sentences about problems with GPUs, each with a remedy."""
+    """Yield sentences about problems with GPUs, each with a remedy."""
     for check in (_about_build, _about_capability, _about_memory_in_use, _about_the_host):
         yield from check(facts)
 
 
 def _about_build(facts: Facts) -> Iterator[str]:
-    """Why torch uses no GPU although there is one."""
+    """Yield the reason for which torch uses no GPU although there is one, if that is so."""
     cuda = facts["cuda"]
     torch, driver, built_for, error = (cuda[k] for k in ("torch", "driver", "built_for", "error"))
     if not cuda["present"] or torch is None:
@@ -159,10 +171,12 @@ def _about_build(facts: Facts) -> Iterator[str]:
 
 
 def _about_capability(facts: Facts) -> Iterator[str]:
+    """Yield warnings about models of GPUs for which torch has no code, or no fast bfloat16."""
     cuda = facts["cuda"]
     kinds = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
     for name, capability in kinds.items():
         version = ".".join(map(str, capability))
+
         if cuda["archs"] and not _has_code(cuda["archs"], capability):
             yield (
                 f"torch {cuda['torch']} has no code for {name} of compute capability {version}, "
@@ -177,6 +191,7 @@ def _about_capability(facts: Facts) -> Iterator[str]:
 
 
 def _about_memory_in_use(facts: Facts) -> Iterator[str]:
+    """Yield warnings about GPUs that other programs use."""
     for i, gpu in enumerate(_usable(facts)):
         if gpu["memory"] - gpu["free"] > OTHERS_NBYTES:
             yield (
@@ -187,7 +202,7 @@ def _about_memory_in_use(facts: Facts) -> Iterator[str]:
 
 
 def _about_the_host(facts: Facts) -> Iterator[str]:
-    """What GPUs need of the machine.
+    """Yield warnings about cores, shared memory and links between GPUs that are not enough.
 
     The limit of locked memory is not checked: pinned memory is locked by NVIDIA's driver, to which
     RLIMIT_MEMLOCK does not apply. /dev/shm matters to NCCL alone, as Penstock uses memfd.
@@ -213,7 +228,10 @@ def _about_the_host(facts: Facts) -> Iterator[str]:
 
 
 def _how_to_install(driver: str | None, capability: Capability | None = None) -> str:
-    """How to get a build of torch that runs with a driver and, if that is known, on a GPU."""
+    """Returns a clause on how to get a build of torch that runs with a driver and on a GPU.
+
+    ``capability`` is that of the GPU; None if it is not known.
+    """
     for build in BUILDS:
         oldest, newest = build.capabilities
         fits = capability is None or oldest <= capability <= newest
@@ -223,19 +241,26 @@ def _how_to_install(driver: str | None, capability: Capability | None = None) ->
 
 
 def _major(driver: str | None) -> int:
-    """An unknown driver counts as new."""
+    """Returns the major version of a driver. An unknown driver counts as new."""
     return int(driver.partition(".")[0]) if driver else BUILDS[0].driver
 
 
 def _oldest_driver(cuda: str) -> int:
-    """The oldest driver for a CUDA version; 0 if it is not known."""
+    """Returns the oldest driver for a CUDA version; 0 if it is not known."""
     major = cuda.partition(".")[0]
     return next((b.driver for b in BUILDS if b.cuda.partition(".")[0] == major), 0)
 
 
 def _has_code(archs: list[str], capability: Capability) -> bool:
-    """Whether a GPU runs code of `torch.cuda.get_arch_list`: machine code (sm_86) of its own major
-    version and no newer minor one, or PTX (compute_90) of no newer version."""
+    """Returns whether a GPU runs the code of one of ``archs``.
+
+    It runs machine code (sm_86) of its own major version and no newer minor one, and PTX
+    (compute_90) of no newer version.
+
+    Args:
+        archs: architectures, as of `torch.cuda.get_arch_list`.
+        capability: the GPU's compute capability.
+    """
     for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(archs)):
         code = [*divmod(int(digits), 10)]
         if code <= capability and (kind == "compute" or code[0] == capability[0]):
@@ -244,11 +269,12 @@ def _has_code(archs: list[str], capability: Capability) -> bool:
 
 
 def _usable(facts: Facts) -> list[Facts]:
-    """The GPUs that torch can use."""
+    """Returns the GPUs that torch can use; only of these the capability is known."""
     return [gpu for gpu in facts["gpu"] if gpu["capability"]]
 
 
 def _kind(gpu: Facts) -> str:
+    """Returns the name of a GPU and, if torch can use it, its properties."""
     if not gpu["capability"]:
         return str(gpu["name"])
     version = ".".join(map(str, gpu["capability"]))
@@ -260,6 +286,7 @@ def _of_torch() -> tuple[Facts, list[Facts]]:
     """What torch says of its build, and of the GPUs that it can use."""
     import torch
 
+    # The build: its version, the libraries that it is linked with, and the GPUs it has code for.
     build: Facts = {"torch": torch.__version__, "built_for": torch.version.cuda}
     if torch.version.cuda is None:
         return build, []
@@ -268,11 +295,15 @@ def _of_torch() -> tuple[Facts, list[Facts]]:
     if number := torch.backends.cudnn.version():
         build["cudnn"] = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"  # since 9.0
     build["archs"] = torch.cuda.get_arch_list()
+
+    # It fails without a driver, with an old one, and if no GPU is visible. The first sentence of
+    # the error says which.
     try:
         torch.cuda.init()
-    except RuntimeError as error:  # no driver, an old one, or no GPU that is visible
+    except RuntimeError as error:
         build["error"] = re.split(r"\.?\n|\. (?=[A-Z])", str(error))[0]
         return build, []
+
     devices = range(torch.cuda.device_count())
     build["no_peers"] = [
         [i, j] for i, j in combinations(devices, 2) if not torch.cuda.can_device_access_peer(i, j)
@@ -281,6 +312,7 @@ def _of_torch() -> tuple[Facts, list[Facts]]:
 
 
 def _gpu(index: int) -> Facts:
+    """Returns name, memory in bytes and compute capability of a GPU that torch can use."""
     import torch
 
     device = torch.cuda.get_device_properties(index)

@@ -19,7 +19,8 @@ WATCH = "Monitor a live run"
 MEASURE = "Check and measure"
 PREPARE = "Prepare"
 PANELS = (TRAIN, LOOK, WATCH, MEASURE, PREPARE)
-CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
+# Control characters, all but tab and newline, and surrogates.
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 Resume = Literal["no", "auto", "must"]
 
@@ -143,12 +144,13 @@ class Grouped(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # of typer or of click, whichever is installed
+            # Compared by name, as the class is that of typer or of click, by typer's version.
             if type(error).__name__ == "NoSuchOption":
                 _explain(error)
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each panel, with the name and the help of its commands."""
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
@@ -163,10 +165,12 @@ class Grouped(TyperGroup):
 class ListsTransports(TyperCommand):
     """A command whose option --transport lists the registered transports.
 
-    They are read when the command is, so that other commands do not import the configs for that.
+    The list is completed when the command runs or shows its help. So no other command has to import
+    the configs.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Complete --transport, and return the parameters of the command."""
         from penstock.configs.transports import TRANSPORTS
 
         means = {name: spec.means for name, spec in TRANSPORTS.specs.items()}
@@ -184,7 +188,11 @@ class ListsTransports(TyperCommand):
 
 
 def _explain(error: Any) -> None:
-    """Add to the error how an option of the config is written that was given with dashes."""
+    """Extend a `NoSuchOption` error: options of the config are written key=value, not --key.
+
+    Nothing is added for a command without options of the config. The suggestions of typer, which
+    are options with dashes, stay only if no option of the config has that name.
+    """
     from penstock.configs.algorithms import DEFAULT
     from penstock.configs.keys import algorithms, options
     from penstock.configs.option_aliases import meant
@@ -192,6 +200,9 @@ def _explain(error: Any) -> None:
     parameters = error.ctx.command.params if error.ctx is not None else []
     if all(parameter.name != "overrides" for parameter in parameters):
         return
+
+    # Options of the config with this name: in full (`learner.lr`), by an alias, or without the
+    # section (`lr`). The dictionary drops repetitions and keeps the order.
     key = error.option_name.lstrip("-").replace("-", "_")
     here = meant(key, DEFAULT)
     known = dict.fromkeys(option for algo in algorithms() for option in options(algo))
@@ -203,14 +214,18 @@ def _explain(error: Any) -> None:
 
 
 def samples(sample: bool, greedy: bool) -> bool | None:
-    """Whether --sample or --greedy is given; None without both. Raises UserError for both."""
+    """Returns True for --sample, False for --greedy and None without either.
+
+    Raises:
+        UserError: both are given.
+    """
     if sample and greedy:
         raise UserError("--sample and --greedy are two ways to play; give one of them")
     return True if sample else False if greedy else None
 
 
 def sampler_name(name: str) -> str:
-    """The value of --sampler. Raises UserError if no sampler has this name."""
+    """Returns the value of --sampler. Raises UserError if no sampler has this name."""
     try:
         return samplers.checked(name)
     except ValueError as error:
@@ -224,5 +239,5 @@ def escaped(text: str) -> str:
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:
-    """Print the result of a command as text or as JSON."""
+    """Print the result of a command: ``text``, or ``data`` as one line of JSON."""
     print(json.dumps(data) if as_json else escaped(text))

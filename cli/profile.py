@@ -32,10 +32,14 @@ from penstock.profiling.report.window import GPU, ProfileWindow, make
 from penstock.profiling.verdict import depends_on_threads
 from penstock.watch import freeze
 
+# The duration of the measurement of the learner's ceiling.
 CEILING_S = 4.0
-CORELESS = 0.1  # share of a learner's time that is worth a word
-NOISE = 1.05  # achieved / ceiling that two measurements may give
-LEAST_INTERVALS = 5  # of metrics, in a window
+# A larger share of a learner's time without a core is worth a note.
+CORELESS = 0.1
+# A larger ratio of the achieved rate to the ceiling is no noise between two measurements.
+NOISE = 1.05
+# The run writes its metrics at least so many times within the window.
+LEAST_INTERVALS = 5
 
 
 def main(
@@ -47,9 +51,23 @@ def main(
     make_specs: run.MakeSpecs = topology.train,
     place: run.EngineChoice = run.HERE,
 ) -> int:
-    """Profile ``target`` for ``seconds``; returns the exit code, as `penstock train`.
-    ``make_specs`` makes the processes of a config, given a folder for their sockets; ``place`` is
-    the engine."""
+    """Run a target, measure a window of the run, then print the profile and write its files.
+
+    Args:
+        target: a TARGET of the command line.
+        overrides: options of the config as ``key=value``.
+        seconds: the length of the window.
+        with_torch: whether torch's profiler traces some learner steps after the window.
+        as_json: whether the profile is printed as JSON.
+        make_specs: makes the processes of a config, given a folder for their sockets.
+        place: the engine that places them.
+
+    Returns:
+        The exit code of the run, as of `penstock train`.
+
+    Raises:
+        UserError: an option is wrong, or the config has no processes to profile.
+    """
     if not 0 < seconds < math.inf:
         raise UserError(f"--seconds is {seconds:g}; it must be a number above 0, such as 30")
     resolved = resolve_target(target, overrides)
@@ -59,6 +77,8 @@ def main(
             f"transport.kind={config.transport.kind} plays and trains in one thread, so there is "
             "no overlap to profile; set transport.kind=shm or zmq"
         )
+
+    # The run; `watch` measures the window and ends the run after it.
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
     torch_trace = folder / files.TORCH_TRACE if with_torch else None
     watch = Watch(seconds, folder / files.KERNELS, torch_trace)
@@ -84,6 +104,7 @@ def main(
         profile, failure = _with_trials(profile, config)
         notes += failure
     profile = with_verdict(profile)
+
     if with_torch and not (folder / files.TORCH_TRACE).exists():
         notes.append(
             "torch's profiler wrote no trace, because the run ended before, or its first learner "
@@ -91,21 +112,25 @@ def main(
         )
     if watch.without_spans:
         notes.append(f"no spans arrived of {', '.join(watch.without_spans)}")
+
     notes = files.write(folder, profile, watch.window, watch.threads, notes)
     _show(profile, _page(folder), notes, as_json)
     return outcome.exit_code
 
 
 def prepared(config: Config, seconds: float) -> Config:
-    """The config of a run that ends with its window and reports several times in it."""
+    """Returns the config of a run without a limit, which reports several times in the window."""
     interval_s = min(config.run.interval_s, max(0.1, seconds / LEAST_INTERVALS))
     timing = config.run.model_copy(update={"interval_s": interval_s})
     return config.model_copy(update={"stop": StopConfig(), "run": timing})
 
 
 def as_trained(config: Config, threads: int | None) -> Config:
-    """The config with which to measure the ceiling of a run: `learner.threads` auto replaced by the
-    ``threads`` that each learner had at its end. None: the run did not change them."""
+    """Returns the config with which to measure the ceiling of a run.
+
+    `learner.threads` auto is replaced by ``threads``, the number that each learner had at the end
+    of the run. None: the run did not change it.
+    """
     if threads is None or config.learner.threads != "auto":
         return config
     learner = config.learner.model_copy(update={"threads": threads})
@@ -113,8 +138,11 @@ def as_trained(config: Config, threads: int | None) -> Config:
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Properties of a config, computed in a separate process: the bytes of a slot and of the
-    parameters, the learner's device, and whether the network has convolutions."""
+    """Returns properties of a config; it is called in a separate process, as it imports torch.
+
+    They are arguments of `window.make`: the bytes of a slot and of the parameters, the learner's
+    device, and whether the network has convolutions.
+    """
     from penstock.algos.samples import network_shape, slot_spec
     from penstock.device.choice import pick_device
     from penstock.envs import probe
@@ -155,7 +183,10 @@ def _profile(
 
 
 def _with_trials(profile: Profile, config: Config) -> tuple[Profile, list[str]]:
-    """``profile`` with trials of `actors.env_threads`, or without, and a note why."""
+    """Returns ``profile`` with trials of `actors.env_threads`.
+
+    If they fail or are interrupted, it is returned without them, and a note says why.
+    """
     try:
         return with_thread_trials(profile, thread_trials(config)), []
     except KeyboardInterrupt:
@@ -198,7 +229,7 @@ def _remarks(profile: Profile) -> list[str]:
 
 
 def _page(folder: Path) -> str:
-    """Where the page on the run is, or why there is none."""
+    """Write the page on the run; returns where it is, or why there is none."""
     try:
         return f"report: {freeze.write(str(folder))}"
     except UserError as error:
@@ -206,12 +237,14 @@ def _page(folder: Path) -> str:
 
 
 def _show(profile: Profile, page: str, notes: Sequence[str], as_json: bool) -> None:
+    """Print the profile as text, and with ``as_json`` as one JSON object too."""
     _say(["", *tables.lines(profile), "", *notes, page], as_json)
     if as_json:
         print(json.dumps(profile))
 
 
 def _say(lines: Sequence[str], as_json: bool) -> None:
+    """Print lines for the user; to standard error if standard output is for JSON."""
     with suppress(OSError):  # a terminal that is gone
         print(*lines, sep="\n", file=sys.stderr if as_json else sys.stdout, flush=True)
 

@@ -62,6 +62,7 @@ def slurm(
     """Print a batch script for SLURM: redirect it to a file, read it, and submit it by sbatch."""
     from penstock.launch.render import slurm
 
+    # The script starts the command of the environment that this one is installed in.
     program = shutil.which("penstock")
     environment = str(Path(program).parent) if program else None
     job = slurm.Job(nodes, cpus, gpus, time, partition, account)

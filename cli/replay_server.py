@@ -64,10 +64,27 @@ def serve(
     limits: ServiceLimits,
     as_json: bool,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then write a last snapshot to the folder ``snapshot``, if it
-    is given, and print the counts. Raises UserError."""
+    """Serve a replay until SIGINT or SIGTERM, then print its counts.
+
+    Args:
+        bind: the address for clients.
+        spec: a YAML file with the fields of `SpecFile`.
+        capacity: the number of rows that the replay keeps at least.
+        sampling: settings of a replay, of which only those of the sampler are used.
+        curve: a folder with CURVE keys; None without encryption.
+        insecure: whether clients need no authentication.
+        snapshot: a folder for snapshots. A complete one in it is restored first, and a last one is
+            written at the end. None: no snapshots.
+        snapshot_every_s: seconds between two snapshots.
+        limits: limits for the clients.
+        as_json: whether the counts are printed as one JSON object.
+
+    Raises:
+        UserError: a file, an address or an option is wrong.
+    """
     keep_freed_memory()
     descriptors.raise_limit()  # each client takes a descriptor
+
     options = read_spec(spec).model_dump()
     columns = options.pop("columns")
     # Not validated: the sampler checks its own arguments, and `--sampler` was checked.
@@ -94,11 +111,13 @@ def serve(
                 log=_say,
             )
         )
+
         with _stop_signals() as stop:
             _say(f"serving {capacity} rows at {server.address}")
             server.run(stop.is_set)
             server.save()
         stats = replay.stats() | {"server": server.figures()}
+
     if as_json:
         print(json.dumps(stats | {"address": server.address}))
     else:
@@ -114,9 +133,11 @@ def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple
     if not (folder / MANIFEST).exists():
         _say(f"{folder} contains no snapshot; the replay starts empty")
         return replay, snapshots
+
     try:
         snapshots.restore()
     except DamagedSnapshotError as error:
+        # The replay may hold a part of the snapshot, so it is replaced.
         _say(f"warning: {error}; the replay starts empty, and the next snapshot replaces this one")
         replay.close()
         replay = make()
@@ -124,6 +145,7 @@ def _restored(make: Callable[[], Replay], folder: Path, every_s: float) -> tuple
     except BaseException:
         replay.close()
         raise
+
     _say(f"restored {len(replay)} rows from the snapshot {folder}")
     return replay, snapshots
 
@@ -135,11 +157,16 @@ def _say(text: str) -> None:
 
 
 def read_spec(path: Path) -> SpecFile:
-    """The spec in a YAML file. Raises UserError with the file and the error."""
+    """Returns the spec in a YAML file.
+
+    Raises:
+        UserError: the file cannot be read, is no YAML, or has a wrong key or value.
+    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--spec {path} cannot be read ({error}); give a YAML file") from error
+
     value, _ = parse(text, str(path))
     try:
         return SpecFile.model_validate(value)
@@ -153,7 +180,10 @@ def read_spec(path: Path) -> SpecFile:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one ends the process at once."""
+    """Yield an event that SIGINT and SIGTERM set; a second signal ends the process at once.
+
+    The handlers from before are restored at the end of the ``with`` block.
+    """
     stop = threading.Event()
     before: dict[signal.Signals, Any] = {}
 

@@ -47,8 +47,10 @@ Ranges = Annotated[
 
 @contextmanager
 def _playing() -> Iterator[None]:
-    """Make environments in the ``with`` block: notes about them go to standard error, and programs
-    that they start end with it."""
+    """Allow code in the ``with`` block to make environments.
+
+    Notes about them go to standard error. Programs that they start end with the block.
+    """
     from penstock.core.notes import notes_to
     from penstock.core.processes import ending_programs
 
@@ -84,6 +86,8 @@ def evaluate(
             result = evaluation.evaluate_seeds(run_dir, *how)
         answer(evaluation.describe_seeds(result), result, as_json)
         return
+
+    # A single run, or an exported file.
     with _playing():
         result = evaluation.evaluate(run_dir, *how)
     answer(evaluation.describe(result), result, as_json)
