@@ -44,7 +44,8 @@ def bench(
         return
     from penstock.bench import stages
 
-    plan = stages.make_plan(target, seconds, only, compare, peers_in if peers else None)
+    peers_folder = peers_in if peers else None
+    plan = stages.make_plan(target, seconds, only, old=compare, peers=peers_folder)
     stages.main(plan, as_json)
 
 
@@ -75,4 +76,7 @@ def bench_reduce(
     from penstock.bench.checkout import benchmark
 
     reduce = benchmark("reduce", "penstock bench reduce")
-    reduce.main(reduce.make_plan(learners, parameters, codecs, links, seconds), as_json)
+    plan = reduce.make_plan(
+        learners, parameters=parameters, codecs=codecs, links=links, seconds=seconds
+    )
+    reduce.main(plan, as_json)

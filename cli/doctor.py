@@ -36,9 +36,9 @@ LOW_NOFILE = 1024
 SHOWN = 5
 # The network that is timed, the Nature CNN on Atari's observations, and the rows of its update.
 STANDARD = Task(
-    CnnShape(4, 84, 84, discrete(6), 1 / 255),
-    ((4, 84, 84), "|u1"),
-    ModelConfig(),
+    shape=CnnShape(4, 84, 84, discrete(6), 1 / 255),
+    observation=((4, 84, 84), "|u1"),
+    model=ModelConfig(),
     learns=True,
     threads=1,
 )
@@ -56,6 +56,9 @@ def examine() -> Facts:
     The training of a network is timed, which takes a second unless its times are cached.
     """
     timing = None if version_of("torch") is None else standard_timing()
+    nofile, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+
     facts: Facts = {
         "system": {
             "system": platform.system(),
@@ -71,8 +74,8 @@ def examine() -> Facts:
         "envs": cached_choices()[:SHOWN],
         "memory": _memory(),
         "limits": {
-            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+            "nofile": nofile,
+            "memlock": memlock,
         },
         "packages": {name: version_of(name) for name in PACKAGES},
         "curve": _has_curve(),
@@ -89,25 +92,29 @@ def warnings(facts: Facts) -> list[str]:
 
 
 def describe(facts: Facts) -> str:
-    """The facts as a table, then the warnings."""
-    cores, memory, limits = facts["cores"], facts["memory"], facts["limits"]
-    quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
-    limit = "none" if memory["cgroup"] is None else size(memory["cgroup"])
+    """Returns the facts of `examine` as text: a line for each topic, then the warnings."""
+    cores = facts["cores"]
+    memory = facts["memory"]
+    limits = facts["limits"]
+    cores_quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
+    memory_limit = "none" if memory["cgroup"] is None else size(memory["cgroup"])
+    packages = [f"{name} {version}" for name, version in facts["packages"].items() if version]
+
     lines = [
         f"system    {' '.join(map(str, facts['system'].values()))}",
-        f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
+        f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {cores_quota}, "
         f"load {cores['load']:.1f}, bf16 {_about_bf16(cores)}",
         *_about_forms(facts["forms"]),
         *(f"envs      {text}" for text in facts["envs"]),
         f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
-        f"{limit}, /dev/shm {size(memory['dev_shm'])}",
+        f"{memory_limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
         *doctor_gpu.describe(facts),
         f"curve     {'yes' if facts['curve'] else 'no'}",
-        f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
+        f"packages  {', '.join(packages)}",
     ]
-    found = [f"warning   {text}" for text in facts["warnings"]]
-    return "\n".join(lines + (found or ["no problems found"]))
+    problems = [f"warning   {text}" for text in facts["warnings"]]
+    return "\n".join(lines + (problems or ["no problems found"]))
 
 
 def _about_system(facts: Facts) -> Iterator[str]:
@@ -122,7 +129,8 @@ def _about_system(facts: Facts) -> Iterator[str]:
 def _about_cores(facts: Facts) -> Iterator[str]:
     """Yield warnings about too few cores, or cores that are busy."""
     cores = facts["cores"]
-    quota, usable = cores["cgroup"], cores["usable"]
+    usable = cores["usable"]
+    quota = cores["cgroup"]
     allowed = usable if quota is None else min(usable, quota)
 
     if allowed < usable:
@@ -142,10 +150,16 @@ def _about_cores(facts: Facts) -> Iterator[str]:
 
 
 def _about_memory(facts: Facts) -> Iterator[str]:
-    memory, nofile = facts["memory"], facts["limits"]["nofile"]
-    limit = memory["available"] if memory["cgroup"] is None else memory["cgroup"]
-    if min(memory["available"], limit) < LOW_MEMORY_NBYTES:
+    """Yield warnings about too little memory, or too few file descriptors."""
+    memory = facts["memory"]
+    free_nbytes = memory["available"]
+    if memory["cgroup"] is not None:
+        free_nbytes = min(free_nbytes, memory["cgroup"])
+    if free_nbytes < LOW_MEMORY_NBYTES:
         yield "less than 4 GiB of memory is free; lower actors.count if processes are killed"
+
+    # An unlimited number is -1.
+    nofile = facts["limits"]["nofile"]
     if 0 <= nofile < LOW_NOFILE:
         yield f"{nofile} open files are few for many actors; raise the limit with: ulimit -n 4096"
 
@@ -153,8 +167,9 @@ def _about_memory(facts: Facts) -> Iterator[str]:
 def _about_packages(facts: Facts) -> Iterator[str]:
     """Yield warnings about packages that are missing, or are installed without a part."""
     absent = [name for name, version in facts["packages"].items() if version is None]
-    if lacking := [name for name in absent if name not in OPTIONAL]:
-        yield f"missing packages: {', '.join(lacking)}; install penstock with its dependencies"
+    required = [name for name in absent if name not in OPTIONAL]
+    if required:
+        yield f"missing packages: {', '.join(required)}; install penstock with its dependencies"
     if "ale-py" in absent:
         yield "ale-py is missing, so Atari does not work; install penstock[atari]"
 
@@ -179,9 +194,9 @@ def standard_timing() -> Timing:
 
 
 def _cached(standard: Timing | None) -> list[str]:
-    """The newest cached timings, beside the standard one, which has a line of its own."""
-    own = f"{STANDARD.name}: {standard and standard._replace(cached=True)}"
-    return [text for text in cached_timings().values() if text != own][:SHOWN]
+    """Returns the newest cached timings but for ``standard``, which has a line of its own."""
+    standard_text = f"{STANDARD.name}: {standard and standard._replace(cached=True)}"
+    return [text for text in cached_timings().values() if text != standard_text][:SHOWN]
 
 
 def _cores(timing: Timing | None) -> Facts:
@@ -211,8 +226,11 @@ def _about_bf16(cores: Facts) -> str:
     """Returns whether the processor has instructions for bfloat16, and whether they are used."""
     if not cores["bf16"]:
         return "no"
-    faster = {True: "yes, faster than fp32", False: "yes, slower than fp32 and so not used"}
-    return faster.get(cores["bf16_faster"], "yes")
+    if cores["bf16_faster"] is None:
+        return "yes"
+    if cores["bf16_faster"]:
+        return "yes, faster than fp32"
+    return "yes, slower than fp32 and so not used"
 
 
 def _about_forms(forms: Facts) -> Iterator[str]:

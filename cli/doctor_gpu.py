@@ -70,9 +70,11 @@ class Build(NamedTuple):
 
 TORCH = "2.13.0"
 """The version in constraints.txt."""
-BUILDS = (  # the first that fits is recommended; that of constraints-cuda.txt is the first
-    Build("13.0", 580, ([7, 5], [99, 0])),  # newer GPUs translate its PTX
-    Build("12.6", 525, ([5, 0], [9, 0])),
+# The first build that fits is recommended. The first of all is that of constraints-cuda.txt. Its
+# highest capability is open, as newer GPUs translate its PTX.
+BUILDS = (
+    Build("13.0", driver=580, capabilities=([7, 5], [99, 0])),
+    Build("12.6", driver=525, capabilities=([5, 0], [9, 0])),
 )
 
 
@@ -87,9 +89,10 @@ def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
         devices: the folder of device files.
         driver: the file in which the kernel's driver names its version.
     """
-    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+    # What the system says.
+    paths = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     cuda = NO_CUDA | {
-        "present": present,
+        "present": len(paths),
         "driver": driver_version(driver),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
@@ -97,13 +100,14 @@ def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
     # What torch says of its build, and of the GPUs that it can use.
     gpus: list[Facts] = []
     if version_of("torch") is not None:
-        build, gpus = _of_torch()
+        build, gpus = _torch_facts()
         cuda |= build
 
     # GPUs that torch cannot use: the driver may know their names.
     if not gpus:
-        models = gpu_models()
-        names = models if len(models) == present else ["NVIDIA GPU"] * present
+        names = gpu_models()
+        if len(names) != len(paths):
+            names = ["NVIDIA GPU"] * len(paths)
         gpus = [{"name": name, "capability": None} for name in names]
     return {"gpu": gpus, "cuda": cuda}
 
@@ -111,11 +115,11 @@ def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
 def driver_version(path: Path = DRIVER) -> str | None:
     """Returns the version of NVIDIA's kernel driver, such as "580.159.04"; None without one."""
     try:
-        first = path.read_text().partition("\n")[0]
+        first_line = path.read_text().partition("\n")[0]
     except OSError:
         return None
-    found = re.search(r"\s(\d+(?:\.\d+)+)(?:\s|$)", first)
-    return found[1] if found else None
+    match = re.search(r"\s(\d+(?:\.\d+)+)(?:\s|$)", first_line)
+    return match[1] if match else None
 
 
 def describe(facts: Facts) -> list[str]:
@@ -123,20 +127,22 @@ def describe(facts: Facts) -> list[str]:
     cuda = facts["cuda"]
 
     kinds = Counter(_kind(gpu) for gpu in facts["gpu"])
-    found = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
-    if found:
-        found += f", driver {cuda['driver'] or 'unknown'}"
+    gpus = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
+    if gpus:
+        gpus += f", driver {cuda['driver'] or 'unknown'}"
     if len(_usable(facts)) > 1:
-        found += f", peer access {'no' if cuda['no_peers'] else 'yes'}"
+        gpus += f", peer access {'no' if cuda['no_peers'] else 'yes'}"
+
     if cuda["torch"] is None:
         build = "none"
     elif cuda["built_for"] is None:
         build = f"{cuda['torch']}, CPU only"
     else:
-        libraries = {"CUDA": "built_for", "cuDNN": "cudnn", "NCCL": "nccl"}
-        versions = (f"{k} {cuda[v]}" for k, v in libraries.items() if cuda[v])
-        build = ", ".join((cuda["torch"], *versions))
-    return [f"gpu       {found or 'none (no device file /dev/nvidiaN)'}", f"torch     {build}"]
+        versions = {"CUDA": cuda["built_for"], "cuDNN": cuda["cudnn"], "NCCL": cuda["nccl"]}
+        libraries = [f"{name} {version}" for name, version in versions.items() if version]
+        build = ", ".join((cuda["torch"], *libraries))
+
+    return [f"gpu       {gpus or 'none (no device file /dev/nvidiaN)'}", f"torch     {build}"]
 
 
 def warnings(facts: Facts) -> Iterator[str]:
@@ -148,22 +154,31 @@ def warnings(facts: Facts) -> Iterator[str]:
 def _about_build(facts: Facts) -> Iterator[str]:
     """Yield the reason for which torch uses no GPU although there is one, if that is so."""
     cuda = facts["cuda"]
-    torch, driver, built_for, error = (cuda[k] for k in ("torch", "driver", "built_for", "error"))
+    torch = cuda["torch"]
+    driver = cuda["driver"]
     if not cuda["present"] or torch is None:
         return
-    if built_for is None:
+    if cuda["built_for"] is None:
         yield f"torch {torch} is a CPU build, so the GPU is not used; {_how_to_install(driver)}"
-    elif error is not None and (oldest := _oldest_driver(built_for)) > _major(driver):
+        return
+
+    error = cuda["error"]
+    if error is None:
+        return
+
+    # torch could not initialise CUDA: the driver is too old, the GPU is hidden, or neither.
+    oldest_driver = _oldest_driver(cuda["built_for"])
+    if oldest_driver > _major(driver):
         yield (
-            f"torch {torch} is built for CUDA {built_for}, which needs driver {oldest} or newer, "
-            f"and this is {driver}; {_how_to_install(driver)}"
+            f"torch {torch} is built for CUDA {cuda['built_for']}, which needs driver "
+            f"{oldest_driver} or newer, and this is {driver}; {_how_to_install(driver)}"
         )
-    elif error is not None and cuda["visible"] is not None:
+    elif cuda["visible"] is not None:
         yield (
             f"torch {torch} finds no GPU ({error}), as CUDA_VISIBLE_DEVICES is "
             f"{cuda['visible']!r}; unset it, or name a GPU"
         )
-    elif error is not None:
+    else:
         yield (
             f"torch {torch} cannot use the GPU ({error}); nvidia-smi must list it, so repair the "
             "driver, or start the container with --gpus all"
@@ -173,8 +188,8 @@ def _about_build(facts: Facts) -> Iterator[str]:
 def _about_capability(facts: Facts) -> Iterator[str]:
     """Yield warnings about models of GPUs for which torch has no code, or no fast bfloat16."""
     cuda = facts["cuda"]
-    kinds = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
-    for name, capability in kinds.items():
+    models = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
+    for name, capability in models.items():
         version = ".".join(map(str, capability))
 
         if cuda["archs"] and not _has_code(cuda["archs"], capability):
@@ -207,22 +222,29 @@ def _about_the_host(facts: Facts) -> Iterator[str]:
     The limit of locked memory is not checked: pinned memory is locked by NVIDIA's driver, to which
     RLIMIT_MEMLOCK does not apply. /dev/shm matters to NCCL alone, as Penstock uses memfd.
     """
-    cores, number = facts["cores"], len(_usable(facts))
-    allowed = min(cores["usable"], cores["cgroup"] or cores["usable"])
-    if number and allowed / number < CORES_PER_GPU:
+    gpu_count = len(_usable(facts))
+    cores = facts["cores"]
+    allowed_cores = min(cores["usable"], cores["cgroup"] or cores["usable"])
+    if gpu_count and allowed_cores / gpu_count < CORES_PER_GPU:
+        gpus = "1 GPU" if gpu_count == 1 else f"{gpu_count} GPUs"
         yield (
-            f"{allowed:g} cores for {number} GPU{'s' * (number > 1)} are few, as learner, gather "
+            f"{allowed_cores:g} cores for {gpus} are few, as learner, gather "
             f"threads and actors share them; use {CORES_PER_GPU} or more for each GPU, or add "
             "actors on other hosts"
         )
-    if number > 1 and facts["memory"]["dev_shm"] < NCCL_SHM_NBYTES:
+
+    dev_shm_nbytes = facts["memory"]["dev_shm"]
+    if gpu_count > 1 and dev_shm_nbytes < NCCL_SHM_NBYTES:
         yield (
-            f"/dev/shm has {size(facts['memory']['dev_shm'])}, and NCCL recommends "
+            f"/dev/shm has {size(dev_shm_nbytes)}, and NCCL recommends "
             f"{size(NCCL_SHM_NBYTES)} for several GPUs; start the container with --shm-size=1g"
         )
-    if pairs := facts["cuda"]["no_peers"]:
+
+    no_peers = facts["cuda"]["no_peers"]
+    if no_peers:
+        first, second = no_peers[0]
         yield (
-            f"GPUs {pairs[0][0]} and {pairs[0][1]} cannot access each other's memory, so gradients "
+            f"GPUs {first} and {second} cannot access each other's memory, so gradients "
             "between learners pass through the host's; nvidia-smi topo -p2p r shows the reason"
         )
 
@@ -262,8 +284,9 @@ def _has_code(archs: list[str], capability: Capability) -> bool:
         capability: the GPU's compute capability.
     """
     for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(archs)):
-        code = [*divmod(int(digits), 10)]
-        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+        major, minor = divmod(int(digits), 10)
+        is_ptx = kind == "compute"
+        if [major, minor] <= capability and (is_ptx or major == capability[0]):
             return True
     return False
 
@@ -282,8 +305,11 @@ def _kind(gpu: Facts) -> str:
     return f"{gpu['name']} ({size(gpu['memory'])}, compute capability {version}, bf16 {bf16})"
 
 
-def _of_torch() -> tuple[Facts, list[Facts]]:
-    """What torch says of its build, and of the GPUs that it can use."""
+def _torch_facts() -> tuple[Facts, list[Facts]]:
+    """Returns what torch says of its build, and of the GPUs that it can use.
+
+    The first are some of the facts of `NO_CUDA`, the second an entry of `_gpu` for each GPU.
+    """
     import torch
 
     # The build: its version, the libraries that it is linked with, and the GPUs it has code for.
@@ -292,8 +318,10 @@ def _of_torch() -> tuple[Facts, list[Facts]]:
         return build, []
     if torch.distributed.is_nccl_available():
         build["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    if number := torch.backends.cudnn.version():
-        build["cudnn"] = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"  # since 9.0
+    cudnn = torch.backends.cudnn.version()
+    if cudnn:
+        # cuDNN writes its version as one number, since 9.0 with two digits for the patch level.
+        build["cudnn"] = f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}"
     build["archs"] = torch.cuda.get_arch_list()
 
     # It fails without a driver, with an old one, and if no GPU is visible. The first sentence of

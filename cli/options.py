@@ -154,9 +154,9 @@ class Grouped(TyperGroup):
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
-            panels[panel if panel in panels else PREPARE].append(
-                (name, command.get_short_help_str(limit=90))
-            )
+            rows = panels.get(panel, panels[PREPARE])
+            rows.append((name, command.get_short_help_str(limit=90)))
+
         for panel, rows in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(rows)
@@ -173,9 +173,11 @@ class ListsTransports(TyperCommand):
         """Complete --transport, and return the parameters of the command."""
         from penstock.configs.transports import TRANSPORTS
 
-        means = {name: spec.means for name, spec in TRANSPORTS.specs.items()}
+        # The names include "auto", which is no transport and has no spec.
         names = TRANSPORTS.joined_by_hand
-        listed = ", ".join(f"{name} ({means[name]})" for name in names if name in means)
+        specs = TRANSPORTS.specs
+        listed = ", ".join(f"{name} ({specs[name].means})" for name in names if name in specs)
+
         parameters: list[Any] = [*self.params]
         for parameter in parameters:
             if parameter.name == "transport":
@@ -204,12 +206,15 @@ def _explain(error: Any) -> None:
     # Options of the config with this name: in full (`learner.lr`), by an alias, or without the
     # section (`lr`). The dictionary drops repetitions and keeps the order.
     key = error.option_name.lstrip("-").replace("-", "_")
-    here = meant(key, DEFAULT)
-    known = dict.fromkeys(option for algo in algorithms() for option in options(algo))
-    own = [option for option in known if option in (key, here) or option.partition(".")[2] == key]
-    if own or not error.possibilities:
+    full_names = (key, meant(key, DEFAULT))
+    all_options = dict.fromkeys(option for algo in algorithms() for option in options(algo))
+    matches = [
+        option for option in all_options if option in full_names or option.partition(".")[2] == key
+    ]
+
+    if matches or not error.possibilities:
         error.possibilities = None
-        example = f"{own[0]}=VALUE" if own else "learner.lr=1e-3"
+        example = f"{matches[0]}=VALUE" if matches else "learner.lr=1e-3"
         error.message += f"; options of the config are written key=value: {example}"
 
 
@@ -221,7 +226,11 @@ def samples(sample: bool, greedy: bool) -> bool | None:
     """
     if sample and greedy:
         raise UserError("--sample and --greedy are two ways to play; give one of them")
-    return True if sample else False if greedy else None
+    if sample:
+        return True
+    if greedy:
+        return False
+    return None
 
 
 def sampler_name(name: str) -> str:
@@ -233,9 +242,12 @@ def sampler_name(name: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` with escapes, such as ``\\x1b``, for control characters, by which a text from a file
-    could change a terminal, and for surrogates, which cannot be encoded."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Returns ``text`` with escapes, such as ``\\x1b``, for characters that harm a terminal.
+
+    These are control characters, by which a text from a file could change the terminal, and
+    surrogates, which cannot be encoded.
+    """
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:
