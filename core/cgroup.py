@@ -2,6 +2,9 @@
 
 A limit of any enclosing group applies too, so the smallest on the way up counts. Inside a container
 the path may name groups that only the host sees; groups that exist below the mount are read.
+
+Functions take the folder where control groups are mounted, and the file that names the groups of
+this process.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ def cores(mount: Path = MOUNT, ours: Path = OURS) -> float | None:
 
 
 def memory_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Bytes of memory that the groups allow, or None without a limit."""
+    """Returns the bytes of memory that the groups allow; None without a limit."""
     texts = _read(mount, ours, "memory", ("memory.max", "memory.limit_in_bytes"))
     limits = [int(text) for text in texts if text != "max"]
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
 def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Bytes of memory that the groups still allow, or None without a limit.
+    """Returns the bytes of memory that the groups still allow; None without a limit.
 
     Pages of files count as free, since the kernel can drop them.
     """
@@ -52,9 +55,9 @@ def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
 
 
 def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Number of processes of our group killed for lack of memory so far.
+    """Returns how many processes of this group were killed for lack of memory so far.
 
-    None if it is not counted.
+    None if the kernel does not count them.
     """
     for text in _read(mount, ours, "memory", ("memory.events", "memory.oom_control")):
         counts = dict(line.split() for line in text.splitlines())
@@ -68,12 +71,18 @@ def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
     for text in _read(mount, ours, "cpu", ("cpu.max",)):
         quota, period = text.split()
         yield quota, period
+
+    # Version 1 has a file for each.
     quotas = _read(mount, ours, "cpu", ("cpu.cfs_quota_us",))
     periods = _read(mount, ours, "cpu", ("cpu.cfs_period_us",))
     yield from zip(quotas, periods, strict=False)
 
 
 def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the contents of those files ``names`` that exist in our groups of a controller.
+
+    The innermost group comes first.
+    """
     for group in _groups(mount, ours, controller):
         for name in names:
             try:
@@ -83,12 +92,15 @@ def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> I
 
 
 def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
-    """Yield our groups of a controller, from the innermost up."""
+    """Yield the folders of our groups of a controller, from the innermost up."""
     try:
         lines = ours.read_text().splitlines()
     except OSError:
         return
+
     for line in lines:
+        # Version 2 has one hierarchy, and a line without controllers. Version 1 mounts each
+        # hierarchy in a folder with the name of its controllers, or of one of them.
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root = mount
@@ -96,6 +108,7 @@ def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
             root = mount / controllers if (mount / controllers).exists() else mount / controller
         else:
             continue
+
         group = root / path.lstrip("/")
         yield group
         while group != root:

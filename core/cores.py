@@ -15,22 +15,25 @@ from penstock.core import cgroup
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
 
-ACTORS_PER_CORE = 4  # at most; more than one helps where environments wait outside Python
+# The most actors for each core; more than one helps where environments wait outside Python.
+ACTORS_PER_CORE = 4
 STAT = Path("/proc/stat")
-IDLE = slice(3, 5)  # of the ticks of a core: idle, and idle while a disk works
+# The fields of idle ticks in a core's line: idle, and idle while a disk works.
+IDLE = slice(3, 5)
 
 
 def usable_cores() -> float:
-    """Number of cores that this process may use."""
+    """Returns the number of cores that this process may use, a fraction under some quotas."""
     present = len(os.sched_getaffinity(0))
     return min(float(present), cgroup.cores() or present)
 
 
 def most_actors(config: Config) -> int:
-    """The most actors that a run starts: more than at first with `actors.count` auto or MIN..MAX.
+    """Returns the most actors that a run may have at a time.
 
-    That stays as it is where all roles are in one process, and where slots are lent by batch, since
-    actors then wait for their turn whatever their number is.
+    They are more than at its start only with `actors.count` auto or MIN..MAX. The number never
+    changes if all roles are in one process, nor if slots are lent by batch: actors then wait for
+    their turn, whatever their number is.
     """
     first, learners = config.first_actors, config.learner.most_count
     fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
@@ -43,7 +46,7 @@ def most_actors(config: Config) -> int:
 
 
 class IdleCores:
-    """How many usable cores nothing used since the last call, whatever process it is of."""
+    """Measures how many of the usable cores no process has used since the last call."""
 
     def __init__(self, stat: Path = STAT) -> None:
         self._stat = stat
@@ -51,9 +54,9 @@ class IdleCores:
         self._before = self._idle_s(), time.monotonic()
 
     def since_last(self) -> float | None:
-        """Mean number of idle cores since the last call, or since this was made.
+        """Returns the mean number of idle cores since the last call, or since this was made.
 
-        None where the kernel does not count them. The quota of a control group is not subtracted.
+        None if the kernel does not count them. The quota of a control group is not subtracted.
         """
         (before_s, at_s), self._before = self._before, (self._idle_s(), time.monotonic())
         now_s = self._before[0]
@@ -62,11 +65,15 @@ class IdleCores:
         return max(0.0, now_s - before_s) / (self._before[1] - at_s)
 
     def _idle_s(self) -> float | None:
-        """Seconds for which usable cores have been idle, added up."""
+        """Returns the seconds for which usable cores have been idle, added up.
+
+        None if the kernel does not count them for each of these cores.
+        """
         try:
             lines = self._stat.read_text().splitlines()
         except OSError:
             return None
+
         names = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         cores = [fields[1:] for fields in map(str.split, lines) if fields and fields[0] in names]
         if len(cores) < len(names):

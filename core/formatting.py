@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST = 1e300  # larger than any figure of a run
-LEAST = 0.005  # the smallest share of a ledger that is shown
+# A number that is larger than any figure of a run.
+MOST = 1e300
+# The smallest share of a ledger that is shown.
+LEAST = 0.005
 
 
 def finite(value: Any) -> float | None:
-    """A number read from a file; None for anything else, or for one that is not finite."""
+    """Returns a number that was read from a file; None if it is no number, or not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if abs(value) < MOST else None  # not for NaN
+    return value if abs(value) < MOST else None  # NaN is not less
 
 
 def clock(seconds: float | None) -> str:
@@ -56,7 +58,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(nbytes: int) -> str:
-    """3 << 29 -> "1.5 GiB"; below 0, as of a limit that is off, "unlimited"."""
+    """3 << 29 -> "1.5 GiB"; a number below 0, which stands for no limit -> "unlimited"."""
     if nbytes < 0:
         return "unlimited"
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
@@ -70,13 +72,16 @@ def shares(parts: Mapping[str, float | None]) -> str:
 
 
 def reasons(counts: Mapping[str, int]) -> str:
-    """A total with its parts: "12 (stale 12)", or "0"."""
+    """Returns a total with its parts: "12 (stale 12)", or "0"."""
     parts = ", ".join(f"{name} {n:,}" for name, n in counts.items() if n)
     return f"{sum(counts.values()):,}" + (f" ({parts})" if parts else "")
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers_from: float = math.inf) -> list[str]:
-    """Rows as lines; columns from ``numbers_from`` on are aligned to the right, by default none."""
+    """Returns the rows of a table as lines of text with columns of equal width.
+
+    Columns from index ``numbers_from`` on are aligned to the right, by default none.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,5 +1,4 @@
-"""Loading code that the user names, also from the current folder, and the error messages when that
-fails."""
+"""Loads code that the user names, also from the current folder, and explains why that fails."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from gymnasium.error import DependencyNotInstalled
 from penstock.configs.errors import UserError
 from penstock.core.place import brief_with_place, exit_refused, users_error
 
-# What to install for a module whose package has another name.
+# The package to install for a module whose package has another name.
 _PACKAGES = {
     "Box2D": "penstock[box2d]",
     "ale_py": "penstock[atari]",
@@ -32,11 +31,21 @@ _PACKAGES = {
     "pygame": "penstock[box2d]",
     "vizdoom": "penstock[vizdoom]",
 }
-_OWN_EXTRAS = ("box2d", "mujoco")  # that gymnasium has too, with other versions
+# Extras of Penstock that gymnasium has too, with other versions.
+_OWN_EXTRAS = ("box2d", "mujoco")
 
 
 def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> ModuleType:
-    """Import a module; an error's sentence begins with `purpose`, as of `explained`."""
+    """Import the module ``name``, which may be in the current folder.
+
+    Args:
+        name: the module's full name.
+        purpose: what the module is for; a message begins with it.
+        setting: the option where the mistake may be, as of `explained`.
+
+    Raises:
+        UserError: there is no such module, or its code failed.
+    """
     with explained(purpose, setting), _without_arguments():
         _find_users_modules()
         try:
@@ -54,7 +63,13 @@ def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> Modul
 
 
 def load(path: str, purpose: str, setting: str = "env.kwargs") -> Callable[..., Any]:
-    """Load the object that `module:name` names; errors as of `import_module`."""
+    """Load the class or function that ``path`` names as `module:name`.
+
+    ``purpose`` and ``setting`` are as of `import_module`.
+
+    Raises:
+        UserError: the module cannot be imported, or has no class or function of that name.
+    """
     module_name, _, name = path.partition(":")
     module = import_module(module_name, purpose, setting)
     found: Callable[..., Any] | None = getattr(module, name, None)
@@ -74,7 +89,7 @@ def shadowed_file(module: ModuleType) -> str:
 
 
 def callables(module: ModuleType) -> list[str]:
-    """Names of a module's classes and functions."""
+    """Returns the names of a module's classes and functions."""
     return [name for name, value in vars(module).items() if callable(value)]
 
 
@@ -88,7 +103,7 @@ def nearest(name: str, names: Collection[str]) -> str:
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Parameters of a function or a class, empty where Python cannot inspect it."""
+    """Returns the parameters of a function or a class; none if Python cannot inspect it."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -105,7 +120,17 @@ def check_keywords(
 ) -> None:
     """Refuse keywords that a function does not take.
 
-    more: names that it takes besides its own parameters. reserved: as of `check_options`.
+    A function that takes ``**kwargs``, or that Python cannot inspect, takes any.
+
+    Args:
+        function: a function or a class.
+        given: the names of the keywords.
+        purpose: what the function is for; a message begins with it.
+        more: names that it takes besides its own parameters.
+        reserved: as of `check_options`.
+
+    Raises:
+        UserError: a keyword is refused.
     """
     known = parameters(function)
     takes_any = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
@@ -119,9 +144,16 @@ def check_options(
     purpose: str,
     reserved: Mapping[str, str],
 ) -> None:
-    """Refuse options that are not among those that something takes; None: it takes any.
+    """Refuse options that the user cannot set.
 
-    reserved: options that Penstock passes itself, each with what to set instead.
+    Args:
+        given: the names of the options that the user has set.
+        takes: the names of the options that exist; None: any.
+        purpose: what the options are for; a message begins with it.
+        reserved: options that Penstock passes itself, each with a clause on what to set instead.
+
+    Raises:
+        UserError: one of the ``given`` options is reserved, or does not exist.
     """
     for name in given:
         if name in reserved:
@@ -133,9 +165,16 @@ def check_options(
 
 @contextmanager
 def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
-    """Turn an exception of the user's code into one sentence; the cause stays attached.
+    """Turn an exception of the user's code in the ``with`` block into a UserError.
 
-    setting: the option where the mistake may be.
+    Its message is one sentence; the exception stays attached as its cause.
+
+    Args:
+        purpose: what the code is for; the message begins with it.
+        setting: the option where the mistake may be.
+
+    Raises:
+        UserError: the code raised an exception, called sys.exit, or lacks a package.
     """
     try:
         yield
@@ -191,6 +230,7 @@ def _near_files(module: str) -> str:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
+    """Returns a clause on what to do about a missing module: correct its name, or install it."""
     name = error.name or str(error)
     module = name.partition(".")[0]
     package = _PACKAGES.get(module, module)

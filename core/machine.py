@@ -1,5 +1,8 @@
-"""The machine and the versions of a measurement or a run: what a reader needs to compare it with
-another, and the processor's instructions, which decide how a network is computed fastest."""
+"""The machine and the versions of a measurement or a run.
+
+A reader needs them to compare it with another one. The processor's instructions decide how a
+network is computed fastest.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ PACKAGES = (
     *("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam"),
     *("box2d", "envpool", "minatar", "mujoco", "vizdoom"),
 )
-VERSIONS = "versions.json"  # of a run
+# The name of a file in a run's folder.
+VERSIONS = "versions.json"
 CHECKOUT = Path(penstock.__file__).parents[1]
 GPUS = Path("/proc/driver/nvidia/gpus")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 class Processor(NamedTuple):
-    """A processor as the kernel names it; without `/proc/cpuinfo` it has no flags."""
+    """A processor as the kernel describes it; without `/proc/cpuinfo` it has no flags."""
 
     model: str
     flags: frozenset[str]
@@ -40,7 +44,10 @@ class Processor(NamedTuple):
 
 @cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The processor of this machine. It is read once, as the kernel takes long to describe many."""
+    """Returns the processor of this machine.
+
+    The file is read once, as the kernel takes long to describe many cores.
+    """
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -78,7 +85,7 @@ def gpu_models(folder: Path = GPUS) -> list[str]:
 
 
 def version_of(package: str) -> str | None:
-    """What is installed; None where it is not."""
+    """Returns the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -86,9 +93,12 @@ def version_of(package: str) -> str | None:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout as `git describe` names it; "unknown" without git."""
-    if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
+    """Returns the commit of a checkout as `git describe` names it; "unknown" without git."""
+    # Without this check git would look in the folders above, and site-packages may lie in a
+    # repository of the user's.
+    if not (checkout / ".git").exists():
         return "unknown"
+
     command = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
@@ -107,7 +117,7 @@ def record_versions(run_dir: Path) -> None:
 
 
 def recorded_versions(run_dir: Path) -> list[dict[str, Any]]:
-    """What a run has recorded at its starts, the oldest first; empty if nothing can be read."""
+    """Returns what a run has recorded at its starts, the oldest first; empty if that is damaged."""
     try:
         starts = json.loads((run_dir / VERSIONS).read_text())["starts"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

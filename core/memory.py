@@ -1,6 +1,6 @@
-"""When a process returns freed memory to the kernel: not between two messages or two steps.
+"""Decides when a process returns freed memory to the kernel: not between two messages or steps.
 
-By default glibc returns blocks of a megabyte and more as soon as they are freed, and the next
+By default glibc returns blocks of a megabyte and more as soon as they are freed. The next
 allocation pays for every page again: up to a fifth of a training step, or of receiving.
 """
 
@@ -10,8 +10,10 @@ import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 LIBC = ctypes.CDLL(None)
-TRIM_S = 60.0  # period in which a process of a run returns freed memory
-LARGE = (1 << 30, 32 << 20)  # bytes; older glibc refuses more than 32 MiB
+# The period in which a process of a run returns freed memory.
+TRIM_S = 60.0
+# Blocks of up to so many bytes are kept. Older glibc refuses more than 32 MiB.
+LARGE = (1 << 30, 32 << 20)
 
 
 def keep_freed_memory() -> None:

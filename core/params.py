@@ -52,11 +52,15 @@ class ParamLayout:
 
     @cached_property
     def hash(self) -> int:
+        """First eight bytes of the SHA-256 of `to_list` as JSON, little-endian."""
         text = json.dumps(self.to_list(), separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def views(self, flat: Float32) -> dict[str, Float32]:
-        """Arrays over ``flat`` (float32 ``[size]``) by name, without a copy."""
+        """Returns arrays over ``flat`` (float32 ``[size]``) by name, without a copy.
+
+        Raises ValueError for a vector of another shape.
+        """
         if flat.shape != (self.size,):
             raise ValueError(
                 f"flat vector has shape {flat.shape}; this layout needs ({self.size},)"
@@ -70,7 +74,7 @@ class ParamLayout:
 
     @property
     def filled(self) -> ParamLayout:
-        """Without the empty entries by which layouts of 0.1 described spaces."""
+        """This layout without empty entries, by which layouts of release 0.1 described spaces."""
         return ParamLayout(tuple(entry for entry in self.entries if 0 not in entry[1]))
 
     def to_list(self) -> list[list[Any]]:
@@ -88,7 +92,12 @@ class ParamLayout:
 
 
 def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
-    """Round float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
+    """Round float32 to the bits of bfloat16, the nearest number or of two the even one.
+
+    NaN stays NaN.
+    """
+    # Half of the last bit that is kept is added before the lower half is cut off; if that bit is
+    # 0, a little less, so that a tie is rounded down to it.
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
         16
@@ -101,5 +110,5 @@ def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
 
 
 def from_bf16(bits: npt.NDArray[np.uint16]) -> Float32:
-    """bfloat16 bits to float32, exactly."""
+    """Convert the bits of bfloat16 to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

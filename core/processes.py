@@ -1,8 +1,7 @@
-"""Operating-system processes: start one, identify one, end together with the parent.
+"""Operating-system processes: how to start, identify and end them.
 
-psutil reads everything else about a process. What is read from /proc here is either missing in
-psutil or needed by the supervisor: psutil takes 15 ms to import, and fails without a free file
-descriptor.
+Other modules ask psutil about a process. What is read from /proc here is either missing in psutil
+or needed by the supervisor: psutil takes 15 ms to import, and fails without a free file descriptor.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ import penstock
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-KILL_S = 2.0  # for processes that are killed
-SHIM_DIED = signal.SIGUSR2  # asks a role with state to save, as it is started again
+# The longest wait for processes that were killed.
+KILL_S = 2.0
+# The signal that asks a role with state to save, as it is started again.
+SHIM_DIED = signal.SIGUSR2
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "Z": "ended"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -31,20 +32,27 @@ STATE, UTIME, STIME, STARTTIME = 0, 11, 12, 19  # of `_stat`
 
 
 def die_with(parent_pid: int, death_signal: int) -> None:
-    """Get ``death_signal`` when the parent dies; exit at once if it already has."""
+    """Let the kernel send ``death_signal`` to this process when its parent dies.
+
+    ``parent_pid`` is the parent that started this process; if that has died already, exit at once.
+    """
     import ctypes  # takes 2 ms, and the command starts processes before all else
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+    # It may have died before the call.
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 @contextmanager
 def ending_programs() -> Iterator[None]:
-    """End the programs that the code of the ``with`` block starts, at its end; also those that left
-    their parent, as they become children of this process."""
+    """End the programs that the code of the ``with`` block starts, when the block ends.
+
+    Programs that left their parent are ended too: as orphans they become children of this process.
+    """
     import ctypes
 
     import psutil
@@ -73,7 +81,7 @@ def end_programs(others: Sequence[Any] = ()) -> None:
 
 
 def began_ticks(pid: int) -> int | None:
-    """Start time of a process, in clock ticks since boot; None if there is no such process.
+    """Returns the start time of a process, in clock ticks since boot; None without such a process.
 
     Together with the pid it identifies a process, since pids are reused.
     """
@@ -84,7 +92,10 @@ def began_ticks(pid: int) -> int | None:
 
 
 def process_facts(pid: int) -> tuple[str, float, float] | tuple[None, None, None]:
-    """State, processor seconds and age, as the kernel says; nothing once the process is gone."""
+    """Returns state, processor seconds and age in seconds of a process, as the kernel says.
+
+    They are None once the process is gone.
+    """
     try:
         fields = _stat(pid)
     except OSError:
@@ -98,10 +109,13 @@ def process_facts(pid: int) -> tuple[str, float, float] | tuple[None, None, None
 
 
 def coreless_s(pid: int) -> float:
-    """Seconds in which the main thread could run and had no core; NaN where that is not known."""
+    """Returns the seconds in which the main thread of a process could run and had no core.
+
+    NaN if that is not known: the process has ended, or the kernel has no scheduler statistics.
+    """
     try:
         _, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-    except (OSError, ValueError):  # it has ended, or the kernel has no scheduler statistics
+    except (OSError, ValueError):
         return math.nan
     return int(waited_ns) * 1e-9
 
@@ -127,10 +141,11 @@ def _stat(pid: int) -> list[str]:
 
 
 def python(module: str, *arguments: object) -> list[str]:
-    """The command that runs a module with this interpreter.
+    """Returns the command that runs a module with this interpreter.
 
     ``-P`` keeps the current folder out of the module search path, where a user's ``queue.py`` or a
-    folder named ``penstock`` would shadow the libraries; unless Penstock itself is run from there.
+    folder named ``penstock`` would shadow the libraries. It is left out if Penstock itself is run
+    from the current folder.
     """
     here = Path(penstock.__file__).parents[1].samefile(os.curdir)
     return [sys.executable, *([] if here else ["-P"]), "-m", module, *map(str, arguments)]

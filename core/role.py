@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from penstock.profiling.ledger import TimeLedger
     from penstock.profiling.status import StatusPage
 
-EXIT_REJOIN = os.EX_TEMPFAIL  # exit code of a role that lost its learner: it is restarted at once
-ACTOR_INDEX_BITS = 16  # lowest bits of the id of an actor that was started by hand: its index
-LOST_SHIM = "a process of its shim was killed"  # the error of a role that ends for that
+# The exit code of a role that lost its learner: it is restarted at once.
+EXIT_REJOIN = os.EX_TEMPFAIL
+# The lowest bits of the id of an actor that was started by hand are its index.
+ACTOR_INDEX_BITS = 16
+# The error of a role that ends because its shim was damaged.
+LOST_SHIM = "a process of its shim was killed"
+# The kinds of messages that wait for room in the supervisor's socket.
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
@@ -54,12 +58,12 @@ class RunEndedError(Exception):
 
 
 def learner_socket(runtime_dir: Path, rank: int) -> Path:
-    """The Unix socket of the learner with that rank."""
+    """Returns the path of the Unix socket of the learner with that rank."""
     return runtime_dir / f"learner-{rank}.sock"
 
 
 def relay_socket(runtime_dir: Path, rank: int) -> Path:
-    """The Unix socket of the relay that serves the learner with that rank."""
+    """Returns the path of the Unix socket of the relay that serves the learner with that rank."""
     return runtime_dir / f"relay-{rank}.sock"
 
 
@@ -134,7 +138,7 @@ class RoleContext:
         return self.status.ledger("main")
 
     def stopping(self) -> bool:
-        """Whether to end now, after a signal or when the supervisor is gone. Cheap."""
+        """Returns whether to end now, after a signal or when the supervisor is gone. Cheap."""
         return self._stopping
 
     def stop(self) -> None:
@@ -142,24 +146,26 @@ class RoleContext:
         self._stopping = True
 
     def leaving(self) -> bool:
-        """Whether an actor must leave its learner, because it stops or was moved to another, or
-        has waited for it for too long."""
+        """Read the messages; returns whether an actor must leave its learner.
+
+        It must if it stops, if it was moved to another learner, or if it has waited for too long.
+        """
         for message in self.messages():
             if message["kind"] == "learner":
                 self._given = message
         return self._stopping or self._given is not None or self.gave_up
 
     def begin_wait(self) -> None:
-        """Begin to wait for the learner."""
+        """Begin to wait for the learner, at most ``wait_s`` seconds."""
         self._gives_up_s = None if self.wait_s is None else time.monotonic() + self.wait_s
 
     def end_wait(self) -> None:
-        """The learner has answered."""
+        """End the wait, as the learner has answered."""
         self._gives_up_s = None
 
     @property
     def gave_up(self) -> bool:
-        """Whether it has waited for its learner for ``wait_s``."""
+        """Whether the role has waited for its learner for ``wait_s`` seconds."""
         return self._gives_up_s is not None and time.monotonic() >= self._gives_up_s
 
     def follow(self) -> None:
@@ -170,9 +176,9 @@ class RoleContext:
             self._given = None
 
     def report(self, kind: str, **fields: Any) -> bool:
-        """Send a message to the supervisor; only urgent kinds wait for room.
+        """Send a message to the supervisor; returns whether it was sent.
 
-        Returns whether it was sent.
+        If the supervisor's socket is full, `URGENT` kinds wait for room, and others are dropped.
         """
         return self.channel.send({"kind": kind, **fields}, 5.0 if kind in URGENT else 0.0)
 
@@ -190,7 +196,7 @@ class RoleContext:
         return self.report("event", event=kind, text=text, data=data)
 
     def messages(self) -> list[Message]:
-        """Messages from the supervisor since the last call; never waits."""
+        """Returns the messages from the supervisor since the last call; never waits."""
         messages = self.channel.receive()
         if self.channel.closed:
             self._stopping = True

@@ -33,10 +33,13 @@ Rows = Literal["unroll+1", "frames", "unroll", "slot", "side"]
 PAGE = 4096
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 PLAIN_DTYPE = re.compile(r"[<>|=]?[biufcSUVmM?]\d{0,9}|bool|u?int\d{1,2}|float\d\d|complex\d{2,3}")
-MAX_AXES = 32  # as of numpy before version 2
+# The limit of numpy before version 2.
+MAX_AXES = 32
 MAX_COLUMNS = 4096
-GIVEN = "{}_given"  # the column that tells where a column of `env.record` has a value
-SMALL_NBYTES = 64  # a record of 64 bytes is gathered faster than its columns one by one
+# The name of the column that tells where a column of `env.record` has a value.
+GIVEN = "{}_given"
+# A record of 64 bytes is gathered faster than its columns one by one.
+SMALL_NBYTES = 64
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,15 @@ class Block:
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """The columns of a slot and the sizes of its axes. Equal specs have equal bytes."""
+    """The columns of a slot and the sizes of its axes. Slots of equal specs have equal layouts."""
 
     unroll: int
+    """Steps."""
     envs: int
+    """Environments."""
     columns: tuple[Column, ...]
     side: int = 0
+    """Rows of the columns with rows "side"."""
 
     def __post_init__(self) -> None:
         names = [c.name for c in self.columns]
@@ -93,7 +99,7 @@ class SlotSpec:
             raise ValueError(f"side {self.side} must be at least 1 where a column has side rows")
 
     def rows_of(self, column: Column) -> tuple[int, ...]:
-        """Leading extents of a column, before its own shape."""
+        """Returns the leading extents of a column, before its own shape."""
         if column.rows == "slot":
             return (self.envs,)
         if column.rows == "side":
@@ -122,6 +128,7 @@ class SlotSpec:
 
     @cached_property
     def payload_nbytes(self) -> int:
+        """Bytes of all blocks of a slot."""
         return sum(block.nbytes for block in self.blocks)
 
     @cached_property
@@ -131,11 +138,14 @@ class SlotSpec:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def zeros(self) -> list[Bytes]:
-        """Allocate the blocks of one slot."""
+        """Allocate the blocks of one slot, each uint8 ``[nbytes]``."""
         return [np.zeros(block.nbytes, np.uint8) for block in self.blocks]
 
     def views(self, payload: Sequence[Bytes]) -> dict[str, np.ndarray[Any, Any]]:
-        """Arrays over the bytes of a slot's blocks, by column name, without a copy."""
+        """Returns arrays over the bytes of a slot's blocks, by column name, without a copy.
+
+        ``payload`` is the bytes of each block, as of `zeros`. The shapes are those of `Column`.
+        """
         arrays: dict[str, np.ndarray[Any, Any]] = {}
         frames = {column.name for column in self.columns if column.rows == "frames"}
         for block, raw in zip(self.blocks, payload, strict=True):
@@ -147,6 +157,7 @@ class SlotSpec:
         return arrays
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the spec as JSON values."""
         return {
             "unroll": self.unroll,
             "envs": self.envs,
@@ -156,13 +167,14 @@ class SlotSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
-        """The inverse of `to_dict`. Raises ValueError, TypeError or LookupError for an invalid
-        spec.
+        """Returns the spec that `to_dict` made ``data`` of; ``data`` may come from another process.
 
-        Sizes are not limited, so compare them before anything is allocated.
+        Sizes are not limited, so compare them before anything is allocated. Raises ValueError,
+        TypeError or LookupError for an invalid spec.
         """
         if len(data["columns"]) > MAX_COLUMNS:
             raise ValueError(f"{len(data['columns'])} columns; at most {MAX_COLUMNS} are allowed")
+
         columns = tuple(_column(*fields) for fields in data["columns"])
         spec = cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
         for column in columns:
@@ -195,10 +207,10 @@ class SlotSpec:
 
 
 # The header before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
-# host; produced_steps counts the stream's agent steps through this slot, so a gap in the sequence
-# shows how many steps were lost. rows is used by replays: the number of rows [E] written by a
-# writer that marked the rows that count in `alive`; 0 where all were written and episodes must be
-# derived from the rows.
+# host. `produced_steps` counts the stream's agent steps up to and with this slot, so a gap in the
+# sequence shows how many steps were lost. `rows` is used by replays: if the writer has marked the
+# rows that count in the column `alive`, it is the number of rows [E] that were written. It is 0 if
+# all rows were written, and episodes must be derived from them.
 HEADER = np.dtype(
     [
         ("actor", "<u8"),
@@ -217,14 +229,16 @@ HEADER_NBYTES = 128
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of numbers, flags or bytes that a received text names, such as "float32" or "<f4".
+    """Returns the dtype that a received text names, such as "float32" or "<f4".
 
-    Raises ValueError for any other: numpy would evaluate a text with commas as Python.
+    Only dtypes of numbers, flags and bytes are allowed, as numpy would evaluate a text with commas
+    as Python. Raises ValueError for any other.
     """
     if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
         raise ValueError(
             f"no column has dtype {text!r:.80}: numbers, flags and bytes go between processes"
         )
+
     try:
         return np.dtype(text)
     except TypeError as error:
@@ -232,13 +246,15 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
 
 
 def read_shape(extents: Sequence[Any]) -> tuple[int, ...]:
-    """The shape in a received list. Raises ValueError or TypeError for one that no array has.
+    """Returns the shape in a received list.
 
     Call it before computing anything from a received shape: a message has room for a million
-    extents, whose product takes minutes.
+    extents, whose product takes minutes. Raises ValueError or TypeError for a shape that no array
+    has.
     """
     if len(extents) > MAX_AXES:
         raise ValueError(f"a shape has {len(extents)} extents; an array has at most {MAX_AXES}")
+
     try:
         shape = tuple(int(n) for n in extents)
     except OverflowError as error:
@@ -257,10 +273,12 @@ def _column(name: str, dtype: str, shape: Sequence[int], rows: Rows) -> Column:
 
 
 def _is_small(column: Column) -> bool:
+    """Returns whether a column is stored in structs, with others that have the same rows."""
     return column.rows in ("unroll", "slot") and column.cell_nbytes <= SMALL_NBYTES
 
 
 def _describe(column: Column | None) -> str:
+    """Returns dtype, shape and rows of a column as text; None is a column that does not exist."""
     if column is None:
         return "absent"
     return f"{column.dtype}{list(column.shape)} per {column.rows}"

@@ -2,7 +2,8 @@
 
 Reading it makes no other objects and runs no code, so it may come from a file of anyone. The array
 begins with the length of a JSON text as 8 bytes, little-endian; the text and the arrays' bytes
-follow. A tuple is read as a list.
+follow, without gaps. In the text, an object {"$array": [first byte, dtype, shape]} stands for each
+array; bytes are counted from the end of the text. A tuple is read as a list.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from penstock.core.specs import plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
 
-ARRAY = "$array"  # key of an object that stands for an array: [first byte, dtype, shape]
+# The key of an object that stands for an array.
+ARRAY = "$array"
 LENGTH_NBYTES = 8
 
 
 def to_bytes(state: Any) -> Bytes:
-    """The bytes, uint8 ``[n]``, of nested dicts (with names as keys), lists, JSON values, arrays.
+    """Returns a state as bytes, uint8 ``[n]``.
 
-    Raises TypeError for another object, and ValueError for an array of another dtype.
+    Args:
+        state: nested dicts (with names as keys), lists, JSON values and arrays.
+
+    Raises:
+        TypeError: the state has another object.
+        ValueError: an array has a dtype that is not of plain numbers.
     """
     parts: list[Bytes] = []
     text = json.dumps(_with_places(state, parts, [0])).encode()

@@ -23,13 +23,15 @@ from penstock.core.machine import processor, version_of
 T = TypeVar("T")
 
 LOCK = "lock"
-WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
+# The longest wait for the lock; a holder that is suspended must not delay a run for longer.
+WAIT_S = 5.0
 POLL_S = 0.02
-KEPT = 64  # files of a folder; each change of a task, of torch or of Penstock adds some
+# The most files of a folder; each change of a task, of torch or of Penstock adds some.
+KEPT = 64
 
 
 def cache_folder() -> Path | None:
-    """``$XDG_CACHE_HOME/penstock``, by default ``~/.cache/penstock``. None without a home.
+    """Returns ``$XDG_CACHE_HOME/penstock``, by default ``~/.cache/penstock``; None without a home.
 
     A relative path in the variable is ignored, as the XDG Base Directory Specification 0.8 demands.
     """
@@ -41,8 +43,10 @@ def cache_folder() -> Path | None:
 
 
 def read_cached(path: Path) -> Any:
-    """The JSON value of a file of `write_cached`; None where there is none, or half of one after
-    the machine has failed."""
+    """Returns the JSON value in a file of `write_cached`.
+
+    None if there is no file, or half of one after the machine has failed.
+    """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -50,7 +54,7 @@ def read_cached(path: Path) -> Any:
 
 
 def write_cached(path: Path, value: Any) -> None:
-    """Replace a file atomically, while its folder is `locked`, if it can be written."""
+    """Replace a file atomically, if it can be written. Call it while its folder is `locked`."""
     with suppress(OSError):
         write_atomic(path, json.dumps(value, indent=1) + "\n")
 
@@ -61,16 +65,19 @@ def timed_once(
     read: Callable[[Any], T | None],
     measure: Callable[[], list[list[Any]]],
 ) -> tuple[T, bool]:
-    """The times of a task, and whether they are those of an earlier process on this machine.
+    """Measure the times of a task, unless an earlier process on this machine has done so.
 
     Processes that start together measure once: the others wait for the file. One that has waited
     for `WAIT_S` measures too.
 
     Args:
-        name: of a folder in `cache_folder`.
+        name: the name of a folder in `cache_folder`.
         about: what the times belong to, as JSON, with a "task" in words; `own_machine` is added.
-        read: the times of a list of entries; None where they are not sound.
-        measure: makes the entries, which are JSON.
+        read: makes the times of a list of entries; None if they are not sound.
+        measure: measures the entries, which are JSON values.
+
+    Returns:
+        The times, and whether they are those of an earlier process.
     """
     about = {**about, **own_machine()}
     folder = cache_folder()
@@ -127,22 +134,27 @@ def own_machine() -> dict[str, Any]:
 
 
 def digest(text: str) -> str:
-    """A short name for a text: 20 hexadecimal digits."""
+    """Returns a short name for a text: 20 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @contextmanager
 def locked(folder: Path | None) -> Iterator[bool]:
-    """Make ``folder`` and lock it among the processes of all hosts that have it.
+    """Make ``folder`` and lock it for the ``with`` block, among the processes of all its hosts.
 
-    Yields whether it is locked: False where it cannot be made or locked, or where another process
-    keeps it for longer than `WAIT_S`. The kernel releases the lock of a process that dies.
+    The kernel releases the lock of a process that dies.
+
+    Yields:
+        Whether it is locked. It is not if it cannot be made or locked, or if another process keeps
+        the lock for longer than `WAIT_S`.
     """
+    # The lock is on a file in the folder.
     descriptor = None
     if folder is not None:
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
     try:
         yield descriptor is not None and _lock(descriptor)
     finally:
