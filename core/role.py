@@ -85,45 +85,52 @@ class Store:
 class RoleContext:
     """The arguments of one role's process, and its channel to the supervisor.
 
-    ``config`` is None where it is received in the learner's handshake. ``address`` is where to bind
-    (connector) or connect (actor, relay), None for roles without a network connection. ``learner``
-    is the rank of the learner that this role is, or belongs to; an actor may be moved to another
-    one (`leaving`, `follow`), everything else is fixed while the process runs. ``runtime_dir`` has
-    mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
-    ``transport`` the transport of an actor, ``curve`` a directory of keys. ``insecure`` and
-    ``allow`` are the permissions of an actor started by hand (`configs.code_references.check`), and
-    ``wait_s`` is how long it waits for its learner; None: without limit.
-    ``store`` is None where one supervisor names the groups of learners; ``meets_at`` and
-    ``servers`` are as in `RoleSpec`. ``group_begun`` is true for a learner that was started after
-    others had formed a group, so that the trained state is theirs.
-
-    A learner sets ``holds_state`` while it alone has the trained state. It is then given time to
-    save when a process of its shim has died: ``shim_died`` turns true.
+    An actor may be moved to another learner (`leaving`, `follow`). Everything else is fixed while
+    the process runs.
     """
 
     role: str
     index: int
     incarnation: int
+    """It is higher at each start of the role."""
     run_id: int
     run_dir: Path
     runtime_dir: Path
+    """The folder for sockets. It has mode 0700, and a path short enough for Unix sockets."""
     channel: Channel
     status: StatusPage
     config: Config | None = None
+    """None if it is received in the learner's handshake."""
     address: str | None = None
+    """Where a connector binds, and an actor or relay connects; None for other roles."""
     resume: str = "no"
+    """Whether to resume from the last checkpoint: "no", "auto" or "must"."""
     transport: str = "auto"
+    """The transport of an actor."""
     curve: Path | None = None
+    """A folder of keys."""
     insecure: bool = False
+    """A permission of an actor started by hand, as in `configs.code_references.check`."""
     allow: tuple[str, ...] = ()
+    """A permission likewise."""
     learner: int = 0
+    """The rank of the learner that this role is, or belongs to."""
     store: Store | None = None
+    """None if one supervisor names the groups of learners."""
     meets_at: str | None = None
+    """As in `RoleSpec`."""
     servers: tuple[str, ...] = ()
+    """As in `RoleSpec`."""
     group_begun: bool = False
+    """Whether a learner was started after others had formed a group, and the trained state is
+    theirs."""
     wait_s: float | None = None
+    """How long an actor started by hand waits for its learner; None: without limit."""
     holds_state: bool = False
+    """A learner sets it while it alone has the trained state. It is then given time to save when a
+    process of its shim has died."""
     shim_died: bool = False
+    """It turns true when a process of the shim has died."""
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
     _gives_up_s: float | None = None  # when it has waited for its learner for ``wait_s``
     _given: Message | None = None
