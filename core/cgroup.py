@@ -18,8 +18,12 @@ NO_LIMIT = 1 << 60  # version 1 expresses "none" by a huge number
 
 
 def cores(mount: Path = MOUNT, ours: Path = OURS) -> float | None:
-    """Cores that the quota allows, or None without one."""
-    quotas = [float(q) / float(p) for q, p in _cpu_max(mount, ours) if q not in ("max", "-1")]
+    """Returns the number of cores that the quota allows; None without a quota."""
+    quotas = [
+        float(quota_us) / float(period_us)
+        for quota_us, period_us in _cpu_quotas(mount, ours)
+        if quota_us not in ("max", "-1")
+    ]
     return min(quotas, default=None)
 
 
@@ -35,23 +39,37 @@ def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
 
     Pages of files count as free, since the kernel can drop them.
     """
-    left: list[int] = []
+    # The files of version 2, then those of version 1.
+    file_names = (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    free_nbytes: list[int] = []
     for group in _groups(mount, ours, "memory"):
-        for limit, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for limit_name, usage_name in file_names:
             try:
-                allowed = (group / limit).read_text().strip()
-                if allowed == "max" or int(allowed) >= NO_LIMIT:
-                    continue
-                lines = (group / "memory.stat").read_text().splitlines()
-                stat = dict(line.split() for line in lines)
-                cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-                left.append(int(allowed) - int((group / used).read_text()) + cached)
-            except OSError:
+                nbytes = _free_nbytes(group, limit_name, usage_name)
+            except OSError:  # the files of the other version, or of a group without limits
                 continue
-    return min(left, default=None)
+            if nbytes is not None:
+                free_nbytes.append(nbytes)
+    return min(free_nbytes, default=None)
+
+
+def _free_nbytes(group: Path, limit_name: str, usage_name: str) -> int | None:
+    """Returns the bytes of memory that one group still allows; None without a limit.
+
+    Raises OSError if it lacks a file.
+    """
+    limit = (group / limit_name).read_text().strip()
+    if limit == "max" or int(limit) >= NO_LIMIT:
+        return None
+
+    lines = (group / "memory.stat").read_text().splitlines()
+    stat = dict(line.split() for line in lines)
+    file_nbytes = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    used_nbytes = int((group / usage_name).read_text())
+    return int(limit) - used_nbytes + file_nbytes
 
 
 def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
@@ -66,8 +84,9 @@ def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
     return None
 
 
-def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
-    """Yield quota and period of each group."""
+def _cpu_quotas(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
+    """Yield quota and period of each group, in microseconds; "max" or "-1" is no quota."""
+    # Version 2 has both in one file.
     for text in _read(mount, ours, "cpu", ("cpu.max",)):
         quota, period = text.split()
         yield quota, period

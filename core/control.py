@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
@@ -86,11 +87,14 @@ class Channel:
 
         The message is None if the other end is gone; then `closed` is set.
         """
+        data = b""
+        fds: list[int] = []
         self._readable.poll()
-        try:
+        with suppress(OSError):
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_NBYTES, MOST_FDS)
-        except OSError:
-            data, fds = b"", []
+
+        # Descriptors are inheritable when they arrive; programs that this process starts must not
+        # get them.
         for fd in fds:
             os.set_inheritable(fd, False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.transports import TRANSPORTS
@@ -35,14 +35,27 @@ def most_actors(config: Config) -> int:
     changes if all roles are in one process, nor if slots are lent by batch: actors then wait for
     their turn, whatever their number is.
     """
-    first, learners = config.first_actors, config.learner.most_count
-    fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
     count = config.actors.count
-    if isinstance(count, int) or fixed:
-        return first
+    is_fixed = TRANSPORTS.one_process(config.transport.kind) or lent_by_batch(config)
+    if isinstance(count, int) or is_fixed:
+        return config.first_actors
     if count != "auto":
-        return bounds(count)[1]
-    return max(first, int(ACTORS_PER_CORE * usable_cores()) // learners * learners)
+        _, maximum = bounds(count)
+        return maximum
+
+    # As many for each learner, by the number of cores.
+    learners = config.learner.most_count
+    per_learner = int(ACTORS_PER_CORE * usable_cores()) // learners
+    return max(config.first_actors, per_learner * learners)
+
+
+class IdleReading(NamedTuple):
+    """A reading of the kernel's count of idle time."""
+
+    idle_s: float | None
+    """Seconds for which usable cores have been idle, added up; None if they are not counted."""
+    time_s: float
+    """The monotonic time of the reading."""
 
 
 class IdleCores:
@@ -51,18 +64,25 @@ class IdleCores:
     def __init__(self, stat: Path = STAT) -> None:
         self._stat = stat
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
-        self._before = self._idle_s(), time.monotonic()
+        self._last_reading = self._read()
 
     def since_last(self) -> float | None:
         """Returns the mean number of idle cores since the last call, or since this was made.
 
         None if the kernel does not count them. The quota of a control group is not subtracted.
         """
-        (before_s, at_s), self._before = self._before, (self._idle_s(), time.monotonic())
-        now_s = self._before[0]
-        if before_s is None or now_s is None or self._before[1] <= at_s:
+        previous = self._last_reading
+        reading = self._read()
+        self._last_reading = reading
+        duration_s = reading.time_s - previous.time_s
+        if previous.idle_s is None or reading.idle_s is None or duration_s <= 0:
             return None
-        return max(0.0, now_s - before_s) / (self._before[1] - at_s)
+        return max(0.0, reading.idle_s - previous.idle_s) / duration_s
+
+    def _read(self) -> IdleReading:
+        """Take a reading now."""
+        idle_s = self._idle_s()
+        return IdleReading(idle_s, time.monotonic())
 
     def _idle_s(self) -> float | None:
         """Returns the seconds for which usable cores have been idle, added up.
@@ -78,4 +98,5 @@ class IdleCores:
         cores = [fields[1:] for fields in map(str.split, lines) if fields and fields[0] in names]
         if len(cores) < len(names):
             return None
-        return sum(int(ticks) for core in cores for ticks in core[IDLE]) / self._ticks_per_s
+        idle_ticks = sum(int(ticks) for core in cores for ticks in core[IDLE])
+        return idle_ticks / self._ticks_per_s

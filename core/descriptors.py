@@ -22,8 +22,9 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """The number of descriptors that this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """Returns the number of descriptors that this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft
 
 
 def nearly_used_up(reserve: int) -> bool:

@@ -54,10 +54,10 @@ def read_regular(path: Path, most: int = TEXT_NBYTES) -> str:
         UnicodeDecodeError: the file is not UTF-8.
     """
     with open_regular(path) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return found.decode()
+    return content.decode()
 
 
 def write_atomic(path: Path, text: str) -> None:

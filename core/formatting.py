@@ -33,16 +33,24 @@ def count(value: float | None) -> str:
 
 def number(value: float | None) -> str:
     """0.123456 -> "0.1235", 12345.6 -> "12,346"; None -> "-"."""
-    return "-" if value is None else f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def falls_short(mean: float, half: float, goal: float) -> str:
     """0.8279, 0.0085, 0.82 -> "0.8279 ± 0.0085 (95 %), whose lower end 0.8194 must reach 0.82"."""
-    interval, ends = f"{number(mean)} ± {number(half)} (95 %)", (mean - half, goal)
-    lower, least = map(number, ends)
-    if lower == least:  # with four digits
-        lower, least = (f"{value:.10g}" for value in ends)
-    return f"{interval}, whose lower end {lower} must reach {least}"
+    lower_end = mean - half
+    lower_text = number(lower_end)
+    goal_text = number(goal)
+
+    # Four digits may not tell the two numbers apart.
+    if lower_text == goal_text:
+        lower_text = f"{lower_end:.10g}"
+        goal_text = f"{goal:.10g}"
+
+    interval = f"{number(mean)} ± {number(half)} (95 %)"
+    return f"{interval}, whose lower end {lower_text} must reach {goal_text}"
 
 
 def percent(fraction: float | None) -> str:
@@ -65,10 +73,12 @@ def size(nbytes: int) -> str:
 
 
 def shares(parts: Mapping[str, float | None]) -> str:
-    """The larger parts of a ledger, the largest first: "compute 91%, wait_data 3%"."""
-    known = [(name, share) for name, share in parts.items() if share is not None]
-    shown = sorted((p for p in known if p[1] >= LEAST), key=lambda p: -p[1])
-    return ", ".join(f"{name} {percent(share)}" for name, share in shown)
+    """Returns the larger parts of a ledger, the largest first: "compute 91%, wait_data 3%"."""
+    large_parts = {
+        name: share for name, share in parts.items() if share is not None and share >= LEAST
+    }
+    names = sorted(large_parts, key=lambda name: -large_parts[name])
+    return ", ".join(f"{name} {percent(large_parts[name])}" for name in names)
 
 
 def reasons(counts: Mapping[str, int]) -> str:
@@ -83,10 +93,12 @@ def aligned(rows: Sequence[Sequence[str]], numbers_from: float = math.inf) -> li
     Columns from index ``numbers_from`` on are aligned to the right, by default none.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if i >= numbers_from else f"{cell:{width}}"
+
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i >= numbers_from else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

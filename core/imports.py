@@ -43,9 +43,9 @@ def exit_on_interrupt() -> Iterator[None]:
     error: pydantic makes a SchemaError of it. Outside the main thread, or if another handler is
     set, nothing happens.
     """
-    before = signal.getsignal(signal.SIGINT)
-    main = threading.current_thread() is threading.main_thread()
-    if not main or before is not signal.default_int_handler:
+    handler = signal.getsignal(signal.SIGINT)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or handler is not signal.default_int_handler:
         yield
         return
 
@@ -53,4 +53,4 @@ def exit_on_interrupt() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)

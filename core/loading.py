@@ -51,14 +51,18 @@ def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> Modul
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if not (error.name and f"{name}.".startswith(f"{error.name}.")):
+            # Another module, which this one imports, may be missing; `explained` says so.
+            absent = error.name
+            if not absent or not f"{name}.".startswith(f"{absent}."):
                 raise
-            hint = _near_files(error.name)
-            hint = hint or "correct its name, start in its folder, or install it"
+
             if name.endswith(".py"):
                 hint = f"name it without .py: {name.removesuffix('.py')}"
+            else:
+                hint = _near_files(absent)
+                hint = hint or "correct its name, start in its folder, or install it"
             raise UserError(
-                f"{purpose}: there is no module {error.name} in {Path.cwd()} or installed; {hint}"
+                f"{purpose}: there is no module {absent} in {Path.cwd()} or installed; {hint}"
             ) from error
 
 
@@ -72,17 +76,20 @@ def load(path: str, purpose: str, setting: str = "env.kwargs") -> Callable[..., 
     """
     module_name, _, name = path.partition(":")
     module = import_module(module_name, purpose, setting)
-    found: Callable[..., Any] | None = getattr(module, name, None)
-    if not callable(found):
+    value: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(value):
         hint = shadowed_file(module) or nearest(name, callables(module))
         raise UserError(f"{purpose}: module {module_name} has no class or function {name}; {hint}")
-    return found
+    return value
 
 
 def shadowed_file(module: ModuleType) -> str:
-    """A clause for a module that is not the file of its name in the current folder; empty where
-    there is no such file."""
-    file, path = getattr(module, "__file__", None), Path(f"{module.__name__.replace('.', '/')}.py")
+    """Returns a clause on a file of the current folder that another module of its name hides.
+
+    It is empty if there is no such file, or if ``module`` was imported from it.
+    """
+    file = getattr(module, "__file__", None)
+    path = Path(f"{module.__name__.replace('.', '/')}.py")
     if not path.is_file() or (file is not None and path.samefile(file)):
         return ""
     return f"it is {file or 'built into Python'}, and not {path} of this folder; rename {path}"
@@ -94,12 +101,17 @@ def callables(module: ModuleType) -> list[str]:
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """A clause that suggests the nearest of `names`."""
-    by_case = {known.lower(): known for known in sorted(names)}
-    close = get_close_matches(name.lower(), by_case, n=3)
-    if close:
-        return f"the nearest is {' or '.join(by_case[found] for found in close)}"
-    return f"choose from {', '.join(sorted(names))}" if 0 < len(names) <= 30 else "correct its name"
+    """Returns a clause that suggests what of ``names`` may have been meant by ``name``.
+
+    Without a similar one it lists all of them, unless they are too many for a sentence.
+    """
+    by_lowercase = {candidate.lower(): candidate for candidate in sorted(names)}
+    matches = get_close_matches(name.lower(), by_lowercase, n=3)
+    if matches:
+        return f"the nearest is {' or '.join(by_lowercase[match] for match in matches)}"
+    if 0 < len(names) <= 30:
+        return f"choose from {', '.join(sorted(names))}"
+    return "correct its name"
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -132,9 +144,11 @@ def check_keywords(
     Raises:
         UserError: a keyword is refused.
     """
-    known = parameters(function)
-    takes_any = not known or any(p.kind is p.VAR_KEYWORD for p in known.values())
-    takes = None if takes_any else {*known, *more} - {"self"}
+    own_parameters = parameters(function)
+    takes_any = not own_parameters or any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in own_parameters.values()
+    )
+    takes = None if takes_any else {*own_parameters, *more} - {"self"}
     check_options(given, takes, purpose, reserved or {})
 
 
@@ -159,8 +173,8 @@ def check_options(
         if name in reserved:
             raise UserError(f"{purpose}: {name} is not set here; {reserved[name]}")
         if takes is not None and name not in takes:
-            free = set(takes) - set(reserved)
-            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, free)}")
+            settable = set(takes) - set(reserved)
+            raise UserError(f"{purpose}: there is no option {name}; {nearest(name, settable)}")
 
 
 @contextmanager
@@ -200,12 +214,12 @@ def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
 @contextmanager
 def _without_arguments() -> Iterator[None]:
     """Hide the arguments of this program, which are not meant for a module that parses them."""
-    ours = sys.argv
-    sys.argv = ours[:1]
+    arguments = sys.argv
+    sys.argv = arguments[:1]
     try:
         yield
     finally:
-        sys.argv = ours
+        sys.argv = arguments
 
 
 def _find_users_modules() -> None:
@@ -221,19 +235,27 @@ def _find_users_modules() -> None:
 
 
 def _near_files(module: str) -> str:
-    """A clause that suggests similar modules of the present folder; empty where there is none."""
-    here = {p.stem: p.name for p in Path().glob("*.py")}
-    here |= {p.parent.name: f"{p.parent.name}/" for p in Path().glob("*/__init__.py")}
-    top = module.partition(".")[0]
-    close = [] if top in here else get_close_matches(top, here, n=3, cutoff=0.7)
-    return f"the nearest there is {' or '.join(here[name] for name in close)}" if close else ""
+    """Returns a clause that suggests modules of the current folder with a similar name.
+
+    It is empty if there is none, or if the folder has a module of that very name.
+    """
+    files = {path.stem: path.name for path in Path().glob("*.py")}
+    files |= {path.parent.name: f"{path.parent.name}/" for path in Path().glob("*/__init__.py")}
+    top_module = module.partition(".")[0]
+    if top_module in files:
+        return ""
+
+    matches = get_close_matches(top_module, files, n=3, cutoff=0.7)
+    if not matches:
+        return ""
+    return f"the nearest there is {' or '.join(files[name] for name in matches)}"
 
 
 def _missing(error: ModuleNotFoundError) -> str:
     """Returns a clause on what to do about a missing module: correct its name, or install it."""
     name = error.name or str(error)
     module = name.partition(".")[0]
+    if module not in _PACKAGES and (hint := _near_files(module)):
+        return f"there is no module {name} in {Path.cwd()} or installed; {hint}"
     package = _PACKAGES.get(module, module)
-    if module not in _PACKAGES and (near := _near_files(module)):
-        return f"there is no module {name} in {Path.cwd()} or installed; {near}"
     return f'{module} is not installed; run `pip install "{package}"`, then try again'

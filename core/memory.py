@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+# Parameters of `mallopt`, from glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 LIBC = ctypes.CDLL(None)
 # The period in which a process of a run returns freed memory.
 TRIM_S = 60.0
@@ -19,9 +21,14 @@ LARGE = (1 << 30, 32 << 20)
 def keep_freed_memory() -> None:
     """Let this process keep what it frees for its next allocations; does nothing without glibc."""
     mallopt = getattr(LIBC, "mallopt", None)
-    if mallopt is not None:
-        any(mallopt(M_MMAP_THRESHOLD, nbytes) for nbytes in LARGE)
-        mallopt(M_TRIM_THRESHOLD, LARGE[0])
+    if mallopt is None:
+        return
+
+    # The first size that glibc accepts.
+    for nbytes in LARGE:
+        if mallopt(M_MMAP_THRESHOLD, nbytes):
+            break
+    mallopt(M_TRIM_THRESHOLD, LARGE[0])
 
 
 def give_back_memory() -> None:

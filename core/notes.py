@@ -34,13 +34,14 @@ class _NoteLogger(logging.Logger):
 
 
 def note_logger(name: str) -> logging.Logger:
-    """The logger of a Penstock module whose sentences must reach the user."""
-    before = logging.getLoggerClass()
+    """Returns the logger ``name`` of a Penstock module whose notes must reach the user."""
+    # `getLogger` makes a new logger of the class that is set.
+    previous_class = logging.getLoggerClass()
     logging.setLoggerClass(_NoteLogger)
     try:
         return logging.getLogger(name)
     finally:
-        logging.setLoggerClass(before)
+        logging.setLoggerClass(previous_class)
 
 
 _LOGGER = note_logger("penstock")

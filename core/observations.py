@@ -53,24 +53,29 @@ def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[Observ
     """
     parts: list[ObservationPart] = []
     for name, shape, dtype in arrays:
-        parts.append(ObservationPart(name, shape, dtype, row_nbytes(parts)))
+        parts.append(ObservationPart(name, shape, dtype, offset=row_nbytes(parts)))
     return tuple(parts)
 
 
 def row_nbytes(parts: Sequence[ObservationPart]) -> int:
-    """Bytes of a row, a multiple of 8."""
-    return -(-(parts[-1].offset + parts[-1].nbytes) // ALIGN) * ALIGN if parts else 0
+    """Returns the bytes of a row with these parts, a multiple of 8."""
+    if not parts:
+        return 0
+    end = parts[-1].offset + parts[-1].nbytes
+    return math.ceil(end / ALIGN) * ALIGN
 
 
 def views(parts: Sequence[ObservationPart], packed: npt.NDArray[np.uint8]) -> dict[str, Array]:
-    """The arrays in rows of bytes [..., nbytes], each [..., *shape], by name, without a copy."""
-    lead = packed.shape[:-1]
-    return {
-        part.name: packed[..., part.offset : part.offset + part.nbytes]
-        .view(part.dtype)
-        .reshape(*lead, *part.shape)
-        for part in parts
-    }
+    """Returns the arrays in packed rows, by the name of their part, without a copy.
+
+    Rows are uint8 ``[..., nbytes]``; each array is ``[..., *shape]``.
+    """
+    leading_axes = packed.shape[:-1]
+    arrays: dict[str, Array] = {}
+    for part in parts:
+        nbytes = packed[..., part.offset : part.offset + part.nbytes]
+        arrays[part.name] = nbytes.view(part.dtype).reshape(*leading_axes, *part.shape)
+    return arrays
 
 
 def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
@@ -85,8 +90,8 @@ def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
     """
     if len(counts) < 2:
         return np.asarray(mask.any(-1, keepdims=True))
-    begins = np.cumsum((0, *counts[:-1]))
-    return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
+    first_choices = np.cumsum((0, *counts[:-1]))
+    return np.asarray(np.logical_or.reduceat(mask, first_choices, axis=-1))
 
 
 def is_bounded(box: Any, most: float = UNBOUNDED) -> bool:
@@ -96,7 +101,9 @@ def is_bounded(box: Any, most: float = UNBOUNDED) -> bool:
     """
     if box.dtype.kind == "f":
         most = min(most, float(np.finfo(box.dtype).max))
-    return all(bool((np.abs(b.astype(np.float64)) < most).all()) for b in (box.low, box.high))
+    return all(
+        bool((np.abs(bounds.astype(np.float64)) < most).all()) for bounds in (box.low, box.high)
+    )
 
 
 def bounds_of(box: Any) -> tuple[float, float] | None:

@@ -65,7 +65,9 @@ class ParamLayout:
             raise ValueError(
                 f"flat vector has shape {flat.shape}; this layout needs ({self.size},)"
             )
-        arrays, offset = {}, 0
+
+        arrays: dict[str, Float32] = {}
+        offset = 0
         for name, shape in self.entries:
             count = math.prod(shape)
             arrays[name] = flat[offset : offset + count].reshape(shape)
@@ -83,12 +85,15 @@ class ParamLayout:
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
         """The inverse of `to_list`. Raises ValueError or TypeError for an invalid layout."""
-        found = tuple((str(name), read_shape(shape)) for name, shape in entries)
-        if len(dict(found)) < len(found):  # a small file could claim one tensor a million times
+        layout = cls(tuple((str(name), read_shape(shape)) for name, shape in entries))
+
+        # A small file could claim one tensor a million times.
+        names = {name for name, _ in layout.entries}
+        if len(names) < len(layout.entries):
             raise ValueError("a parameter is named twice")
-        if sum(math.prod(shape) for _, shape in found) > sys.maxsize:
+        if layout.size > sys.maxsize:
             raise ValueError("the parameters are more than any memory holds")
-        return cls(found)
+        return layout
 
 
 def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
@@ -99,14 +104,15 @@ def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
     # Half of the last bit that is kept is added before the lower half is cut off; if that bit is
     # 0, a little less, so that a tie is rounded down to it.
     bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
-        16
-    )
-    out = rounded.astype(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():
-        out[nan] = 0x7FC0
-    return out
+    last_kept_bit = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + (np.uint32(0x7FFF) + last_kept_bit)) >> np.uint32(16)
+    bf16 = rounded.astype(np.uint16)
+
+    # The sum may have made infinity of NaN.
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        bf16[is_nan] = 0x7FC0
+    return bf16
 
 
 def from_bf16(bits: npt.NDArray[np.uint16]) -> Float32:

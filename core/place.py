@@ -48,7 +48,8 @@ def brief(error: BaseException) -> str:
     """Returns type and text of an error on one line: `KeyError: 'speed'`."""
     error = raised(error)
     text = " ".join(str(error).split())
-    text = text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
+    if len(text) > TEXT_CHARS:
+        text = f"{text[: TEXT_CHARS - 3]}..."
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -67,8 +68,13 @@ def is_of_environment(error: BaseException) -> bool:
         str(frame.f_globals.get("__name__", ""))
         for frame, _ in traceback.walk_tb(raised(error).__traceback__)
     ]
-    ours = [n for n, module in enumerate(modules) if module.startswith("penstock.")]
-    return bool(ours) and ours[-1] < len(modules) - 1 and modules[ours[-1]].startswith(ENVIRONMENTS)
+    own_frames = [n for n, module in enumerate(modules) if module.startswith("penstock.")]
+    if not own_frames:
+        return False
+
+    innermost = own_frames[-1]
+    has_called_other_code = innermost < len(modules) - 1
+    return has_called_other_code and modules[innermost].startswith(ENVIRONMENTS)
 
 
 def users_traceback(error: BaseException) -> str:
@@ -79,23 +85,29 @@ def users_traceback(error: BaseException) -> str:
     names the line itself.
     """
     error = raised(error)
-    shown = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = shown
-    each: BaseException | None = error
-    while part is not None and each is not None:
-        part.stack = traceback.StackSummary.extract(_users_frames(each))
-        each = each.__cause__ or each.__context__
-        part = part.__cause__ or part.__context__
-    is_told = bool(shown.stack) or isinstance(error, SyntaxError)
-    return "".join(shown.format()).rstrip() if is_told else ""
+    printed = traceback.TracebackException.from_exception(error)
+
+    # Replace the stack of the error and of each of its causes. Both chains have the same links.
+    printed_link: traceback.TracebackException | None = printed
+    error_link: BaseException | None = error
+    while printed_link is not None and error_link is not None:
+        printed_link.stack = traceback.StackSummary.extract(_users_frames(error_link))
+        error_link = error_link.__cause__ or error_link.__context__
+        printed_link = printed_link.__cause__ or printed_link.__context__
+
+    if not printed.stack and not isinstance(error, SyntaxError):
+        return ""
+    return "".join(printed.format()).rstrip()
 
 
 def users_error(text: str, error: BaseException) -> UserError:
-    """The mistake that ``text`` explains, with the frames of the user's code that raised
-    ``error``."""
-    explained = UserError(text)
-    explained.traceback = users_traceback(error)
-    return explained
+    """Returns a UserError with ``text`` and the traceback of the user's code that raised ``error``.
+
+    ``text`` is a sentence that explains the mistake.
+    """
+    mistake = UserError(text)
+    mistake.traceback = users_traceback(error)
+    return mistake
 
 
 def exit_refused(what: str, error: SystemExit) -> UserError:
@@ -105,12 +117,12 @@ def exit_refused(what: str, error: SystemExit) -> UserError:
     """
     code = "" if error.code is None else repr(error.code)
     where = place(error)
-    at = f" at {where}" if where else ""
-    return users_error(
-        f"{what} called sys.exit({code}){at}, which ends the process that runs it; raise an "
-        "exception that says what is wrong",
-        error,
+    place_clause = f" at {where}" if where else ""
+    text = (
+        f"{what} called sys.exit({code}){place_clause}, which ends the process that runs it; raise "
+        "an exception that says what is wrong"
     )
+    return users_error(text, error)
 
 
 def place_of(frame: FrameType) -> str:
@@ -119,14 +131,22 @@ def place_of(frame: FrameType) -> str:
 
 
 def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """``frames`` with their lines, the outermost first."""
-    places: dict[bool, str] = {}  # by whether the code is an installed package
+    """Returns the place of the innermost frame of the user's own code, or else of a library.
+
+    ``frames`` are frames with their lines, the outermost first.
+    """
+    own_place = ""
+    library_place = ""
     for frame, line in frames:
-        if _is_users(frame):
-            path = Path(frame.f_code.co_filename)
-            installed = not INSTALLED.isdisjoint(path.parts)
-            places[installed] = f"{path.name}:{line}, in {frame.f_code.co_name}"
-    return places.get(False) or places.get(True, "")
+        if not _is_users(frame):
+            continue
+        path = Path(frame.f_code.co_filename)
+        text = f"{path.name}:{line}, in {frame.f_code.co_name}"
+        if INSTALLED.isdisjoint(path.parts):
+            own_place = text
+        else:
+            library_place = text
+    return own_place or library_place
 
 
 def _users_frames(error: BaseException) -> list[tuple[FrameType, int]]:
@@ -136,8 +156,8 @@ def _users_frames(error: BaseException) -> list[tuple[FrameType, int]]:
     Python's library stay, as the user's code has called it.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    begin = next((n for n, (frame, _) in enumerate(frames) if _is_users(frame)), len(frames))
-    return [each for each in frames[begin:] if package_of(each[0]) not in OWN_PACKAGES]
+    first = next((n for n, (frame, _) in enumerate(frames) if _is_users(frame)), len(frames))
+    return [(frame, n) for frame, n in frames[first:] if package_of(frame) not in OWN_PACKAGES]
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -48,6 +48,8 @@ URGENT = frozenset(
         "save_failed", "stop", "verdict",
     }
 )  # fmt: skip
+# The longest wait for that room.
+URGENT_PATIENCE_S = 5.0
 
 
 class RunEndedError(Exception):
@@ -133,7 +135,7 @@ class RoleContext:
     """It turns true when a process of the shim has died."""
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
     _gives_up_s: float | None = None  # when it has waited for its learner for ``wait_s``
-    _given: Message | None = None
+    _next_learner: Message | None = None  # the learner that the supervisor named last
 
     @property
     def name(self) -> str:
@@ -159,8 +161,8 @@ class RoleContext:
         """
         for message in self.messages():
             if message["kind"] == "learner":
-                self._given = message
-        return self._stopping or self._given is not None or self.gave_up
+                self._next_learner = message
+        return self._stopping or self._next_learner is not None or self.gave_up
 
     def begin_wait(self) -> None:
         """Begin to wait for the learner, at most ``wait_s`` seconds."""
@@ -177,17 +179,19 @@ class RoleContext:
 
     def follow(self) -> None:
         """Join the learner that the supervisor named last, under a new incarnation."""
-        if self._given is not None:
-            self.learner, self.address = self._given["index"], self._given["address"]
-            self.incarnation = self._given["incarnation"]
-            self._given = None
+        if self._next_learner is not None:
+            self.learner = self._next_learner["index"]
+            self.address = self._next_learner["address"]
+            self.incarnation = self._next_learner["incarnation"]
+            self._next_learner = None
 
     def report(self, kind: str, **fields: Any) -> bool:
         """Send a message to the supervisor; returns whether it was sent.
 
         If the supervisor's socket is full, `URGENT` kinds wait for room, and others are dropped.
         """
-        return self.channel.send({"kind": kind, **fields}, 5.0 if kind in URGENT else 0.0)
+        patience_s = URGENT_PATIENCE_S if kind in URGENT else 0.0
+        return self.channel.send({"kind": kind, **fields}, patience_s)
 
     def event(self, kind: str, text: str, **data: Any) -> bool:
         """Add one event to the run's `logs/events.jsonl`; never waits.

@@ -81,9 +81,9 @@ class RoleSpec:
 
     @property
     def listens(self) -> bool:
-        """Whether `address` is its own, to which others connect."""
-        carries = self.stage is Stage.CARRIERS and not self.relays
-        return self.address is not None and (carries or self.stage is Stage.SERVER)
+        """Whether `address` is the role's own, to which others connect."""
+        is_connector = self.stage is Stage.CARRIERS and not self.relays
+        return self.address is not None and (is_connector or self.stage is Stage.SERVER)
 
     @property
     def yields(self) -> bool:

@@ -127,9 +127,11 @@ def in_use(path: Path) -> bool:
 def default_run_dir(name: str) -> Path:
     """Returns ``runs/<name>-<time>``, with a number from 2 on if that exists already."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, n = base, 1
+    path = base
+    number = 1
     while path.exists():
-        path, n = base.with_name(f"{base.name}-{n + 1}"), n + 1
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
     return path
 
 

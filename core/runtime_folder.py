@@ -75,8 +75,8 @@ def _remove_if_stale(path: Path) -> None:
     """Remove a folder if it is one of this user's, and nobody holds its lock. Raises OSError."""
     descriptor = os.open(path, FOLDER)
     try:
-        about = os.fstat(descriptor)
-        is_own = about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == 0o700
+        status = os.fstat(descriptor)
+        is_own = status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700
         if is_own and try_lock(descriptor):
             _remove(path, descriptor)
     finally:

@@ -88,14 +88,16 @@ class SlotSpec:
     """Rows of the columns with rows "side"."""
 
     def __post_init__(self) -> None:
-        names = [c.name for c in self.columns]
+        names = [column.name for column in self.columns]
         if len(set(names)) != len(names):
             raise ValueError(f"columns {names} repeat a name; give each column its own")
         if reserved := {"records", "slot_records"} & set(names):
             raise ValueError(f"a column cannot be called {reserved.pop()}; choose another name")
         if self.unroll < 1 or self.envs < 1:
             raise ValueError(f"unroll {self.unroll} and envs {self.envs} must both be at least 1")
-        if self.side < any(c.rows == "side" for c in self.columns):
+        has_side_rows = any(column.rows == "side" for column in self.columns)
+        least_side = 1 if has_side_rows else 0
+        if self.side < least_side:
             raise ValueError(f"side {self.side} must be at least 1 where a column has side rows")
 
     def rows_of(self, column: Column) -> tuple[int, ...]:
@@ -104,26 +106,32 @@ class SlotSpec:
             return (self.envs,)
         if column.rows == "side":
             return (self.side,)
-        return (self.unroll + (column.rows in ("unroll+1", "frames")), self.envs)
+        if column.rows == "unroll":
+            return (self.unroll, self.envs)
+        return (self.unroll + 1, self.envs)
 
-    def _memory_of(self, column: Column) -> tuple[int, ...]:
-        """Leading extents of a column's block."""
-        rows = self.rows_of(column)
-        return rows[::-1] if column.rows == "frames" else rows
+    def _block_extents(self, column: Column) -> tuple[int, ...]:
+        """Returns the leading extents of a big column's block; frames are stored by environment."""
+        extents = self.rows_of(column)
+        return extents[::-1] if column.rows == "frames" else extents
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The blocks in order; each is a frame on the wire."""
-        blocks = [
-            Block(c.name, (*self._memory_of(c), *c.shape), np.dtype(c.dtype))
-            for c in self.columns
-            if not _is_small(c)
-        ]
+        # Each big column has a block of its own.
+        blocks: list[Block] = []
+        for column in self.columns:
+            if not _is_small(column):
+                shape = (*self._block_extents(column), *column.shape)
+                blocks.append(Block(column.name, shape, np.dtype(column.dtype)))
+
+        # The small columns with the same rows share a block of structs.
         for name, rows in (("records", "unroll"), ("slot_records", "slot")):
-            small = [c for c in self.columns if _is_small(c) and c.rows == rows]
+            small = [column for column in self.columns if _is_small(column) and column.rows == rows]
             if small:
-                dtype = np.dtype([(c.name, c.dtype, c.shape) for c in small], align=True)
-                blocks.append(Block(name, self.rows_of(small[0]), dtype))
+                fields = [(column.name, column.dtype, column.shape) for column in small]
+                struct = np.dtype(fields, align=True)
+                blocks.append(Block(name, self.rows_of(small[0]), struct))
         return tuple(blocks)
 
     @cached_property
@@ -147,13 +155,15 @@ class SlotSpec:
         ``payload`` is the bytes of each block, as of `zeros`. The shapes are those of `Column`.
         """
         arrays: dict[str, np.ndarray[Any, Any]] = {}
-        frames = {column.name for column in self.columns if column.rows == "frames"}
+        frame_columns = {column.name for column in self.columns if column.rows == "frames"}
         for block, raw in zip(self.blocks, payload, strict=True):
             array = raw.view(block.dtype).reshape(block.shape)
             if block.dtype.names:
                 arrays.update({name: array[name] for name in block.dtype.names})
+            elif block.name in frame_columns:
+                arrays[block.name] = array.swapaxes(0, 1)
             else:
-                arrays[block.name] = array.swapaxes(0, 1) if block.name in frames else array
+                arrays[block.name] = array
         return arrays
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,34 +186,49 @@ class SlotSpec:
             raise ValueError(f"{len(data['columns'])} columns; at most {MAX_COLUMNS} are allowed")
 
         columns = tuple(_column(*fields) for fields in data["columns"])
-        spec = cls(int(data["unroll"]), int(data["envs"]), columns, int(data["side"]))
+        spec = cls(
+            unroll=int(data["unroll"]),
+            envs=int(data["envs"]),
+            columns=columns,
+            side=int(data["side"]),
+        )
+
+        # An array with an extent of 0 has no bytes, but numpy multiplies the other extents too.
         for column in columns:
-            lengths = (*spec.rows_of(column), *column.shape)
-            # numpy multiplies the others where one is 0, and such an array has no bytes to compare
-            cells = math.prod(max(1, length) for length in lengths)
+            extents = (*spec.rows_of(column), *column.shape)
+            cells = math.prod(max(1, extent) for extent in extents)
             if cells * np.dtype(column.dtype).itemsize > sys.maxsize:
-                raise ValueError(f"column {column.name} of shape {lengths} is too large")
+                raise ValueError(f"column {column.name} of shape {extents} is too large")
         return spec
 
     def difference(self, other: SlotSpec, mine: str = "learner", theirs: str = "actor") -> str:
-        """A readable list of what differs, or an empty string."""
-        found = [
-            f"{field}: {mine} {a}, {theirs} {b}"
-            for field, a, b in (
-                ("unroll", self.unroll, other.unroll),
-                ("envs", self.envs, other.envs),
-                ("side", self.side, other.side),
-            )
-            if a != b
+        """Returns a readable list of what differs between two specs; empty if they are equal.
+
+        ``mine`` and ``theirs`` name the owners of this spec and of ``other``.
+        """
+        # Properties by name: the sizes, then the columns of either spec.
+        own_columns = {column.name: column for column in self.columns}
+        other_columns = {column.name: column for column in other.columns}
+        pairs: list[tuple[str, object, object]] = [
+            ("unroll", self.unroll, other.unroll),
+            ("envs", self.envs, other.envs),
+            ("side", self.side, other.side),
         ]
-        ours, others = ({c.name: c for c in s.columns} for s in (self, other))
-        for name in sorted(ours.keys() | others.keys()):
-            a, b = _describe(ours.get(name)), _describe(others.get(name))
-            if a != b:
-                found.append(f"column {name}: {mine} {a}, {theirs} {b}")
-        if not found and self != other:
-            found.append(f"order of columns: {mine} {list(ours)}, {theirs} {list(others)}")
-        return "; ".join(found)
+        for name in sorted(own_columns.keys() | other_columns.keys()):
+            own_text = _describe(own_columns.get(name))
+            other_text = _describe(other_columns.get(name))
+            pairs.append((f"column {name}", own_text, other_text))
+
+        differences = [
+            f"{name}: {mine} {own}, {theirs} {others}"
+            for name, own, others in pairs
+            if own != others
+        ]
+        if not differences and self != other:
+            differences.append(
+                f"order of columns: {mine} {list(own_columns)}, {theirs} {list(other_columns)}"
+            )
+        return "; ".join(differences)
 
 
 # The header before the payload of each slot. Times are CLOCK_MONOTONIC seconds of the writer's
@@ -256,16 +281,17 @@ def read_shape(extents: Sequence[Any]) -> tuple[int, ...]:
         raise ValueError(f"a shape has {len(extents)} extents; an array has at most {MAX_AXES}")
 
     try:
-        shape = tuple(int(n) for n in extents)
+        shape = tuple(int(extent) for extent in extents)
     except OverflowError as error:
         raise ValueError("a shape has an infinite extent") from error
-    if not all(0 <= n <= sys.maxsize for n in shape):
+    if not all(0 <= extent <= sys.maxsize for extent in shape):
         raise ValueError("a shape has a negative extent, or one larger than any memory")
     return shape
 
 
 def _column(name: str, dtype: str, shape: Sequence[int], rows: Rows) -> Column:
-    column = Column(str(name), str(dtype), read_shape(shape), rows)
+    """Returns a column with received fields. Raises ValueError or TypeError for a wrong one."""
+    column = Column(str(name), str(dtype), shape=read_shape(shape), rows=rows)
     if rows not in get_args(Rows):
         raise ValueError(f"no column has rows {rows!r:.80}")
     plain_dtype(dtype)

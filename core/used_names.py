@@ -61,10 +61,14 @@ def check(
 
 
 def _is_noted(text: str) -> bool:
-    with suppress(OSError):
-        path = _path(text)
-        return path is not None and path.lstat().st_uid == os.geteuid()
-    return False
+    """Returns whether a run of this user has noted the reference ``text``."""
+    path = _path(text)
+    if path is None:
+        return False
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _path(text: str) -> Path | None:

@@ -36,8 +36,10 @@ def cache_folder() -> Path | None:
     A relative path in the variable is ignored, as the XDG Base Directory Specification 0.8 demands.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "penstock"
     try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "penstock"
+        return Path.home() / ".cache" / "penstock"
     except RuntimeError:  # the user has no home
         return None
 
@@ -84,50 +86,63 @@ def timed_once(
     folder = folder and folder / name
     path = folder and folder / f"{digest(json.dumps(about, sort_keys=True))}.json"
 
-    def known() -> T | None:
+    def read_times() -> T | None:
         value = read_cached(path) if path else None
         return None if value is None else read(value["seconds"])
 
-    if (found := known()) is not None:
-        return found, True
+    # Without a lock first: usually the file is there.
+    times = read_times()
+    if times is not None:
+        return times, True
+
     with locked(folder) as is_locked:
-        if (found := known()) is not None:
-            return found, True
+        # The process that held the lock until now may have written the file.
+        times = read_times()
+        if times is not None:
+            return times, True
+
         entries = measure()
         if is_locked and folder and path:
-            for old in _by_age(folder)[KEPT - 1 :]:
-                old.unlink()
+            for old_path in _by_age(folder)[KEPT - 1 :]:
+                old_path.unlink()
             write_cached(path, {"about": about, "seconds": entries})
-    found = read(entries)
-    assert found is not None, entries
-    return found, False
+
+    times = read(entries)
+    assert times is not None, entries
+    return times, False
 
 
 def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
-    """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
-    and entries."""
-    folder, own = cache_folder(), own_machine().items()
-    for path in _by_age(folder / name) if folder else ():
+    """Yield the files of `timed_once` in a folder that are of this machine, the newest first.
+
+    Each comes as its path, the task in words and the entries.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return
+
+    machine = own_machine().items()
+    for path in _by_age(folder / name):
         value = read_cached(path)
-        if value is not None and own <= value["about"].items():
+        if value is not None and machine <= value["about"].items():
             yield path, value["about"]["task"], value["seconds"]
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """The files of `timed_once` in ``folder``, newest first."""
-    found: list[tuple[int, Path]] = []
+    """Returns the files of `timed_once` in ``folder``, the newest first."""
+    dated_paths: list[tuple[int, Path]] = []
     for path in folder.glob("*.json"):
         with suppress(FileNotFoundError):  # another process has deleted it
-            found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
+            dated_paths.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(dated_paths, reverse=True)]
 
 
 def own_machine() -> dict[str, Any]:
-    """Processor and versions, on which every time depends."""
-    own = processor()
+    """Returns processor and versions, on which every time depends."""
+    this_processor = processor()
     return {
-        "processor": own.model,
-        "flags": digest(" ".join(sorted(own.flags))),
+        "processor": this_processor.model,
+        "flags": digest(" ".join(sorted(this_processor.flags))),
         "torch": version_of("torch"),
         "penstock": penstock.__version__,
     }
@@ -163,9 +178,13 @@ def locked(folder: Path | None) -> Iterator[bool]:
 
 
 def _lock(descriptor: int) -> bool:
-    ends_s = time.monotonic() + WAIT_S
-    with suppress(OSError):  # a file system without locks
-        while not (is_locked := try_lock(descriptor)) and time.monotonic() < ends_s:
+    """Lock an open file, waiting at most `WAIT_S`; returns whether it is locked."""
+    deadline_s = time.monotonic() + WAIT_S
+    try:
+        while not try_lock(descriptor):
+            if time.monotonic() >= deadline_s:
+                return False
             time.sleep(POLL_S)
-        return is_locked
-    return False
+    except OSError:  # a file system without locks
+        return False
+    return True
