@@ -157,7 +157,9 @@ def _users_frames(error: BaseException) -> list[tuple[FrameType, int]]:
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     first = next((n for n, (frame, _) in enumerate(frames) if _is_users(frame)), len(frames))
-    return [(frame, n) for frame, n in frames[first:] if package_of(frame) not in OWN_PACKAGES]
+    return [
+        (frame, line) for frame, line in frames[first:] if package_of(frame) not in OWN_PACKAGES
+    ]
 
 
 def _is_users(frame: FrameType) -> bool:

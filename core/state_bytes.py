@@ -106,7 +106,7 @@ class _ArrayReader:
 
         first, dtype_name, shape = value[ARRAY]
         dtype = plain_dtype(dtype_name)
-        is_shape = all(isinstance(n, int) and n >= 0 for n in shape)
+        is_shape = all(isinstance(extent, int) and extent >= 0 for extent in shape)
         if first != self._position or not is_shape:
             raise ValueError(
                 f"an array of shape {shape} at byte {first}, expected at {self._position}"
