@@ -124,7 +124,7 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 def check_keywords(
     function: Callable[..., Any],
-    given: Collection[str],
+    keywords: Collection[str],
     purpose: str,
     *,
     more: Collection[str] = (),
@@ -136,7 +136,7 @@ def check_keywords(
 
     Args:
         function: a function or a class.
-        given: the names of the keywords.
+        keywords: the names of the keywords that the user has set.
         purpose: what the function is for; a message begins with it.
         more: names that it takes besides its own parameters.
         reserved: as of `check_options`.
@@ -144,16 +144,18 @@ def check_keywords(
     Raises:
         UserError: a keyword is refused.
     """
+    # The names that the function takes; None: any.
     own_parameters = parameters(function)
     takes_any = not own_parameters or any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in own_parameters.values()
     )
     takes = None if takes_any else {*own_parameters, *more} - {"self"}
-    check_options(given, takes, purpose, reserved or {})
+
+    check_options(keywords, takes, purpose, reserved or {})
 
 
 def check_options(
-    given: Collection[str],
+    options: Collection[str],
     takes: Collection[str] | None,
     purpose: str,
     reserved: Mapping[str, str],
@@ -161,15 +163,15 @@ def check_options(
     """Refuse options that the user cannot set.
 
     Args:
-        given: the names of the options that the user has set.
+        options: the names of the options that the user has set.
         takes: the names of the options that exist; None: any.
         purpose: what the options are for; a message begins with it.
         reserved: options that Penstock passes itself, each with a clause on what to set instead.
 
     Raises:
-        UserError: one of the ``given`` options is reserved, or does not exist.
+        UserError: one of ``options`` is reserved, or does not exist.
     """
-    for name in given:
+    for name in options:
         if name in reserved:
             raise UserError(f"{purpose}: {name} is not set here; {reserved[name]}")
         if takes is not None and name not in takes:

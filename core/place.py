@@ -118,6 +118,7 @@ def exit_refused(what: str, error: SystemExit) -> UserError:
     code = "" if error.code is None else repr(error.code)
     where = place(error)
     place_clause = f" at {where}" if where else ""
+
     text = (
         f"{what} called sys.exit({code}){place_clause}, which ends the process that runs it; raise "
         "an exception that says what is wrong"
@@ -140,6 +141,7 @@ def _innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
         if not _is_users(frame):
             continue
+
         path = Path(frame.f_code.co_filename)
         text = f"{path.name}:{line}, in {frame.f_code.co_name}"
         if INSTALLED.isdisjoint(path.parts):

@@ -220,9 +220,9 @@ class SlotSpec:
             pairs.append((f"column {name}", own_text, other_text))
 
         differences = [
-            f"{name}: {mine} {own}, {theirs} {others}"
-            for name, own, others in pairs
-            if own != others
+            f"{name}: {mine} {own_value}, {theirs} {other_value}"
+            for name, own_value, other_value in pairs
+            if own_value != other_value
         ]
         if not differences and self != other:
             differences.append(
