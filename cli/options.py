@@ -153,9 +153,10 @@ class Grouped(TyperGroup):
         """Write one section for each panel, with the name and the help of its commands."""
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         for name, command in self.commands.items():
-            panel = getattr(command, "rich_help_panel", None)
-            rows = panels.get(panel, panels[PREPARE])
-            rows.append((name, command.get_short_help_str(limit=90)))
+            panel = getattr(command, "rich_help_panel", PREPARE)
+            if panel not in panels:
+                panel = PREPARE
+            panels[panel].append((name, command.get_short_help_str(limit=90)))
 
         for panel, rows in panels.items():
             with formatter.section(panel):
