@@ -54,7 +54,9 @@ EPILOG = (
     "the last line of standard output is one JSON object, and all other text goes to "
     "standard error."
 )
-SHOWN_CHARS = 200  # of a path
+# A longer path is cut in an error message.
+SHOWN_CHARS = 200
+# Errors of the system for a path that this user cannot access; the user can name another one.
 OUT_OF_REACH = {errno.ENAMETOOLONG, errno.EACCES, errno.ELOOP}
 app = typer.Typer(
     cls=Grouped,
@@ -78,34 +80,36 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 def main() -> None:
-    """Run a command. A UserError is printed as a sentence, with exit code 2. So is an OSError for a
-    path that cannot be accessed, as every command takes paths and uses them in many places, and one
-    for a lack of descriptors, which any call may meet; and an error of an environment that the
-    command plays itself."""
+    """Run the command `penstock` and translate its errors into messages and exit codes.
+
+    What a user can correct is printed as one sentence, with exit code 2:
+
+    - a UserError;
+    - an error of an environment that the command plays itself;
+    - a lack of file descriptors, which any call may meet;
+    - a path that cannot be accessed. Every command takes paths and uses them in many places.
+
+    Ctrl-C gives exit code 130. Any other error is a fault of Penstock and keeps its traceback.
+    """
     try:
         _run()
     except UserError as error:
         _refuse(str(error), error.traceback)
     except OSError as error:
-        if error.errno == errno.EMFILE:
-            _refuse(
-                f"the limit of {limit()} open files is used up, and the command needs more; raise "
-                "it with `ulimit -n`"
-            )
-        if error.errno not in OUT_OF_REACH or error.filename is None:
+        message = _correctable_message(error)
+        if message is None:
             raise
-        shown = str(error.filename)
-        shown = shown if len(shown) <= SHOWN_CHARS else f"{shown[:SHOWN_CHARS]}..."
-        _refuse(
-            f"{shown} cannot be accessed: {error.strerror}; name another path, or change the "
-            "permissions of its folder"
-        )
+        _refuse(message)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def _run() -> None:
-    """Run a command; raises UserError for an error of an environment."""
+    """Run a command.
+
+    Raises:
+        UserError: a mistake of the user, or an error of an environment that this process plays.
+    """
     try:
         app()
     except UserError:
@@ -119,21 +123,47 @@ def _run() -> None:
         raise users_error(text, error) from error
 
 
+def _correctable_message(error: OSError) -> str | None:
+    """Returns what the user can do about an error of the system; None if there is nothing."""
+    if error.errno == errno.EMFILE:
+        return (
+            f"the limit of {limit()} open files is used up, and the command needs more; raise "
+            "it with `ulimit -n`"
+        )
+    if error.errno not in OUT_OF_REACH or error.filename is None:
+        return None
+
+    path = str(error.filename)
+    if len(path) > SHOWN_CHARS:
+        path = f"{path[:SHOWN_CHARS]}..."
+    return (
+        f"{path} cannot be accessed: {error.strerror}; name another path, or change the "
+        "permissions of its folder"
+    )
+
+
 def _refuse(text: str, traceback: str = "") -> NoReturn:
-    """End the command as after a mistake of the user."""
+    """Print a mistake of the user and end the process with exit code 2."""
     _show_mistake(text, traceback)
     sys.exit(2)
 
 
 def _show_mistake(text: str, traceback: str = "") -> None:
-    """Print a mistake of the user, with the ``traceback`` of the user's code."""
+    """Print a mistake of the user, with the ``traceback`` of the user's code, without secrets.
+
+    It goes to standard error, and with --json to standard output too.
+    """
     from penstock.configs.secrets import redacted
 
-    text, lines = redacted(text), redacted(traceback).splitlines()
-    print(*map(escaped, lines), f"penstock: {escaped(text)}", sep="\n", file=sys.stderr)
+    text = redacted(text)
+    traceback_lines = redacted(traceback).splitlines()
+    print(*map(escaped, traceback_lines), f"penstock: {escaped(text)}", sep="\n", file=sys.stderr)
+
     if "--json" in sys.argv:
-        answer = {"error": text, "exit_code": 2}
-        print(json.dumps({**answer, "traceback": lines} if lines else answer))
+        result: dict[str, object] = {"error": text, "exit_code": 2}
+        if traceback_lines:
+            result["traceback"] = traceback_lines
+        print(json.dumps(result))
 
 
 @app.callback(invoke_without_command=True)
@@ -183,6 +213,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train with actors and learners, until a limit in stop.* is reached or Ctrl-C."""
+    options = overrides or []
+
+    # Several seeds: a group of runs, each a process of its own.
     if seeds > 1:
         if show_page:
             raise UserError("--watch is of one run; start `penstock watch runs` beside --seeds")
@@ -190,21 +223,35 @@ def train(
             raise UserError(f"--engine {engine} starts one run; leave out --seeds")
         if resume_from is not None:
             raise UserError("--resume-from starts one run; leave out --seeds")
-        from penstock.launch import seeds as group
+        from penstock.launch import seeds as run_group
 
-        sys.exit(group.train(target, overrides or [], seeds, resume, as_json, parallel))
+        exit_code = run_group.train(
+            target, options, seeds=seeds, resume=resume, as_json=as_json, parallel=parallel
+        )
+        sys.exit(exit_code)
+
+    # One seed: a single run, supervised by this process.
     if parallel is not None:
         raise UserError("--parallel is of several runs; add --seeds N, or leave it out")
     with gc_paused(), exit_on_interrupt():
         from penstock.launch import run
 
-    place = run.choose_engine(engine, address, working_dir)
     make_sink = None
+    engine_choice = run.choose_engine(engine, address, working_dir)
     if show_page:
         from penstock.watch.beside import PageBeside
 
         make_sink = PageBeside
-    sys.exit(run.train(target, overrides or [], resume, as_json, resume_from, place, make_sink))
+    exit_code = run.train(
+        target,
+        options,
+        resume=resume,
+        as_json=as_json,
+        source=resume_from,
+        place=engine_choice,
+        make_sink=make_sink,
+    )
+    sys.exit(exit_code)
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -229,9 +276,16 @@ def profile(
     from penstock.cli import profile
     from penstock.launch import run
 
-    place = run.choose_engine(engine, address, working_dir)
-    options = overrides or []
-    sys.exit(profile.main(target, options, seconds, with_torch, as_json, place=place))
+    engine_choice = run.choose_engine(engine, address, working_dir)
+    exit_code = profile.main(
+        target,
+        overrides or [],
+        seconds=seconds,
+        with_torch=with_torch,
+        as_json=as_json,
+        place=engine_choice,
+    )
+    sys.exit(exit_code)
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -281,11 +335,24 @@ def learner(
     from penstock.launch import run
     from penstock.launch.machines import check_store, find_place
 
-    place = find_place(rank, world, store, os.environ)
+    # The place among several learners, by these options or by torchrun's variables.
+    place = find_place(rank=rank, world=world, store=store, environ=os.environ)
     if place is not None:
         check_store(place, trusted=trusted_network or insecure)
-    options = [*(overrides or []), *(["transport.insecure=true"] if insecure else [])]
-    sys.exit(run.learner(target, options, bind, place, resume, as_json, resume_from))
+
+    options = list(overrides or [])
+    if insecure:
+        options.append("transport.insecure=true")
+    exit_code = run.learner(
+        target,
+        options,
+        bind=bind,
+        place=place,
+        resume=resume,
+        as_json=as_json,
+        source=resume_from,
+    )
+    sys.exit(exit_code)
 
 
 @app.command(cls=ListsTransports, rich_help_panel=TRAIN)
@@ -346,10 +413,19 @@ def actor(
     after them."""
     from penstock.launch import run
 
-    names = allow or ()
-    sys.exit(
-        run.actors(connect, count, transport, curve, run_dir, as_json, insecure, names, log, wait)
+    exit_code = run.actors(
+        connect,
+        count=count,
+        transport=transport,
+        curve=curve,
+        run_dir=run_dir,
+        as_json=as_json,
+        insecure=insecure,
+        allow=allow or (),
+        log=log,
+        wait_s=wait,
     )
+    sys.exit(exit_code)
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -381,6 +457,7 @@ def status(
         pid = status.probe(run_dir)
         answer(f"the supervisor of {run_dir} replies, pid {pid}", {"pid": pid}, as_json)
         return
+
     report = status.status(run_dir)
     answer(status.describe(report), report, as_json)
 
@@ -415,9 +492,10 @@ def config_show(target: Target, overrides: Overrides = None, as_json: Json = Fal
     """Print the complete config of a target with overrides."""
     from penstock.configs.load import dump, resolve_target
 
-    found = resolve_target(target, overrides or [])
-    notes = "".join(f"# {note}\n" for note in (found.origin, found.defaults) if note)
-    answer(notes + dump(found.config).rstrip(), found.config.model_dump(mode="json"), as_json)
+    resolved = resolve_target(target, overrides or [])
+    comments = "".join(f"# {note}\n" for note in (resolved.origin, resolved.defaults) if note)
+    text = comments + dump(resolved.config).rstrip()
+    answer(text, resolved.config.model_dump(mode="json"), as_json)
 
 
 @config_app.command("list")
@@ -425,9 +503,10 @@ def config_list(as_json: Json = False) -> None:
     """List the presets."""
     from penstock.configs.load import presets
 
-    found = presets()
-    width = max(map(len, found))
-    answer("\n".join(f"{name:{width}}  {text}" for name, text in found.items()), found, as_json)
+    descriptions = presets()
+    width = max(map(len, descriptions))
+    lines = [f"{name:{width}}  {text}" for name, text in descriptions.items()]
+    answer("\n".join(lines), descriptions, as_json)
 
 
 @config_app.command("schema")
@@ -452,9 +531,9 @@ def keys_new(
     """Make the CURVE keys of a run: a pair for the learner, and a pair for its actors."""
     from pathlib import Path
 
-    from penstock.transport.zmq.keys import new
+    from penstock.transport.zmq import keys
 
-    paths = [str(path) for path in new(Path(folder))]
+    paths = [str(path) for path in keys.new(Path(folder))]
     answer("\n".join(paths), {"files": paths}, as_json)
 
 
@@ -545,6 +624,7 @@ def replay_serve(
     from pathlib import Path
 
     from penstock.cli.replay_server import serve
+    from penstock.configs.sections import ReplayConfig
     from penstock.replay.remote.peers import ServiceLimits
 
     if client_mb > batches_mb:
@@ -552,13 +632,27 @@ def replay_serve(
             f"--client-mb {client_mb} is more than --batches-mb {batches_mb}, the limit for all "
             f"clients together; set --client-mb {batches_mb} or less"
         )
-    limits = ServiceLimits(max_clients, client_mb << 20, batches_mb << 20, slots_mb << 20)
-    keys = Path(curve) if curve else None
-    folder = Path(snapshot) if snapshot else None
+
+    # Not validated: the sampler checks its own arguments, and `--sampler` was checked.
+    sampling = ReplayConfig.model_construct(sampler=sampler, alpha=alpha, beta=beta)
+    limits = ServiceLimits(
+        peers=max_clients,
+        peer_nbytes=client_mb << 20,
+        answers_nbytes=batches_mb << 20,
+        waiting_nbytes=slots_mb << 20,
+    )
     serve(
-        bind, Path(spec), capacity, sampler, alpha, beta, keys, insecure, folder, snapshot_every,
-        limits, as_json,
-    )  # fmt: skip
+        bind,
+        Path(spec),
+        capacity=capacity,
+        sampling=sampling,
+        curve=Path(curve) if curve else None,
+        insecure=insecure,
+        snapshot=Path(snapshot) if snapshot else None,
+        snapshot_every_s=snapshot_every,
+        limits=limits,
+        as_json=as_json,
+    )
 
 
 for name, command in COMMANDS.items():
@@ -580,24 +674,27 @@ def check_env(
     as_json: Json = False,
 ) -> None:
     """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
-    from penstock.cli.check_env import check, describe, hung
+    from penstock.cli.check_env import check, describe, hang_report
     from penstock.core.processes import ending_programs
     from penstock.envs.checking.hung import end_all, told_where_hung
 
-    def tell(clause: str) -> None:
-        report = hung(target, clause)
+    def end_with_hang(clause: str) -> None:
+        """Report the call that does not return, and end; it is called from another thread."""
+        report = hang_report(target, clause)
         answer(describe(report), report, as_json)
         end_all(2)
 
-    # Programs and threads that the environment leaves behind end with the command.
+    # Each way out is `end_all`: programs and threads that the environment leaves behind end with
+    # the command.
     try:
-        with ending_programs(), told_where_hung(hang_s, tell) as beat:
-            report = check(target, overrides or [], steps, envs, beat)
+        with ending_programs(), told_where_hung(hang_s, end_with_hang) as beat:
+            report = check(target, overrides or [], steps=steps, envs=envs, beat=beat)
     except UserError as error:
         _show_mistake(str(error), error.traceback)
         end_all(2)
     except KeyboardInterrupt:
         end_all(130)
+
     answer(describe(report), report, as_json)
     end_all(2 if report["problems"] else 0)
 

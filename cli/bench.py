@@ -39,11 +39,13 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure the throughput of each stage of a run alone, and of all stages together."""
+    # typer calls this function before `bench reduce` too.
     if context.invoked_subcommand is not None:
         return
     from penstock.bench import stages
 
-    plan = stages.make_plan(target, seconds, only, compare, peers_in if peers else None)
+    peers_folder = peers_in if peers else None
+    plan = stages.make_plan(target, seconds, only, old=compare, peers=peers_folder)
     stages.main(plan, as_json)
 
 
@@ -74,4 +76,7 @@ def bench_reduce(
     from penstock.bench.checkout import benchmark
 
     reduce = benchmark("reduce", "penstock bench reduce")
-    reduce.main(reduce.make_plan(learners, parameters, codecs, links, seconds), as_json)
+    plan = reduce.make_plan(
+        learners, parameters=parameters, codecs=codecs, links=links, seconds=seconds
+    )
+    reduce.main(plan, as_json)

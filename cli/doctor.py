@@ -32,22 +32,33 @@ PACKAGES = (
 OPTIONAL = ("ale-py",)
 LOW_MEMORY_NBYTES = 4 << 30
 LOW_NOFILE = 1024
-SHOWN = 5  # cached timings
+# The most cached timings and choices that are shown.
+SHOWN = 5
+# The network that is timed, the Nature CNN on Atari's observations, and the rows of its update.
 STANDARD = Task(
-    CnnShape(4, 84, 84, discrete(6), 1 / 255),
-    ((4, 84, 84), "|u1"),
-    ModelConfig(),
+    shape=CnnShape(4, 84, 84, discrete(6), 1 / 255),
+    observation=((4, 84, 84), "|u1"),
+    model=ModelConfig(),
     learns=True,
     threads=1,
 )
-STANDARD_UPDATE = UpdateSize(512)  # of the network that is timed
+STANDARD_UPDATE = UpdateSize(512)
 
 Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """The facts by topic, with sizes in bytes (-1: unlimited), and sentences under "warnings"."""
+    """Returns the facts about this machine by topic, as JSON values.
+
+    Sizes are in bytes; -1 is an unlimited one. None stands for a control group without a limit, and
+    for a fact that is not known. The topic "warnings" is a list of sentences about problems.
+
+    The training of a network is timed, which takes a second unless its times are cached.
+    """
     timing = None if version_of("torch") is None else standard_timing()
+    nofile, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+
     facts: Facts = {
         "system": {
             "system": platform.system(),
@@ -63,8 +74,8 @@ def examine() -> Facts:
         "envs": cached_choices()[:SHOWN],
         "memory": _memory(),
         "limits": {
-            "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+            "nofile": nofile,
+            "memlock": memlock,
         },
         "packages": {name: version_of(name) for name in PACKAGES},
         "curve": _has_curve(),
@@ -75,34 +86,39 @@ def examine() -> Facts:
 
 
 def warnings(facts: Facts) -> list[str]:
-    """Sentences about problems for a run, each with a remedy."""
+    """Returns sentences about problems for a run, each with a remedy."""
     checks = (_about_system, _about_cores, _about_memory, _about_packages, doctor_gpu.warnings)
     return [text for check in checks for text in check(facts)]
 
 
 def describe(facts: Facts) -> str:
-    """The facts as a table, then the warnings."""
-    cores, memory, limits = facts["cores"], facts["memory"], facts["limits"]
-    quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
-    limit = "none" if memory["cgroup"] is None else size(memory["cgroup"])
+    """Returns the facts of `examine` as text: a line for each topic, then the warnings."""
+    cores = facts["cores"]
+    memory = facts["memory"]
+    limits = facts["limits"]
+    cores_quota = "none" if cores["cgroup"] is None else f"{cores['cgroup']:g}"
+    memory_limit = "none" if memory["cgroup"] is None else size(memory["cgroup"])
+    packages = [f"{name} {version}" for name, version in facts["packages"].items() if version]
+
     lines = [
         f"system    {' '.join(map(str, facts['system'].values()))}",
-        f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {quota}, "
+        f"cores     {cores['usable']} usable of {cores['present']}, cgroup quota {cores_quota}, "
         f"load {cores['load']:.1f}, bf16 {_about_bf16(cores)}",
         *_about_forms(facts["forms"]),
         *(f"envs      {text}" for text in facts["envs"]),
         f"memory    {size(memory['available'])} free of {size(memory['total'])}, cgroup limit "
-        f"{limit}, /dev/shm {size(memory['dev_shm'])}",
+        f"{memory_limit}, /dev/shm {size(memory['dev_shm'])}",
         f"limits    {limits['nofile']} open files, {size(limits['memlock'])} locked memory",
         *doctor_gpu.describe(facts),
         f"curve     {'yes' if facts['curve'] else 'no'}",
-        f"packages  {', '.join(f'{k} {v}' for k, v in facts['packages'].items() if v)}",
+        f"packages  {', '.join(packages)}",
     ]
-    found = [f"warning   {text}" for text in facts["warnings"]]
-    return "\n".join(lines + (found or ["no problems found"]))
+    problems = [f"warning   {text}" for text in facts["warnings"]]
+    return "\n".join(lines + (problems or ["no problems found"]))
 
 
 def _about_system(facts: Facts) -> Iterator[str]:
+    """Yield warnings about the operating system and the processor's architecture."""
     system = facts["system"]
     if system["system"] != "Linux":
         yield f"this is {system['system']}: only configs and the replay library work here"
@@ -111,9 +127,12 @@ def _about_system(facts: Facts) -> Iterator[str]:
 
 
 def _about_cores(facts: Facts) -> Iterator[str]:
+    """Yield warnings about too few cores, or cores that are busy."""
     cores = facts["cores"]
-    quota, usable = cores["cgroup"], cores["usable"]
+    usable = cores["usable"]
+    quota = cores["cgroup"]
     allowed = usable if quota is None else min(usable, quota)
+
     if allowed < usable:
         yield (
             f"the control group limits this process to {quota:g} of {usable} cores and throttles "
@@ -121,7 +140,9 @@ def _about_cores(facts: Facts) -> Iterator[str]:
         )
     if allowed < 2:
         yield "fewer than two cores are available, so actors and learner share one; use more cores"
-    if cores["load"] > cores["present"]:  # the kernel's load is that of all cores
+
+    # The kernel's load is that of all cores, also of those that this process may not use.
+    if cores["load"] > cores["present"]:
         yield (
             f"the load is {cores['load']:.1f} on {cores['present']} cores, so other programs slow "
             "a run down; end them, or wait"
@@ -129,20 +150,29 @@ def _about_cores(facts: Facts) -> Iterator[str]:
 
 
 def _about_memory(facts: Facts) -> Iterator[str]:
-    memory, nofile = facts["memory"], facts["limits"]["nofile"]
-    limit = memory["available"] if memory["cgroup"] is None else memory["cgroup"]
-    if min(memory["available"], limit) < LOW_MEMORY_NBYTES:
+    """Yield warnings about too little memory, or too few file descriptors."""
+    memory = facts["memory"]
+    free_nbytes = memory["available"]
+    if memory["cgroup"] is not None:
+        free_nbytes = min(free_nbytes, memory["cgroup"])
+    if free_nbytes < LOW_MEMORY_NBYTES:
         yield "less than 4 GiB of memory is free; lower actors.count if processes are killed"
+
+    # An unlimited number is -1.
+    nofile = facts["limits"]["nofile"]
     if 0 <= nofile < LOW_NOFILE:
         yield f"{nofile} open files are few for many actors; raise the limit with: ulimit -n 4096"
 
 
 def _about_packages(facts: Facts) -> Iterator[str]:
+    """Yield warnings about packages that are missing, or are installed without a part."""
     absent = [name for name, version in facts["packages"].items() if version is None]
-    if lacking := [name for name in absent if name not in OPTIONAL]:
-        yield f"missing packages: {', '.join(lacking)}; install penstock with its dependencies"
+    required = [name for name in absent if name not in OPTIONAL]
+    if required:
+        yield f"missing packages: {', '.join(required)}; install penstock with its dependencies"
     if "ale-py" in absent:
         yield "ale-py is missing, so Atari does not work; install penstock[atari]"
+
     if facts["curve"] is False:
         yield "libzmq has no CURVE, so transport.curve does not work; install pyzmq's own wheel"
     if facts["bytecode"] is False:
@@ -153,8 +183,10 @@ def _about_packages(facts: Facts) -> Iterator[str]:
 
 
 def standard_timing() -> Timing:
-    """The training of the Nature CNN on Atari's observations, in all forms of this processor; it
-    takes a second, unless its times are cached."""
+    """Time the training of the Nature CNN on Atari's observations, in all forms of this processor.
+
+    It takes a second, unless its times are cached.
+    """
     options = Options("auto", "auto", None)
     has_bf16 = processor().has_bf16
     forms = training_forms(STANDARD.shape, options, STANDARD_UPDATE, has_bf16=has_bf16)
@@ -162,12 +194,13 @@ def standard_timing() -> Timing:
 
 
 def _cached(standard: Timing | None) -> list[str]:
-    """The newest cached timings, beside the standard one, which has a line of its own."""
-    own = f"{STANDARD.name}: {standard and standard._replace(cached=True)}"
-    return [text for text in cached_timings().values() if text != own][:SHOWN]
+    """Returns the newest cached timings but for ``standard``, which has a line of its own."""
+    standard_text = f"{STANDARD.name}: {standard and standard._replace(cached=True)}"
+    return [text for text in cached_timings().values() if text != standard_text][:SHOWN]
 
 
 def _cores(timing: Timing | None) -> Facts:
+    """Returns the facts about cores; ``timing`` tells whether bfloat16 is the faster format."""
     return {
         "present": os.cpu_count(),
         "usable": len(psutil.Process().cpu_affinity()),
@@ -190,10 +223,14 @@ def _memory() -> Facts:
 
 
 def _about_bf16(cores: Facts) -> str:
+    """Returns whether the processor has instructions for bfloat16, and whether they are used."""
     if not cores["bf16"]:
         return "no"
-    faster = {True: "yes, faster than fp32", False: "yes, slower than fp32 and so not used"}
-    return faster.get(cores["bf16_faster"], "yes")
+    if cores["bf16_faster"] is None:
+        return "yes"
+    if cores["bf16_faster"]:
+        return "yes, faster than fp32"
+    return "yes, slower than fp32 and so not used"
 
 
 def _about_forms(forms: Facts) -> Iterator[str]:
@@ -204,6 +241,7 @@ def _about_forms(forms: Facts) -> Iterator[str]:
 
 
 def _has_curve() -> bool | None:
+    """Returns whether libzmq can encrypt connections; None if pyzmq is not installed."""
     if version_of("pyzmq") is None:
         return None
     import zmq
@@ -212,7 +250,7 @@ def _has_curve() -> bool | None:
 
 
 def _has_bytecode(module: str) -> bool | None:
-    """Whether a module's bytecode is cached; None if the module is not installed."""
+    """Returns whether a module's bytecode is cached; None if the module is not installed."""
     if importlib.util.find_spec(module) is None:
         return None
     return Path(importlib.util.cache_from_source(str(_origin(module)))).exists()

@@ -31,8 +31,8 @@ NO_CUDA: Facts = {
     "built_for": None,  # a CUDA version; None for a CPU build
     "nccl": None,
     "cudnn": None,
-    "archs": [],  # for which torch has code, such as sm_90
-    "error": None,  # why torch can use no GPU
+    "archs": [],  # GPU architectures, such as sm_90, for which torch has code
+    "error": None,  # the reason for which torch can use no GPU
     "no_peers": [],  # pairs of GPUs that cannot access each other's memory
 }
 """The facts "cuda" of a machine with neither GPU nor torch."""
@@ -58,8 +58,11 @@ class Build(NamedTuple):
     """The lowest and highest compute capability that it supports (RELEASE.md of torch)."""
 
     def command(self) -> str:
-        """What installs it. The local version (+cu130) replaces a CPU build of the same version,
-        which pip would otherwise keep."""
+        """Returns the command that installs it.
+
+        The local version (+cu130) replaces a CPU build of the same version, which pip would
+        otherwise keep.
+        """
         tag = f"cu{self.cuda.replace('.', '')}"
         index = f"https://download.pytorch.org/whl/{tag}"
         return f"{sys.executable} -m pip install torch=={TORCH}+{tag} --index-url {index}"
@@ -67,91 +70,115 @@ class Build(NamedTuple):
 
 TORCH = "2.13.0"
 """The version in constraints.txt."""
-BUILDS = (  # the first that fits is recommended; that of constraints-cuda.txt is the first
-    Build("13.0", 580, ([7, 5], [99, 0])),  # newer GPUs translate its PTX
-    Build("12.6", 525, ([5, 0], [9, 0])),
+# The first build that fits is recommended. The first of all is that of constraints-cuda.txt. Its
+# highest capability is open, as newer GPUs translate its PTX.
+BUILDS = (
+    Build("13.0", driver=580, capabilities=([7, 5], [99, 0])),
+    Build("12.6", driver=525, capabilities=([5, 0], [9, 0])),
 )
 
 
 def examine(devices: Path = DEVICES, driver: Path = DRIVER) -> Facts:
-    """The facts about GPUs: "gpu", with one entry for each, and "cuda", of driver and torch.
+    """Returns the facts about GPUs: "gpu" has one entry for each, "cuda" is about driver and torch.
 
     A GPU is found by its device file, such as /dev/nvidia0, without which no process can use it.
     The driver's version is in /proc. Both can be read without a CUDA build of torch, and cannot
     hang; nvidia-smi can, and many containers lack it.
+
+    Args:
+        devices: the folder of device files.
+        driver: the file in which the kernel's driver names its version.
     """
-    present = sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in devices.glob("nvidia*"))
+    # What the system says.
+    paths = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     cuda = NO_CUDA | {
-        "present": present,
+        "present": len(paths),
         "driver": driver_version(driver),
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
+
+    # What torch says of its build, and of the GPUs that it can use.
     gpus: list[Facts] = []
     if version_of("torch") is not None:
-        build, gpus = _of_torch()
+        build, gpus = _torch_facts()
         cuda |= build
+
+    # GPUs that torch cannot use: the driver may know their names.
     if not gpus:
-        models = gpu_models()
-        names = models if len(models) == present else ["NVIDIA GPU"] * present
+        names = gpu_models()
+        if len(names) != len(paths):
+            names = ["NVIDIA GPU"] * len(paths)
         gpus = [{"name": name, "capability": None} for name in names]
     return {"gpu": gpus, "cuda": cuda}
 
 
 def driver_version(path: Path = DRIVER) -> str | None:
-    """The version of NVIDIA's kernel driver, such as "580.159.04"; None without its file."""
+    """Returns the version of NVIDIA's kernel driver, such as "580.159.04"; None without one."""
     try:
-        first = path.read_text().partition("\n")[0]
+        first_line = path.read_text().partition("\n")[0]
     except OSError:
         return None
-    found = re.search(r"\s(\d+(?:\.\d+)+)(?:\s|$)", first)
-    return found[1] if found else None
+    match = re.search(r"\s(\d+(?:\.\d+)+)(?:\s|$)", first_line)
+    return match[1] if match else None
 
 
 def describe(facts: Facts) -> list[str]:
-    """The lines about GPUs and torch's build."""
+    """Returns two lines of text: the GPUs, and the build of torch."""
     cuda = facts["cuda"]
+
     kinds = Counter(_kind(gpu) for gpu in facts["gpu"])
-    found = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
-    if found:
-        found += f", driver {cuda['driver'] or 'unknown'}"
+    gpus = ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
+    if gpus:
+        gpus += f", driver {cuda['driver'] or 'unknown'}"
     if len(_usable(facts)) > 1:
-        found += f", peer access {'no' if cuda['no_peers'] else 'yes'}"
+        gpus += f", peer access {'no' if cuda['no_peers'] else 'yes'}"
+
     if cuda["torch"] is None:
         build = "none"
     elif cuda["built_for"] is None:
         build = f"{cuda['torch']}, CPU only"
     else:
-        libraries = {"CUDA": "built_for", "cuDNN": "cudnn", "NCCL": "nccl"}
-        versions = (f"{k} {cuda[v]}" for k, v in libraries.items() if cuda[v])
-        build = ", ".join((cuda["torch"], *versions))
-    return [f"gpu       {found or 'none (no device file /dev/nvidiaN)'}", f"torch     {build}"]
+        versions = {"CUDA": cuda["built_for"], "cuDNN": cuda["cudnn"], "NCCL": cuda["nccl"]}
+        libraries = [f"{name} {version}" for name, version in versions.items() if version]
+        build = ", ".join((cuda["torch"], *libraries))
+
+    return [f"gpu       {gpus or 'none (no device file /dev/nvidiaN)'}", f"torch     {build}"]
 
 
 def warnings(facts: Facts) -> Iterator[str]:
-    """Sentences about problems with GPUs, each with a remedy."""
+    """Yield sentences about problems with GPUs, each with a remedy."""
     for check in (_about_build, _about_capability, _about_memory_in_use, _about_the_host):
         yield from check(facts)
 
 
 def _about_build(facts: Facts) -> Iterator[str]:
-    """Why torch uses no GPU although there is one."""
+    """Yield the reason for which torch uses no GPU although there is one, if that is so."""
     cuda = facts["cuda"]
-    torch, driver, built_for, error = (cuda[k] for k in ("torch", "driver", "built_for", "error"))
+    torch = cuda["torch"]
+    driver = cuda["driver"]
     if not cuda["present"] or torch is None:
         return
-    if built_for is None:
+    if cuda["built_for"] is None:
         yield f"torch {torch} is a CPU build, so the GPU is not used; {_how_to_install(driver)}"
-    elif error is not None and (oldest := _oldest_driver(built_for)) > _major(driver):
+        return
+
+    error = cuda["error"]
+    if error is None:
+        return
+
+    # torch could not initialise CUDA: the driver is too old, the GPU is hidden, or neither.
+    oldest_driver = _oldest_driver(cuda["built_for"])
+    if oldest_driver > _major(driver):
         yield (
-            f"torch {torch} is built for CUDA {built_for}, which needs driver {oldest} or newer, "
-            f"and this is {driver}; {_how_to_install(driver)}"
+            f"torch {torch} is built for CUDA {cuda['built_for']}, which needs driver "
+            f"{oldest_driver} or newer, and this is {driver}; {_how_to_install(driver)}"
         )
-    elif error is not None and cuda["visible"] is not None:
+    elif cuda["visible"] is not None:
         yield (
             f"torch {torch} finds no GPU ({error}), as CUDA_VISIBLE_DEVICES is "
             f"{cuda['visible']!r}; unset it, or name a GPU"
         )
-    elif error is not None:
+    else:
         yield (
             f"torch {torch} cannot use the GPU ({error}); nvidia-smi must list it, so repair the "
             "driver, or start the container with --gpus all"
@@ -159,10 +186,12 @@ def _about_build(facts: Facts) -> Iterator[str]:
 
 
 def _about_capability(facts: Facts) -> Iterator[str]:
+    """Yield warnings about models of GPUs for which torch has no code, or no fast bfloat16."""
     cuda = facts["cuda"]
-    kinds = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
-    for name, capability in kinds.items():
+    models = {gpu["name"]: gpu["capability"] for gpu in _usable(facts)}
+    for name, capability in models.items():
         version = ".".join(map(str, capability))
+
         if cuda["archs"] and not _has_code(cuda["archs"], capability):
             yield (
                 f"torch {cuda['torch']} has no code for {name} of compute capability {version}, "
@@ -177,6 +206,7 @@ def _about_capability(facts: Facts) -> Iterator[str]:
 
 
 def _about_memory_in_use(facts: Facts) -> Iterator[str]:
+    """Yield warnings about GPUs that other programs use."""
     for i, gpu in enumerate(_usable(facts)):
         if gpu["memory"] - gpu["free"] > OTHERS_NBYTES:
             yield (
@@ -187,33 +217,43 @@ def _about_memory_in_use(facts: Facts) -> Iterator[str]:
 
 
 def _about_the_host(facts: Facts) -> Iterator[str]:
-    """What GPUs need of the machine.
+    """Yield warnings about cores, shared memory and links between GPUs that are not enough.
 
     The limit of locked memory is not checked: pinned memory is locked by NVIDIA's driver, to which
     RLIMIT_MEMLOCK does not apply. /dev/shm matters to NCCL alone, as Penstock uses memfd.
     """
-    cores, number = facts["cores"], len(_usable(facts))
-    allowed = min(cores["usable"], cores["cgroup"] or cores["usable"])
-    if number and allowed / number < CORES_PER_GPU:
+    gpu_count = len(_usable(facts))
+    cores = facts["cores"]
+    allowed_cores = min(cores["usable"], cores["cgroup"] or cores["usable"])
+    if gpu_count and allowed_cores / gpu_count < CORES_PER_GPU:
+        gpus = "1 GPU" if gpu_count == 1 else f"{gpu_count} GPUs"
         yield (
-            f"{allowed:g} cores for {number} GPU{'s' * (number > 1)} are few, as learner, gather "
+            f"{allowed_cores:g} cores for {gpus} are few, as learner, gather "
             f"threads and actors share them; use {CORES_PER_GPU} or more for each GPU, or add "
             "actors on other hosts"
         )
-    if number > 1 and facts["memory"]["dev_shm"] < NCCL_SHM_NBYTES:
+
+    dev_shm_nbytes = facts["memory"]["dev_shm"]
+    if gpu_count > 1 and dev_shm_nbytes < NCCL_SHM_NBYTES:
         yield (
-            f"/dev/shm has {size(facts['memory']['dev_shm'])}, and NCCL recommends "
+            f"/dev/shm has {size(dev_shm_nbytes)}, and NCCL recommends "
             f"{size(NCCL_SHM_NBYTES)} for several GPUs; start the container with --shm-size=1g"
         )
-    if pairs := facts["cuda"]["no_peers"]:
+
+    no_peers = facts["cuda"]["no_peers"]
+    if no_peers:
+        first, second = no_peers[0]
         yield (
-            f"GPUs {pairs[0][0]} and {pairs[0][1]} cannot access each other's memory, so gradients "
+            f"GPUs {first} and {second} cannot access each other's memory, so gradients "
             "between learners pass through the host's; nvidia-smi topo -p2p r shows the reason"
         )
 
 
 def _how_to_install(driver: str | None, capability: Capability | None = None) -> str:
-    """How to get a build of torch that runs with a driver and, if that is known, on a GPU."""
+    """Returns a clause on how to get a build of torch that runs with a driver and on a GPU.
+
+    ``capability`` is that of the GPU; None if it is not known.
+    """
     for build in BUILDS:
         oldest, newest = build.capabilities
         fits = capability is None or oldest <= capability <= newest
@@ -223,32 +263,41 @@ def _how_to_install(driver: str | None, capability: Capability | None = None) ->
 
 
 def _major(driver: str | None) -> int:
-    """An unknown driver counts as new."""
+    """Returns the major version of a driver. An unknown driver counts as new."""
     return int(driver.partition(".")[0]) if driver else BUILDS[0].driver
 
 
 def _oldest_driver(cuda: str) -> int:
-    """The oldest driver for a CUDA version; 0 if it is not known."""
+    """Returns the oldest driver for a CUDA version; 0 if it is not known."""
     major = cuda.partition(".")[0]
     return next((b.driver for b in BUILDS if b.cuda.partition(".")[0] == major), 0)
 
 
 def _has_code(archs: list[str], capability: Capability) -> bool:
-    """Whether a GPU runs code of `torch.cuda.get_arch_list`: machine code (sm_86) of its own major
-    version and no newer minor one, or PTX (compute_90) of no newer version."""
+    """Returns whether a GPU runs the code of one of ``archs``.
+
+    It runs machine code (sm_86) of its own major version and no newer minor one, and PTX
+    (compute_90) of no newer version.
+
+    Args:
+        archs: architectures, as of `torch.cuda.get_arch_list`.
+        capability: the GPU's compute capability.
+    """
     for kind, digits in re.findall(r"(sm|compute)_(\d+)", " ".join(archs)):
-        code = [*divmod(int(digits), 10)]
-        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+        major, minor = divmod(int(digits), 10)
+        is_ptx = kind == "compute"
+        if [major, minor] <= capability and (is_ptx or major == capability[0]):
             return True
     return False
 
 
 def _usable(facts: Facts) -> list[Facts]:
-    """The GPUs that torch can use."""
+    """Returns the GPUs that torch can use; only of these the capability is known."""
     return [gpu for gpu in facts["gpu"] if gpu["capability"]]
 
 
 def _kind(gpu: Facts) -> str:
+    """Returns the name of a GPU and, if torch can use it, its properties."""
     if not gpu["capability"]:
         return str(gpu["name"])
     version = ".".join(map(str, gpu["capability"]))
@@ -256,23 +305,33 @@ def _kind(gpu: Facts) -> str:
     return f"{gpu['name']} ({size(gpu['memory'])}, compute capability {version}, bf16 {bf16})"
 
 
-def _of_torch() -> tuple[Facts, list[Facts]]:
-    """What torch says of its build, and of the GPUs that it can use."""
+def _torch_facts() -> tuple[Facts, list[Facts]]:
+    """Returns what torch says of its build, and of the GPUs that it can use.
+
+    The first are some of the facts of `NO_CUDA`, the second an entry of `_gpu` for each GPU.
+    """
     import torch
 
+    # The build: its version, the libraries that it is linked with, and the GPUs it has code for.
     build: Facts = {"torch": torch.__version__, "built_for": torch.version.cuda}
     if torch.version.cuda is None:
         return build, []
     if torch.distributed.is_nccl_available():
         build["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    if number := torch.backends.cudnn.version():
-        build["cudnn"] = f"{number // 10_000}.{number // 100 % 100}.{number % 100}"  # since 9.0
+    cudnn = torch.backends.cudnn.version()
+    if cudnn:
+        # cuDNN writes its version as one number, since 9.0 with two digits for the patch level.
+        build["cudnn"] = f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}"
     build["archs"] = torch.cuda.get_arch_list()
+
+    # It fails without a driver, with an old one, and if no GPU is visible. The first sentence of
+    # the error says which.
     try:
         torch.cuda.init()
-    except RuntimeError as error:  # no driver, an old one, or no GPU that is visible
+    except RuntimeError as error:
         build["error"] = re.split(r"\.?\n|\. (?=[A-Z])", str(error))[0]
         return build, []
+
     devices = range(torch.cuda.device_count())
     build["no_peers"] = [
         [i, j] for i, j in combinations(devices, 2) if not torch.cuda.can_device_access_peer(i, j)
@@ -281,6 +340,7 @@ def _of_torch() -> tuple[Facts, list[Facts]]:
 
 
 def _gpu(index: int) -> Facts:
+    """Returns name, memory in bytes and compute capability of a GPU that torch can use."""
     import torch
 
     device = torch.cuda.get_device_properties(index)

@@ -19,7 +19,8 @@ WATCH = "Monitor a live run"
 MEASURE = "Check and measure"
 PREPARE = "Prepare"
 PANELS = (TRAIN, LOOK, WATCH, MEASURE, PREPARE)
-CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tab and newline
+# Control characters, all but tab and newline, and surrogates.
+CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 Resume = Literal["no", "auto", "must"]
 
@@ -143,18 +144,20 @@ class Grouped(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # of typer or of click, whichever is installed
+            # Compared by name, as the class is that of typer or of click, by typer's version.
             if type(error).__name__ == "NoSuchOption":
                 _explain(error)
             raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section for each panel, with the name and the help of its commands."""
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
         for name, command in self.commands.items():
-            panel = getattr(command, "rich_help_panel", None)
-            panels[panel if panel in panels else PREPARE].append(
-                (name, command.get_short_help_str(limit=90))
-            )
+            panel = getattr(command, "rich_help_panel", PREPARE)
+            if panel not in panels:
+                panel = PREPARE
+            panels[panel].append((name, command.get_short_help_str(limit=90)))
+
         for panel, rows in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(rows)
@@ -163,15 +166,19 @@ class Grouped(TyperGroup):
 class ListsTransports(TyperCommand):
     """A command whose option --transport lists the registered transports.
 
-    They are read when the command is, so that other commands do not import the configs for that.
+    The list is completed when the command runs or shows its help. So no other command has to import
+    the configs.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Complete --transport, and return the parameters of the command."""
         from penstock.configs.transports import TRANSPORTS
 
-        means = {name: spec.means for name, spec in TRANSPORTS.specs.items()}
+        # The names include "auto", which is no transport and has no spec.
         names = TRANSPORTS.joined_by_hand
-        listed = ", ".join(f"{name} ({means[name]})" for name in names if name in means)
+        specs = TRANSPORTS.specs
+        listed = ", ".join(f"{name} ({specs[name].means})" for name in names if name in specs)
+
         parameters: list[Any] = [*self.params]
         for parameter in parameters:
             if parameter.name == "transport":
@@ -184,7 +191,11 @@ class ListsTransports(TyperCommand):
 
 
 def _explain(error: Any) -> None:
-    """Add to the error how an option of the config is written that was given with dashes."""
+    """Extend a `NoSuchOption` error: options of the config are written key=value, not --key.
+
+    Nothing is added for a command without options of the config. The suggestions of typer, which
+    are options with dashes, stay only if no option of the config has that name.
+    """
     from penstock.configs.algorithms import DEFAULT
     from penstock.configs.keys import algorithms, options
     from penstock.configs.option_aliases import meant
@@ -192,25 +203,39 @@ def _explain(error: Any) -> None:
     parameters = error.ctx.command.params if error.ctx is not None else []
     if all(parameter.name != "overrides" for parameter in parameters):
         return
+
+    # Options of the config with this name: in full (`learner.lr`), by an alias, or without the
+    # section (`lr`). The dictionary drops repetitions and keeps the order.
     key = error.option_name.lstrip("-").replace("-", "_")
-    here = meant(key, DEFAULT)
-    known = dict.fromkeys(option for algo in algorithms() for option in options(algo))
-    own = [option for option in known if option in (key, here) or option.partition(".")[2] == key]
-    if own or not error.possibilities:
+    full_names = (key, meant(key, DEFAULT))
+    all_options = dict.fromkeys(option for algo in algorithms() for option in options(algo))
+    matches = [
+        option for option in all_options if option in full_names or option.partition(".")[2] == key
+    ]
+
+    if matches or not error.possibilities:
         error.possibilities = None
-        example = f"{own[0]}=VALUE" if own else "learner.lr=1e-3"
+        example = f"{matches[0]}=VALUE" if matches else "learner.lr=1e-3"
         error.message += f"; options of the config are written key=value: {example}"
 
 
 def samples(sample: bool, greedy: bool) -> bool | None:
-    """Whether --sample or --greedy is given; None without both. Raises UserError for both."""
+    """Returns True for --sample, False for --greedy and None without either.
+
+    Raises:
+        UserError: both are given.
+    """
     if sample and greedy:
         raise UserError("--sample and --greedy are two ways to play; give one of them")
-    return True if sample else False if greedy else None
+    if sample:
+        return True
+    if greedy:
+        return False
+    return None
 
 
 def sampler_name(name: str) -> str:
-    """The value of --sampler. Raises UserError if no sampler has this name."""
+    """Returns the value of --sampler. Raises UserError if no sampler has this name."""
     try:
         return samplers.checked(name)
     except ValueError as error:
@@ -218,11 +243,14 @@ def sampler_name(name: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` with escapes, such as ``\\x1b``, for control characters, by which a text from a file
-    could change a terminal, and for surrogates, which cannot be encoded."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    """Returns ``text`` with escapes, such as ``\\x1b``, for characters that harm a terminal.
+
+    These are control characters, by which a text from a file could change the terminal, and
+    surrogates, which cannot be encoded.
+    """
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def answer(text: str, data: Any, as_json: bool) -> None:
-    """Print the result of a command as text or as JSON."""
+    """Print the result of a command: ``text``, or ``data`` as one line of JSON."""
     print(json.dumps(data) if as_json else escaped(text))

@@ -62,10 +62,22 @@ def slurm(
     """Print a batch script for SLURM: redirect it to a file, read it, and submit it by sbatch."""
     from penstock.launch.render import slurm
 
+    # The script starts the command of the environment that this one is installed in.
     program = shutil.which("penstock")
     environment = str(Path(program).parent) if program else None
-    job = slurm.Job(nodes, cpus, gpus, time, partition, account)
-    text = slurm.render(target, overrides or [], job, engine, grace, environment, working_dir)
+
+    job = slurm.Job(
+        nodes=nodes, cpus=cpus, gpus=gpus, time=time, partition=partition, account=account
+    )
+    text = slurm.render(
+        target,
+        overrides or [],
+        job,
+        engine=engine,
+        grace_s=grace,
+        environment=environment,
+        working_dir=working_dir,
+    )
     answer(text.rstrip(), {"script": text}, as_json)
 
 
@@ -115,6 +127,14 @@ def kubernetes(
     """Print manifests for Kubernetes: redirect them to a file, read it, and apply it by kubectl."""
     from penstock.launch.render import kubernetes
 
-    pods = kubernetes.Pods(image, nodes, learners, cpus, gpus, memory, claim)
-    text = kubernetes.render(target, overrides or [], pods, engine, name, grace)
+    pods = kubernetes.Pods(
+        image=image,
+        nodes=nodes,
+        learners=learners,
+        cpus=cpus,
+        gpus=gpus,
+        memory=memory,
+        claim=claim,
+    )
+    text = kubernetes.render(target, overrides or [], pods, engine=engine, name=name, grace_s=grace)
     answer(text.rstrip(), {"manifests": text}, as_json)

@@ -47,8 +47,10 @@ Ranges = Annotated[
 
 @contextmanager
 def _playing() -> Iterator[None]:
-    """Make environments in the ``with`` block: notes about them go to standard error, and programs
-    that they start end with it."""
+    """Allow code in the ``with`` block to make environments.
+
+    Notes about them go to standard error. Programs that they start end with the block.
+    """
     from penstock.core.notes import notes_to
     from penstock.core.processes import ending_programs
 
@@ -77,15 +79,34 @@ def evaluate(
     """Play episodes with the weights of a run and print their returns."""
     from penstock.evaluation import evaluate as evaluation
 
-    way = samples(sample, greedy)
-    how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    samples_actions = samples(sample, greedy)
+
+    # A folder of `train --seeds`, with a run for each seed.
     if evaluation.seed_runs(run_dir):
         with _playing():
-            result = evaluation.evaluate_seeds(run_dir, *how)
+            result = evaluation.evaluate_seeds(
+                run_dir,
+                episodes=episodes,
+                which=checkpoint,
+                sample=samples_actions,
+                seed=seed,
+                max_steps=max_episode_steps,
+                allow=allow or (),
+            )
         answer(evaluation.describe_seeds(result), result, as_json)
         return
+
+    # A single run, or an exported file.
     with _playing():
-        result = evaluation.evaluate(run_dir, *how)
+        result = evaluation.evaluate(
+            run_dir,
+            episodes=episodes,
+            which=checkpoint,
+            sample=samples_actions,
+            seed=seed,
+            max_steps=max_episode_steps,
+            allow=allow or (),
+        )
     answer(evaluation.describe(result), result, as_json)
 
 
@@ -111,10 +132,17 @@ def record(
     """Record a video of the agent of a run. Needs no display."""
     from penstock.evaluation import video
 
-    way = samples(sample, greedy)
+    samples_actions = samples(sample, greedy)
     with _playing():
         result = video.record(
-            run_dir, episodes, checkpoint, out, way, seed, max_episode_steps, allow or ()
+            run_dir,
+            episodes=episodes,
+            which=checkpoint,
+            out=out,
+            sample=samples_actions,
+            seed=seed,
+            max_steps=max_episode_steps,
+            allow=allow or (),
         )
     answer(video.describe(result), result, as_json)
 
@@ -133,10 +161,17 @@ def play(
     """Show the agent of a run playing, in a window."""
     from penstock.evaluation import video
 
-    way = samples(sample, greedy)
-    how = (episodes, checkpoint, way, seed, max_episode_steps, allow or ())
+    samples_actions = samples(sample, greedy)
     with _playing():
-        result = video.play(run_dir, *how)
+        result = video.play(
+            run_dir,
+            episodes=episodes,
+            which=checkpoint,
+            sample=samples_actions,
+            seed=seed,
+            max_steps=max_episode_steps,
+            allow=allow or (),
+        )
     answer(video.describe(result), result, as_json)
 
 
@@ -158,12 +193,10 @@ def export(
     with _playing():
         policy = load_policy(run_dir, checkpoint, allow=allow or ())
     nbytes = policy.save(file, half=half)
-    way = "sampled" if policy.sample else "greedy"
-    answer(
-        f"{file}: {nbytes:,} bytes, {way} actions",
-        {"file": file, "nbytes": nbytes, "sample": policy.sample},
-        as_json,
-    )
+
+    actions = "sampled" if policy.sample else "greedy"
+    text = f"{file}: {nbytes:,} bytes, {actions} actions"
+    answer(text, {"file": file, "nbytes": nbytes, "sample": policy.sample}, as_json)
 
 
 def plot(
@@ -214,8 +247,16 @@ def plot(
     """Plot metrics of finished or live runs; seeds become one line with an interval."""
     from penstock.monitor.plot import plot
 
-    path = str(plot(runs, out, by or x, metric or (), smooth, statistic, ranges or ()))
-    answer(path, {"file": path}, as_json)
+    picture = plot(
+        runs,
+        out=out,
+        by=by or x,
+        metrics=metric or (),
+        smooth=smooth,
+        statistic=statistic,
+        ranges=ranges or (),
+    )
+    answer(str(picture), {"file": str(picture)}, as_json)
 
 
 def compare(
@@ -244,7 +285,7 @@ def compare(
     """Compare runs at equal steps, with intervals, speed and the options that differ."""
     from penstock.monitor import compare as comparison
 
-    result = comparison.compare(runs, metric, at, reach, ranges or ())
+    result = comparison.compare(runs, metric, at=at, reach=reach, ranges=ranges or ())
     answer(comparison.describe(result), result, as_json)
 
 
@@ -269,8 +310,8 @@ def report(
     server."""
     from penstock.watch.freeze import write
 
-    path = str(write(*runs, out=out))
-    answer(path, {"file": path}, as_json)
+    page = write(*runs, out=out)
+    answer(str(page), {"file": str(page)}, as_json)
 
 
 def runs(

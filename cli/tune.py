@@ -84,14 +84,29 @@ def tune(
 ) -> None:
     """Compare runs with options drawn from a space, by Ray Tune or without it."""
     from penstock.launch.tuning.sweep import Scheduler, make_sweep
-    from penstock.launch.tuning.tune import tune as run
+    from penstock.launch.tuning.tune import tune as run_sweep
     from penstock.launch.tuning.tune import uses_tune
 
     if asha and pbt:
         raise UserError("--asha and --pbt are two schedulers; give one of them")
-    scheduler: Scheduler = "asha" if asha else "pbt" if pbt else "none"
-    uses_tune(scheduler, not no_ray)  # refuse that first
+    scheduler: Scheduler = "none"
+    if asha:
+        scheduler = "asha"
+    elif pbt:
+        scheduler = "pbt"
+
+    # A missing Ray Tune is refused first, before anything else of the sweep is checked.
+    with_ray = not no_ray
+    uses_tune(scheduler, with_ray)
     sweep = make_sweep(
-        target, overrides or [], space, trials, scheduler, metric, interval, parallel, folder
+        target,
+        overrides or [],
+        space=space,
+        number=trials,
+        scheduler=scheduler,
+        metric=metric,
+        interval=interval,
+        parallel=parallel,
+        folder=folder,
     )
-    sys.exit(run(sweep, not no_ray, as_json))
+    sys.exit(run_sweep(sweep, with_ray, as_json))

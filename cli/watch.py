@@ -63,22 +63,36 @@ def watch(
     """Serve a web page that shows runs, living and ended, until Ctrl-C."""
     from penstock.watch.server import Listen, serve
 
-    def ready(address: str) -> None:
+    def print_address(address: str) -> None:
         if as_json:
             print(json.dumps({"address": address}), flush=True)
             return
-        secret = "?token=TOKEN" if token else ""
-        print(f"{target} is shown at {address}{secret}; Ctrl-C ends this", flush=True)
+        query = "?token=TOKEN" if token else ""
+        print(f"{target} is shown at {address}{query}; Ctrl-C ends this", flush=True)
 
-    serve(target, Listen(host, port, _secret(token), tls_cert, tls_key, insecure), ready)
+    listen = Listen(
+        host=host,
+        port=port,
+        token=_read_token(token),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+    )
+    serve(target, listen, print_address)
     sys.exit(0)
 
 
-def _secret(token: str | None) -> str | None:
-    """The token; `env:NAME` names an environment variable, which other users cannot read."""
+def _read_token(token: str | None) -> str | None:
+    """Returns the value of --token, or of the environment variable that `env:NAME` names.
+
+    Other users of the host can read the arguments of a command, but not its environment.
+
+    Raises:
+        UserError: the variable is not set.
+    """
     if token is None or not token.startswith("env:"):
         return token
-    found = os.environ.get(token.removeprefix("env:"))
-    if found is None:
+    secret = os.environ.get(token.removeprefix("env:"))
+    if secret is None:
         raise UserError(f"--token {token}: that environment variable is not set; export it first")
-    return found
+    return secret

@@ -2,6 +2,9 @@
 
 A limit of any enclosing group applies too, so the smallest on the way up counts. Inside a container
 the path may name groups that only the host sees; groups that exist below the mount are read.
+
+Functions take the folder where control groups are mounted, and the file that names the groups of
+this process.
 """
 
 from __future__ import annotations
@@ -15,46 +18,64 @@ NO_LIMIT = 1 << 60  # version 1 expresses "none" by a huge number
 
 
 def cores(mount: Path = MOUNT, ours: Path = OURS) -> float | None:
-    """Cores that the quota allows, or None without one."""
-    quotas = [float(q) / float(p) for q, p in _cpu_max(mount, ours) if q not in ("max", "-1")]
+    """Returns the number of cores that the quota allows; None without a quota."""
+    quotas = [
+        float(quota_us) / float(period_us)
+        for quota_us, period_us in _cpu_quotas(mount, ours)
+        if quota_us not in ("max", "-1")
+    ]
     return min(quotas, default=None)
 
 
 def memory_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Bytes of memory that the groups allow, or None without a limit."""
+    """Returns the bytes of memory that the groups allow; None without a limit."""
     texts = _read(mount, ours, "memory", ("memory.max", "memory.limit_in_bytes"))
     limits = [int(text) for text in texts if text != "max"]
     return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
 def memory_left_nbytes(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Bytes of memory that the groups still allow, or None without a limit.
+    """Returns the bytes of memory that the groups still allow; None without a limit.
 
     Pages of files count as free, since the kernel can drop them.
     """
-    left: list[int] = []
+    # The files of version 2, then those of version 1.
+    file_names = (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    free_nbytes: list[int] = []
     for group in _groups(mount, ours, "memory"):
-        for limit, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for limit_name, usage_name in file_names:
             try:
-                allowed = (group / limit).read_text().strip()
-                if allowed == "max" or int(allowed) >= NO_LIMIT:
-                    continue
-                lines = (group / "memory.stat").read_text().splitlines()
-                stat = dict(line.split() for line in lines)
-                cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-                left.append(int(allowed) - int((group / used).read_text()) + cached)
-            except OSError:
+                nbytes = _free_nbytes(group, limit_name, usage_name)
+            except OSError:  # the files of the other version, or of a group without limits
                 continue
-    return min(left, default=None)
+            if nbytes is not None:
+                free_nbytes.append(nbytes)
+    return min(free_nbytes, default=None)
+
+
+def _free_nbytes(group: Path, limit_name: str, usage_name: str) -> int | None:
+    """Returns the bytes of memory that one group still allows; None without a limit.
+
+    Raises OSError if it lacks a file.
+    """
+    limit = (group / limit_name).read_text().strip()
+    if limit == "max" or int(limit) >= NO_LIMIT:
+        return None
+
+    lines = (group / "memory.stat").read_text().splitlines()
+    stat = dict(line.split() for line in lines)
+    file_nbytes = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    used_nbytes = int((group / usage_name).read_text())
+    return int(limit) - used_nbytes + file_nbytes
 
 
 def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
-    """Number of processes of our group killed for lack of memory so far.
+    """Returns how many processes of this group were killed for lack of memory so far.
 
-    None if it is not counted.
+    None if the kernel does not count them.
     """
     for text in _read(mount, ours, "memory", ("memory.events", "memory.oom_control")):
         counts = dict(line.split() for line in text.splitlines())
@@ -63,17 +84,24 @@ def oom_kills(mount: Path = MOUNT, ours: Path = OURS) -> int | None:
     return None
 
 
-def _cpu_max(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
-    """Yield quota and period of each group."""
+def _cpu_quotas(mount: Path, ours: Path) -> Iterator[tuple[str, str]]:
+    """Yield quota and period of each group, in microseconds; "max" or "-1" is no quota."""
+    # Version 2 has both in one file.
     for text in _read(mount, ours, "cpu", ("cpu.max",)):
         quota, period = text.split()
         yield quota, period
+
+    # Version 1 has a file for each.
     quotas = _read(mount, ours, "cpu", ("cpu.cfs_quota_us",))
     periods = _read(mount, ours, "cpu", ("cpu.cfs_period_us",))
     yield from zip(quotas, periods, strict=False)
 
 
 def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the contents of those files ``names`` that exist in our groups of a controller.
+
+    The innermost group comes first.
+    """
     for group in _groups(mount, ours, controller):
         for name in names:
             try:
@@ -83,12 +111,15 @@ def _read(mount: Path, ours: Path, controller: str, names: tuple[str, ...]) -> I
 
 
 def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
-    """Yield our groups of a controller, from the innermost up."""
+    """Yield the folders of our groups of a controller, from the innermost up."""
     try:
         lines = ours.read_text().splitlines()
     except OSError:
         return
+
     for line in lines:
+        # Version 2 has one hierarchy, and a line without controllers. Version 1 mounts each
+        # hierarchy in a folder with the name of its controllers, or of one of them.
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root = mount
@@ -96,6 +127,7 @@ def _groups(mount: Path, ours: Path, controller: str) -> Iterator[Path]:
             root = mount / controllers if (mount / controllers).exists() else mount / controller
         else:
             continue
+
         group = root / path.lstrip("/")
         yield group
         while group != root:

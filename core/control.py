@@ -13,13 +13,17 @@ import select
 import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
 
-MOST_FDS = 16  # with the first message
-MESSAGE_NBYTES = 1 << 18  # that a reader takes; a longer one would be cut
-SKB_NBYTES = 32  # of a socket's buffer, which no message can use
+# The most descriptors that can come with the first message.
+MOST_FDS = 16
+# The longest message that a reader takes; a longer one would be cut.
+MESSAGE_NBYTES = 1 << 18
+# The kernel needs so much of a socket's buffer for itself.
+SKB_NBYTES = 32
 
 
 class Channel:
@@ -43,7 +47,7 @@ class Channel:
 
     @property
     def most_nbytes(self) -> int:
-        """The longest message that can be sent, by the buffer of the socket and the reader."""
+        """Bytes of the longest message that can be sent, by the socket's buffer and the reader."""
         buffer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
         return min(MESSAGE_NBYTES, buffer - SKB_NBYTES)
 
@@ -51,14 +55,21 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, patience_s: float = 0.0, fds: Sequence[int] = ()) -> bool:
-        """Send one message, with duplicates of descriptors for `receive_first`.
+        """Send one message.
 
-        False where the other end is gone or stays full for ``patience_s`` seconds, and where the
-        message is longer than `most_nbytes`.
+        Args:
+            message: JSON values by name.
+            patience_s: how long to wait for room in the socket's buffer, in seconds.
+            fds: descriptors, of which `receive_first` gets duplicates.
+
+        Returns:
+            Whether it was sent. It is not if the other end is gone, if there was no room, or if the
+            message is longer than `most_nbytes`.
         """
         data = encoded(message)
         if len(data) > MESSAGE_NBYTES:
             return False
+
         with self._lock:
             try:
                 if patience_s:
@@ -72,38 +83,45 @@ class Channel:
         return True
 
     def receive_first(self) -> tuple[Message | None, list[int]]:
-        """Wait for the first message, and the descriptors that were sent with it.
+        """Wait for the first message; returns it with the descriptors that were sent with it.
 
-        None where the other end is gone.
+        The message is None if the other end is gone; then `closed` is set.
         """
+        data = b""
+        fds: list[int] = []
         self._readable.poll()
-        try:
+        with suppress(OSError):
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_NBYTES, MOST_FDS)
-        except OSError:
-            data, fds = b"", []
+
+        # Descriptors are inheritable when they arrive; programs that this process starts must not
+        # get them.
         for fd in fds:
             os.set_inheritable(fd, False)
+
         self.closed = not data
         return json.loads(data) if data else None, fds
 
     def receive(self, most: int | None = None) -> list[Message]:
-        """Messages that have arrived, up to ``most``.
+        """Returns the messages that have arrived, at most ``most``; never waits.
 
-        ``closed`` is set once the other end is gone.
+        `closed` is set once the other end is gone.
         """
         messages: list[Message] = []
-        # Messages are few, and `recv` allocates room for the longest before it looks for one.
+        # Ask `poll` first: messages are few, and `recv` allocates room for the longest one before
+        # it looks for one.
         while not self.closed and len(messages) != most and self._readable.poll(0):
             try:
                 data = self._socket.recv(MESSAGE_NBYTES)
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                # The other end closed without reading everything; this error is raised once, before
-                # its own messages can be read.
+                # The other end closed without reading everything. The error is raised once; then
+                # the messages that it had sent can be read.
                 continue
             except OSError:
                 data = b""
+
+            # Empty data is the end: no message is empty.
             if data:
                 messages.append(json.loads(data))
             else:
@@ -116,5 +134,5 @@ class Channel:
 
 
 def encoded(message: Message) -> bytes:
-    """The message as it is sent."""
+    """Returns the message as it is sent: JSON without spaces."""
     return json.dumps(message, separators=(",", ":")).encode()

@@ -12,7 +12,7 @@ from contextlib import suppress
 def raise_limit() -> int:
     """Raise the soft limit of open descriptors to the hard one; returns the resulting limit.
 
-    The soft limit is often 1,024 for programs that use select(2), which Penstock does not.
+    The soft limit is often 1,024 for the sake of programs that use select(2). Penstock does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -22,14 +22,15 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """The number of descriptors that this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """Returns the number of descriptors that this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft
 
 
 def nearly_used_up(reserve: int) -> bool:
-    """Whether fewer than about ``reserve`` descriptors are left.
+    """Returns whether fewer than about ``reserve`` descriptors are free.
 
-    Cheap: the system gives the lowest free number.
+    It is cheap: the system gives the lowest free number, which tells about how many are open.
     """
     try:
         lowest = os.dup(0)
@@ -40,7 +41,7 @@ def nearly_used_up(reserve: int) -> bool:
 
 
 def wait_readable(fd: int, timeout_s: float) -> bool:
-    """Whether ``fd`` became readable within ``timeout_s`` seconds."""
+    """Wait until ``fd`` is readable, at most ``timeout_s`` seconds; returns whether it is."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(max(0, round(timeout_s * 1000))))

@@ -13,8 +13,10 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-TEXT_NBYTES = 4 << 20  # of a summary, of versions
-CONFIG_NBYTES = 256 << 10  # of a run's config; the YAML of so many bytes is parsed in 5 seconds
+# The most bytes that are read of a summary, or of the versions of a run.
+TEXT_NBYTES = 4 << 20
+# The most bytes that are read of a run's config; the YAML of so many is parsed in 5 seconds.
+CONFIG_NBYTES = 256 << 10
 
 DAMAGE = (
     *(OSError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
@@ -24,16 +26,19 @@ DAMAGE = (
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """An opener for `open`: a new file gets mode 0600 under any umask.
+    """Open a file, as the ``opener`` of `open`: a new file gets mode 0600 under any umask.
 
-    An existing one keeps its mode.
+    An existing file keeps its mode.
     """
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, also through a link. Raises OSError for anything else:
-    opening a FIFO waits for its writer, and a device may have no end."""
+    """Open a regular file for reading, also through a link.
+
+    Raises OSError for anything else: opening a FIFO waits for its writer, and a device may have no
+    end.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -42,13 +47,17 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = TEXT_NBYTES) -> str:
-    """The text of a regular file. Raises OSError as `open_regular`, and for more than ``most``
-    bytes; UnicodeDecodeError if it is not UTF-8."""
+    """Returns the text of a regular file.
+
+    Raises:
+        OSError: as of `open_regular`, or the file has more than ``most`` bytes.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
     with open_regular(path) as file:
-        found = file.read(most + 1)
-    if len(found) > most:
+        content = file.read(most + 1)
+    if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return found.decode()
+    return content.decode()
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -65,8 +74,11 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or folder; False where another process holds it. The kernel releases the
-    lock when all processes that have the descriptor have closed it or ended. Raises OSError."""
+    """Lock an open file or folder without waiting; returns False if another process holds the lock.
+
+    The kernel releases it when all processes that have the descriptor have closed it or ended.
+    Raises OSError, for example for a file system without locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -75,7 +87,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
+    """Write the names of the files in a folder to the disk."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
@@ -84,7 +96,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """``value`` with null for NaN and infinity, which JSON cannot express."""
+    """Returns a JSON value with None for NaN and infinity, which JSON cannot express."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list):

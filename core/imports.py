@@ -1,7 +1,7 @@
-"""Imports at the start of a process.
+"""Contexts for the imports at the start of a process.
 
-There are no garbage collections, which would find nothing and take a tenth of the time, and an
-interrupt ends the process at once.
+During them garbage collections are paused, which would find nothing and take a tenth of the time,
+and an interrupt ends the process at once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def gc_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+
     gc.disable()
     try:
         yield
@@ -39,15 +40,17 @@ def exit_on_interrupt() -> Iterator[None]:
     """End the process at once, with exit code 130, at a Ctrl-C in the ``with`` block.
 
     There is nothing to save yet, and a KeyboardInterrupt within an import may come out as another
-    error: pydantic makes a SchemaError of it.
+    error: pydantic makes a SchemaError of it. Outside the main thread, or if another handler is
+    set, nothing happens.
     """
-    before = signal.getsignal(signal.SIGINT)
-    main = threading.current_thread() is threading.main_thread()
-    if not main or before is not signal.default_int_handler:
+    handler = signal.getsignal(signal.SIGINT)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or handler is not signal.default_int_handler:
         yield
         return
+
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)

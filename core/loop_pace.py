@@ -13,13 +13,23 @@ class LoopPace:
     """
 
     def __init__(self, share: float, clock: Callable[[], float] = time.thread_time) -> None:
-        """``share`` of a core, from 0 to 1. ``clock`` counts processor time: that of the thread, or
-        of all threads that work for it."""
-        self._rest_per_s = (1.0 - share) / share
+        """Begin to count.
+
+        Args:
+            share: the share of a core that the loop may use, above 0 and at most 1.
+            clock: counts seconds of processor time, of the loop's thread or of all threads that
+                work for it.
+        """
+        self._rest_per_used_s = (1.0 - share) / share
         self._clock = clock
-        self._before_s = clock()
+        self._last_call_s = clock()
 
     def rest_s(self, longest_s: float) -> float:
-        """Seconds to rest, for the processor time since the last call; at most ``longest_s``."""
-        before_s, self._before_s = self._before_s, self._clock()
-        return min(longest_s, (self._before_s - before_s) * self._rest_per_s)
+        """Returns the seconds to rest for the processor time used since the last call.
+
+        They are at most ``longest_s``.
+        """
+        now_s = self._clock()
+        used_s = now_s - self._last_call_s
+        self._last_call_s = now_s
+        return min(longest_s, used_s * self._rest_per_used_s)

@@ -1,5 +1,8 @@
-"""The machine and the versions of a measurement or a run: what a reader needs to compare it with
-another, and the processor's instructions, which decide how a network is computed fastest."""
+"""The machine and the versions of a measurement or a run.
+
+A reader needs them to compare it with another one. The processor's instructions decide how a
+network is computed fastest.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ PACKAGES = (
     *("torch", "numpy", "pyzmq", "gymnasium", "ale-py", "cramjam"),
     *("box2d", "envpool", "minatar", "mujoco", "vizdoom"),
 )
-VERSIONS = "versions.json"  # of a run
+# The name of a file in a run's folder.
+VERSIONS = "versions.json"
 CHECKOUT = Path(penstock.__file__).parents[1]
 GPUS = Path("/proc/driver/nvidia/gpus")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 
 class Processor(NamedTuple):
-    """A processor as the kernel names it; without `/proc/cpuinfo` it has no flags."""
+    """A processor as the kernel describes it; without `/proc/cpuinfo` it has no flags."""
 
     model: str
     flags: frozenset[str]
@@ -40,45 +44,58 @@ class Processor(NamedTuple):
 
 @cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The processor of this machine. It is read once, as the kernel takes long to describe many."""
+    """Returns the processor of this machine.
+
+    The file is read once, as the kernel takes long to describe many cores.
+    """
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         return Processor(platform.processor(), frozenset())
-    pairs = [line.partition(":") for line in lines]
-    found = {name.strip(): text.strip() for name, _, text in reversed(pairs)}
-    return Processor(
-        found.get("model name", platform.processor()), frozenset(found.get("flags", "").split())
-    )
+
+    # Each core has lines with the same names. Backwards, so that the first core's remain.
+    fields: dict[str, str] = {}
+    for line in reversed(lines):
+        name, _, text = line.partition(":")
+        fields[name.strip()] = text.strip()
+
+    model = fields.get("model name", platform.processor())
+    return Processor(model, flags=frozenset(fields.get("flags", "").split()))
 
 
 def machine() -> dict[str, Any]:
-    """Processor, the cores that this process may use, GPUs, and versions; ``commit`` is of a
-    checkout, and "unknown" for an installed package."""
+    """Returns a description of this machine as JSON values.
+
+    They are the processor, the number of cores that this process may use, the GPUs, and versions.
+    "commit" is that of a checkout, and "unknown" for an installed package.
+    """
+    versions = {name: version_of(name) for name in PACKAGES}
     return {
         "cpu": processor().model,
         "cores": len(os.sched_getaffinity(0)),
         "gpus": gpu_models(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := version_of(name))},
+        "packages": {name: version for name, version in versions.items() if version},
         "penstock": penstock.__version__,
         "commit": commit_of(CHECKOUT),
     }
 
 
 def gpu_models(folder: Path = GPUS) -> list[str]:
-    """The models of NVIDIA's GPUs as their driver names them; none without the driver. torch would
-    take seconds to import."""
-    found = []
+    """Returns the models of NVIDIA's GPUs as their driver names them; none without the driver.
+
+    They are read from the driver's files, as torch would take seconds to import.
+    """
+    models: list[str] = []
     for path in sorted(folder.glob("*/information")):
         lines = path.read_text().splitlines()
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return found
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models
 
 
 def version_of(package: str) -> str | None:
-    """What is installed; None where it is not."""
+    """Returns the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -86,30 +103,39 @@ def version_of(package: str) -> str | None:
 
 
 def commit_of(checkout: Path) -> str:
-    """The commit of a checkout as `git describe` names it; "unknown" without git."""
-    if not (checkout / ".git").exists():  # site-packages may lie in a repository of the user's
+    """Returns the commit of a checkout as `git describe` names it; "unknown" without git."""
+    # Without this check git would look in the folders above, and site-packages may lie in a
+    # repository of the user's.
+    if not (checkout / ".git").exists():
         return "unknown"
+
     command = ["git", "describe", "--always", "--dirty"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
-    except OSError:  # no git
+        process = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
+    except OSError:  # git is not installed
         return "unknown"
-    return done.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"
 
 
 def record_versions(run_dir: Path) -> None:
-    """Add `machine` to `versions.json` of a run, with the time, unless nothing has changed since
-    its last start. Raises OSError."""
-    known, now = recorded_versions(run_dir), machine()
-    if not known or {**known[-1], **now} != known[-1]:
-        starts = [*known, {"time": round(time.time(), 3), **now}]
+    """Add a start of a run to its `versions.json`: `machine`, and the time in seconds.
+
+    Nothing is added if the last start had the same machine and versions. Raises OSError.
+    """
+    starts = recorded_versions(run_dir)
+    versions = machine()
+    has_changed = not starts or {**starts[-1], **versions} != starts[-1]
+    if has_changed:
+        starts.append({"time": round(time.time(), 3), **versions})
         write_atomic(run_dir / VERSIONS, json.dumps({"starts": starts}, indent=2) + "\n")
 
 
 def recorded_versions(run_dir: Path) -> list[dict[str, Any]]:
-    """What a run has recorded at its starts, the oldest first; empty if nothing can be read."""
+    """Returns what a run has recorded at its starts, the oldest first; empty if that is damaged."""
     try:
         starts = json.loads((run_dir / VERSIONS).read_text())["starts"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return []
-    return [start for start in starts if isinstance(start, dict)] if type(starts) is list else []
+    if type(starts) is not list:
+        return []
+    return [start for start in starts if isinstance(start, dict)]

@@ -1,6 +1,6 @@
-"""When a process returns freed memory to the kernel: not between two messages or two steps.
+"""Decides when a process returns freed memory to the kernel: not between two messages or steps.
 
-By default glibc returns blocks of a megabyte and more as soon as they are freed, and the next
+By default glibc returns blocks of a megabyte and more as soon as they are freed. The next
 allocation pays for every page again: up to a fifth of a training step, or of receiving.
 """
 
@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+# Parameters of `mallopt`, from glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 LIBC = ctypes.CDLL(None)
-TRIM_S = 60.0  # period in which a process of a run returns freed memory
-LARGE = (1 << 30, 32 << 20)  # bytes; older glibc refuses more than 32 MiB
+# The period in which a process of a run returns freed memory.
+TRIM_S = 60.0
+# Blocks of up to so many bytes are kept. Older glibc refuses more than 32 MiB.
+LARGE = (1 << 30, 32 << 20)
 
 
 def keep_freed_memory() -> None:
     """Let this process keep what it frees for its next allocations; does nothing without glibc."""
     mallopt = getattr(LIBC, "mallopt", None)
-    if mallopt is not None:
-        any(mallopt(M_MMAP_THRESHOLD, nbytes) for nbytes in LARGE)
-        mallopt(M_TRIM_THRESHOLD, LARGE[0])
+    if mallopt is None:
+        return
+
+    # The first size that glibc accepts.
+    for nbytes in LARGE:
+        if mallopt(M_MMAP_THRESHOLD, nbytes):
+            break
+    mallopt(M_TRIM_THRESHOLD, LARGE[0])
 
 
 def give_back_memory() -> None:

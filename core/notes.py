@@ -1,9 +1,9 @@
-"""Sentences for the user, carried by `logging`: INFO and above of the logger "penstock" and its
-children.
+"""Notes: sentences for the user, carried by `logging`.
 
-They become notes of the run: shown by its view, and written to `logs/events.jsonl`. In a role's
-process they are reported to the supervisor. They do not propagate to the root logger, whose
-handlers belong to the user's program.
+A note is a record of level INFO or above of the logger "penstock" or one of its children. The notes
+of a run are shown by its view and written to `logs/events.jsonl`. A role's process reports its
+notes to the supervisor. Notes do not propagate to the root logger, whose handlers belong to the
+user's program.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class _NoteLogger(logging.Logger):
 
 
 def note_logger(name: str) -> logging.Logger:
-    """The logger of a Penstock module whose sentences must reach the user."""
-    before = logging.getLoggerClass()
+    """Returns the logger ``name`` of a Penstock module whose notes must reach the user."""
+    # `getLogger` makes a new logger of the class that is set.
+    previous_class = logging.getLoggerClass()
     logging.setLoggerClass(_NoteLogger)
     try:
         return logging.getLogger(name)
     finally:
-        logging.setLoggerClass(before)
+        logging.setLoggerClass(previous_class)
 
 
 _LOGGER = note_logger("penstock")
@@ -49,6 +50,8 @@ _LOGGER.propagate = False
 
 
 class _NoteHandler(logging.Handler):
+    """Calls ``note`` with the text of each record of one thread; ``thread`` None: of all."""
+
     def __init__(self, note: Callable[[str], object], thread: int | None) -> None:
         super().__init__()
         self._note = note
@@ -65,8 +68,8 @@ class _NoteHandler(logging.Handler):
 def notes_to(note: Callable[[str], object], every_thread: bool = False) -> Iterator[None]:
     """Call ``note`` with each sentence that is logged within the ``with`` block.
 
-    Only those of this thread, since a program may supervise several runs in one thread each; with
-    ``every_thread`` those of all threads.
+    A program may supervise several runs, each in a thread of its own. So only the sentences of the
+    calling thread count, or with ``every_thread`` those of all threads.
     """
     handler = _NoteHandler(note, None if every_thread else threading.get_ident())
     _LOGGER.addHandler(handler)

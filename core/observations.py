@@ -18,10 +18,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-ALIGN = 8  # bytes: each part begins at a multiple of it
+# Each part begins at a multiple of so many bytes.
+ALIGN = 8
 MASK = "action_mask"
-UNBOUNDED = 1e30  # bounds as large as that are written in place of infinity
-COUNTED = 2**24  # float32 holds every whole number below it
+# Bounds as large as that are written in place of infinity.
+UNBOUNDED = 1e30
+# float32 holds every whole number below it.
+COUNTED = 2**24
 
 
 @dataclass(frozen=True)
@@ -44,52 +47,70 @@ class ObservationPart:
 
 
 def laid_out(arrays: Sequence[tuple[str, tuple[int, ...], str]]) -> tuple[ObservationPart, ...]:
-    """Place arrays of the given names, shapes and dtypes one after another."""
+    """Returns the parts of an observation, whose arrays lie one after another in the row.
+
+    ``arrays`` are the name, the shape and the dtype of each.
+    """
     parts: list[ObservationPart] = []
     for name, shape, dtype in arrays:
-        parts.append(ObservationPart(name, shape, dtype, row_nbytes(parts)))
+        parts.append(ObservationPart(name, shape, dtype, offset=row_nbytes(parts)))
     return tuple(parts)
 
 
 def row_nbytes(parts: Sequence[ObservationPart]) -> int:
-    """Bytes of a row, a multiple of 8."""
-    return -(-(parts[-1].offset + parts[-1].nbytes) // ALIGN) * ALIGN if parts else 0
+    """Returns the bytes of a row with these parts, a multiple of 8."""
+    if not parts:
+        return 0
+    end = parts[-1].offset + parts[-1].nbytes
+    return math.ceil(end / ALIGN) * ALIGN
 
 
 def views(parts: Sequence[ObservationPart], packed: npt.NDArray[np.uint8]) -> dict[str, Array]:
-    """The arrays in rows of bytes [..., nbytes], each [..., *shape], by name, without a copy."""
-    lead = packed.shape[:-1]
-    return {
-        part.name: packed[..., part.offset : part.offset + part.nbytes]
-        .view(part.dtype)
-        .reshape(*lead, *part.shape)
-        for part in parts
-    }
+    """Returns the arrays in packed rows, by the name of their part, without a copy.
+
+    Rows are uint8 ``[..., nbytes]``; each array is ``[..., *shape]``.
+    """
+    leading_axes = packed.shape[:-1]
+    arrays: dict[str, Array] = {}
+    for part in parts:
+        nbytes = packed[..., part.offset : part.offset + part.nbytes]
+        arrays[part.name] = nbytes.view(part.dtype).reshape(*leading_axes, *part.shape)
+    return arrays
 
 
 def open_choices(mask: Array, counts: Sequence[int] = ()) -> Array:
-    """Whether each action component has an allowed choice, bool ``[..., components]``.
+    """Returns whether each component of an action has an allowed choice.
 
-    ``mask`` is ``[..., sum of counts]``; ``counts`` are the choices of each component; by default
-    there is one component.
+    Args:
+        mask: which choices are allowed, ``[..., sum of counts]``.
+        counts: the number of choices of each component; by default there is one component.
+
+    Returns:
+        bool ``[..., components]``.
     """
     if len(counts) < 2:
         return np.asarray(mask.any(-1, keepdims=True))
-    begins = np.cumsum((0, *counts[:-1]))
-    return np.asarray(np.logical_or.reduceat(mask, begins, axis=-1))
+    first_choices = np.cumsum((0, *counts[:-1]))
+    return np.asarray(np.logical_or.reduceat(mask, first_choices, axis=-1))
 
 
 def is_bounded(box: Any, most: float = UNBOUNDED) -> bool:
-    """Whether all bounds of a Box are below ``most`` in magnitude, and none is the largest number
-    of a float type, which is written in place of infinity."""
+    """Returns whether all bounds of a Box are below ``most`` in magnitude.
+
+    The largest number of a float type is no bound: it is written in place of infinity.
+    """
     if box.dtype.kind == "f":
         most = min(most, float(np.finfo(box.dtype).max))
-    return all(bool((np.abs(b.astype(np.float64)) < most).all()) for b in (box.low, box.high))
+    return all(
+        bool((np.abs(bounds.astype(np.float64)) < most).all()) for bounds in (box.low, box.high)
+    )
 
 
 def bounds_of(box: Any) -> tuple[float, float] | None:
-    """The least and the greatest number of an observation's Box; None where it has no bounds, or
-    some from `COUNTED` on, which tell nothing of the numbers."""
+    """Returns the least and the greatest number of an observation's Box.
+
+    None if it has no bounds, or some from `COUNTED` on, which tell nothing of its numbers.
+    """
     if not box.low.size or not is_bounded(box, COUNTED):
         return None
     return float(box.low.min()), float(box.high.max())

@@ -52,16 +52,22 @@ class ParamLayout:
 
     @cached_property
     def hash(self) -> int:
+        """First eight bytes of the SHA-256 of `to_list` as JSON, little-endian."""
         text = json.dumps(self.to_list(), separators=(",", ":"))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def views(self, flat: Float32) -> dict[str, Float32]:
-        """Arrays over ``flat`` (float32 ``[size]``) by name, without a copy."""
+        """Returns arrays over ``flat`` (float32 ``[size]``) by name, without a copy.
+
+        Raises ValueError for a vector of another shape.
+        """
         if flat.shape != (self.size,):
             raise ValueError(
                 f"flat vector has shape {flat.shape}; this layout needs ({self.size},)"
             )
-        arrays, offset = {}, 0
+
+        arrays: dict[str, Float32] = {}
+        offset = 0
         for name, shape in self.entries:
             count = math.prod(shape)
             arrays[name] = flat[offset : offset + count].reshape(shape)
@@ -70,7 +76,7 @@ class ParamLayout:
 
     @property
     def filled(self) -> ParamLayout:
-        """Without the empty entries by which layouts of 0.1 described spaces."""
+        """This layout without empty entries, by which layouts of release 0.1 described spaces."""
         return ParamLayout(tuple(entry for entry in self.entries if 0 not in entry[1]))
 
     def to_list(self) -> list[list[Any]]:
@@ -79,27 +85,36 @@ class ParamLayout:
     @classmethod
     def from_list(cls, entries: Iterable[Any]) -> ParamLayout:
         """The inverse of `to_list`. Raises ValueError or TypeError for an invalid layout."""
-        found = tuple((str(name), read_shape(shape)) for name, shape in entries)
-        if len(dict(found)) < len(found):  # a small file could claim one tensor a million times
+        layout = cls(tuple((str(name), read_shape(shape)) for name, shape in entries))
+
+        # A small file could claim one tensor a million times.
+        names = {name for name, _ in layout.entries}
+        if len(names) < len(layout.entries):
             raise ValueError("a parameter is named twice")
-        if sum(math.prod(shape) for _, shape in found) > sys.maxsize:
+        if layout.size > sys.maxsize:
             raise ValueError("the parameters are more than any memory holds")
-        return cls(found)
+        return layout
 
 
 def to_bf16(values: Float32) -> npt.NDArray[np.uint16]:
-    """Round float32 to bfloat16 bits, to nearest even; NaN stays NaN."""
+    """Round float32 to the bits of bfloat16, the nearest number or of two the even one.
+
+    NaN stays NaN.
+    """
+    # Half of the last bit that is kept is added before the lower half is cut off; if that bit is
+    # 0, a little less, so that a tie is rounded down to it.
     bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
-        16
-    )
-    out = rounded.astype(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():
-        out[nan] = 0x7FC0
-    return out
+    last_kept_bit = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + (np.uint32(0x7FFF) + last_kept_bit)) >> np.uint32(16)
+    bf16 = rounded.astype(np.uint16)
+
+    # The sum may have made infinity of NaN.
+    is_nan = np.isnan(values)
+    if is_nan.any():
+        bf16[is_nan] = 0x7FC0
+    return bf16
 
 
 def from_bf16(bits: npt.NDArray[np.uint16]) -> Float32:
-    """bfloat16 bits to float32, exactly."""
+    """Convert the bits of bfloat16 to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -35,15 +35,21 @@ if TYPE_CHECKING:
     from penstock.profiling.ledger import TimeLedger
     from penstock.profiling.status import StatusPage
 
-EXIT_REJOIN = os.EX_TEMPFAIL  # exit code of a role that lost its learner: it is restarted at once
-ACTOR_INDEX_BITS = 16  # lowest bits of the id of an actor that was started by hand: its index
-LOST_SHIM = "a process of its shim was killed"  # the error of a role that ends for that
+# The exit code of a role that lost its learner: it is restarted at once.
+EXIT_REJOIN = os.EX_TEMPFAIL
+# The lowest bits of the id of an actor that was started by hand are its index.
+ACTOR_INDEX_BITS = 16
+# The error of a role that ends because its shim was damaged.
+LOST_SHIM = "a process of its shim was killed"
+# The kinds of messages that wait for room in the supervisor's socket.
 URGENT = frozenset(
     {
         "checkpoint", "entered", "error", "evaluation", "final", "group_failed", "join", "ready",
         "save_failed", "stop", "verdict",
     }
 )  # fmt: skip
+# The longest wait for that room.
+URGENT_PATIENCE_S = 5.0
 
 
 class RunEndedError(Exception):
@@ -54,12 +60,12 @@ class RunEndedError(Exception):
 
 
 def learner_socket(runtime_dir: Path, rank: int) -> Path:
-    """The Unix socket of the learner with that rank."""
+    """Returns the path of the Unix socket of the learner with that rank."""
     return runtime_dir / f"learner-{rank}.sock"
 
 
 def relay_socket(runtime_dir: Path, rank: int) -> Path:
-    """The Unix socket of the relay that serves the learner with that rank."""
+    """Returns the path of the Unix socket of the relay that serves the learner with that rank."""
     return runtime_dir / f"relay-{rank}.sock"
 
 
@@ -81,48 +87,55 @@ class Store:
 class RoleContext:
     """The arguments of one role's process, and its channel to the supervisor.
 
-    ``config`` is None where it is received in the learner's handshake. ``address`` is where to bind
-    (connector) or connect (actor, relay), None for roles without a network connection. ``learner``
-    is the rank of the learner that this role is, or belongs to; an actor may be moved to another
-    one (`leaving`, `follow`), everything else is fixed while the process runs. ``runtime_dir`` has
-    mode 0700 and a path short enough for Unix sockets. ``resume`` is "no", "auto" or "must",
-    ``transport`` the transport of an actor, ``curve`` a directory of keys. ``insecure`` and
-    ``allow`` are the permissions of an actor started by hand (`configs.code_references.check`), and
-    ``wait_s`` is how long it waits for its learner; None: without limit.
-    ``store`` is None where one supervisor names the groups of learners; ``meets_at`` and
-    ``servers`` are as in `RoleSpec`. ``group_begun`` is true for a learner that was started after
-    others had formed a group, so that the trained state is theirs.
-
-    A learner sets ``holds_state`` while it alone has the trained state. It is then given time to
-    save when a process of its shim has died: ``shim_died`` turns true.
+    An actor may be moved to another learner (`leaving`, `follow`). Everything else is fixed while
+    the process runs.
     """
 
     role: str
     index: int
     incarnation: int
+    """It is higher at each start of the role."""
     run_id: int
     run_dir: Path
     runtime_dir: Path
+    """The folder for sockets. It has mode 0700, and a path short enough for Unix sockets."""
     channel: Channel
     status: StatusPage
     config: Config | None = None
+    """None if it is received in the learner's handshake."""
     address: str | None = None
+    """Where a connector binds, and an actor or relay connects; None for other roles."""
     resume: str = "no"
+    """Whether to resume from the last checkpoint: "no", "auto" or "must"."""
     transport: str = "auto"
+    """The transport of an actor."""
     curve: Path | None = None
+    """A folder of keys."""
     insecure: bool = False
+    """A permission of an actor started by hand, as in `configs.code_references.check`."""
     allow: tuple[str, ...] = ()
+    """A permission likewise."""
     learner: int = 0
+    """The rank of the learner that this role is, or belongs to."""
     store: Store | None = None
+    """None if one supervisor names the groups of learners."""
     meets_at: str | None = None
+    """As in `RoleSpec`."""
     servers: tuple[str, ...] = ()
+    """As in `RoleSpec`."""
     group_begun: bool = False
+    """Whether a learner was started after others had formed a group, and the trained state is
+    theirs."""
     wait_s: float | None = None
+    """How long an actor started by hand waits for its learner; None: without limit."""
     holds_state: bool = False
+    """A learner sets it while it alone has the trained state. It is then given time to save when a
+    process of its shim has died."""
     shim_died: bool = False
+    """It turns true when a process of the shim has died."""
     _stopping: bool = False  # a plain flag: a signal handler must not take a lock
     _gives_up_s: float | None = None  # when it has waited for its learner for ``wait_s``
-    _given: Message | None = None
+    _next_learner: Message | None = None  # the learner that the supervisor named last
 
     @property
     def name(self) -> str:
@@ -134,7 +147,7 @@ class RoleContext:
         return self.status.ledger("main")
 
     def stopping(self) -> bool:
-        """Whether to end now, after a signal or when the supervisor is gone. Cheap."""
+        """Returns whether to end now, after a signal or when the supervisor is gone. Cheap."""
         return self._stopping
 
     def stop(self) -> None:
@@ -142,39 +155,43 @@ class RoleContext:
         self._stopping = True
 
     def leaving(self) -> bool:
-        """Whether an actor must leave its learner, because it stops or was moved to another, or
-        has waited for it for too long."""
+        """Read the messages; returns whether an actor must leave its learner.
+
+        It must if it stops, if it was moved to another learner, or if it has waited for too long.
+        """
         for message in self.messages():
             if message["kind"] == "learner":
-                self._given = message
-        return self._stopping or self._given is not None or self.gave_up
+                self._next_learner = message
+        return self._stopping or self._next_learner is not None or self.gave_up
 
     def begin_wait(self) -> None:
-        """Begin to wait for the learner."""
+        """Begin to wait for the learner, at most ``wait_s`` seconds."""
         self._gives_up_s = None if self.wait_s is None else time.monotonic() + self.wait_s
 
     def end_wait(self) -> None:
-        """The learner has answered."""
+        """End the wait, as the learner has answered."""
         self._gives_up_s = None
 
     @property
     def gave_up(self) -> bool:
-        """Whether it has waited for its learner for ``wait_s``."""
+        """Whether the role has waited for its learner for ``wait_s`` seconds."""
         return self._gives_up_s is not None and time.monotonic() >= self._gives_up_s
 
     def follow(self) -> None:
         """Join the learner that the supervisor named last, under a new incarnation."""
-        if self._given is not None:
-            self.learner, self.address = self._given["index"], self._given["address"]
-            self.incarnation = self._given["incarnation"]
-            self._given = None
+        if self._next_learner is not None:
+            self.learner = self._next_learner["index"]
+            self.address = self._next_learner["address"]
+            self.incarnation = self._next_learner["incarnation"]
+            self._next_learner = None
 
     def report(self, kind: str, **fields: Any) -> bool:
-        """Send a message to the supervisor; only urgent kinds wait for room.
+        """Send a message to the supervisor; returns whether it was sent.
 
-        Returns whether it was sent.
+        If the supervisor's socket is full, `URGENT` kinds wait for room, and others are dropped.
         """
-        return self.channel.send({"kind": kind, **fields}, 5.0 if kind in URGENT else 0.0)
+        patience_s = URGENT_PATIENCE_S if kind in URGENT else 0.0
+        return self.channel.send({"kind": kind, **fields}, patience_s)
 
     def event(self, kind: str, text: str, **data: Any) -> bool:
         """Add one event to the run's `logs/events.jsonl`; never waits.
@@ -190,7 +207,7 @@ class RoleContext:
         return self.report("event", event=kind, text=text, data=data)
 
     def messages(self) -> list[Message]:
-        """Messages from the supervisor since the last call; never waits."""
+        """Returns the messages from the supervisor since the last call; never waits."""
         messages = self.channel.receive()
         if self.channel.closed:
             self._stopping = True

@@ -9,8 +9,10 @@ from penstock.core.role import Store
 
 
 class Stage(IntEnum):
-    """The order in which roles are stopped: producers first, consumers last. The evaluator is after
-    them, as it plays the learners' last checkpoint."""
+    """The order in which roles are stopped: producers first, consumers last.
+
+    The evaluator is the last, as it plays the learners' last checkpoint.
+    """
 
     ACTORS = 0
     CARRIERS = 1
@@ -21,58 +23,69 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """One process of a run. ``main`` is ``module:function``, called with its `RoleContext`.
+    """One process of a run.
 
-    When an `essential` role ends, the run ends, unless other learners continue. A ``spare`` role is
-    started only when the run needs more of its kind, or has a host for it. ``learner`` is the rank
-    of the learner that the role is or belongs to. ``informed`` roles receive messages about that
-    learner's actors and connectors; an ``expendable`` one never ends a run. One that ``relays`` is
-    on a host of actors, and brings them what its learner publishes. ``address`` is where to bind or
-    connect; for a learner, where its actors connect. ``servers`` are the addresses of the
-    shards of a learner's parameter server; with a ``store``, of those that the learner's own
-    supervisor starts. ``meets_at`` is the ``host:port`` at which a learner
-    serves the meeting of a group that it leads; None where all learners are on one host. ``gpus``
-    must be on its host.
+    When an `essential` role ends, the run ends, unless other learners continue.
     """
 
     role: str
+    """The kind of role, such as "actor"."""
     index: int
+    """The number of the role among those of its kind."""
     main: str
+    """The main function as ``module:function``; it is called with the role's `RoleContext`."""
     stage: Stage
     nice: int = 0
+    """The niceness of the process."""
     threads: int = 1
+    """The number of threads for computation."""
     address: str | None = None
+    """Where to bind or connect; for a learner, where its actors connect."""
     informed: bool = False
+    """Whether it receives messages about the actors and connectors of its learner."""
     learner: int = 0
+    """The rank of the learner that the role is or belongs to."""
     store: Store | None = None
+    """The meeting point of learners with several supervisors."""
     expendable: bool = False
+    """Whether its failure never ends a run."""
     spare: bool = False
+    """Whether it is started only when the run needs more of its kind, or has a host for it."""
     relays: bool = False
+    """Whether it is on a host of actors, and brings them what its learner publishes."""
     gpus: int = 0
+    """The number of GPUs that must be on its host."""
     meets_at: str | None = None
+    """The ``host:port`` at which a learner serves the meeting of a group that it leads.
+
+    None if all learners are on one host.
+    """
     servers: tuple[str, ...] = ()
+    """The addresses of the shards of a learner's parameter server; with a ``store``, of those that
+    the learner's own supervisor starts."""
 
     @property
     def name(self) -> str:
+        """The name of the role in messages and files, such as "actor-3"."""
         return f"{self.role}-{self.index}"
 
     @property
     def essential(self) -> bool:
-        """Whether it holds state of the run."""
+        """Whether the role holds state of the run."""
         return self.stage in (Stage.LEARNER, Stage.SERVER)
 
     @property
     def joins(self) -> bool:
-        """Whether it connects to its learner with the keys of actors, maybe from another host."""
+        """Whether the role connects to its learner with the keys of actors, from any host."""
         return self.stage is Stage.ACTORS or self.relays
 
     @property
     def listens(self) -> bool:
-        """Whether `address` is its own, to which others connect."""
-        carries = self.stage is Stage.CARRIERS and not self.relays
-        return self.address is not None and (carries or self.stage is Stage.SERVER)
+        """Whether `address` is the role's own, to which others connect."""
+        is_connector = self.stage is Stage.CARRIERS and not self.relays
+        return self.address is not None and (is_connector or self.stage is Stage.SERVER)
 
     @property
     def yields(self) -> bool:
-        """Whether it leaves its core to a learner that has something to do."""
+        """Whether the role leaves its core to a learner that has something to do."""
         return self.stage in (Stage.ACTORS, Stage.EVALUATOR)

@@ -20,18 +20,28 @@ from penstock.core.files import try_lock
 Resume = Literal["no", "auto", "must"]
 
 SUPERVISOR_FILE = "supervisor.json"  # exists while the run does
-CHECKPOINT = "checkpoint.safetensors"  # in a folder of each checkpoint
-TEMPORARY = "bench-penstock-"  # begins the name of a folder that holds runs until they are measured
-REPLACED = ("config.yaml", "summary.json", "versions.json")  # files that a run replaces
+# The file in the folder of each checkpoint.
+CHECKPOINT = "checkpoint.safetensors"
+# The name of a folder that holds runs until they are measured begins with it.
+TEMPORARY = "bench-penstock-"
+# Files that a run replaces.
+REPLACED = ("config.yaml", "summary.json", "versions.json")
 
 
 @contextmanager
 def run_folder(path: Path, resume: Resume) -> Iterator[int]:
-    """Make and lock the folder of a run; yields the lock's descriptor, which the learner keeps too.
+    """Make and lock the folder of a run for the ``with`` block.
 
-    Raises UserError where it holds a run already and ``resume`` does not allow that.
+    Yields:
+        The descriptor that holds the lock. The learner inherits it, so that the folder stays locked
+        until the learner has ended too.
+
+    Raises:
+        UserError: ``resume`` does not allow a run in this folder, another run holds it, or it
+            cannot be made.
     """
     check(path, resume)
+
     try:
         for folder in (path, path / "logs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -40,6 +50,7 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
         raise UserError(
             f"the run folder {path} cannot be made: {error.strerror}; set run.dir to another place"
         ) from error
+
     try:
         _lock(path, lock)
         yield lock
@@ -48,7 +59,7 @@ def run_folder(path: Path, resume: Resume) -> Iterator[int]:
 
 
 def _lock(path: Path, descriptor: int) -> None:
-    """Lock an open run folder. Raises UserError."""
+    """Lock an open run folder. Raises UserError if it has no locks, or another run holds it."""
     try:
         is_locked = try_lock(descriptor)
     except OSError as error:
@@ -61,16 +72,22 @@ def _lock(path: Path, descriptor: int) -> None:
 
 
 class HeldFolder:
-    """The folder that a run has locked. A user may remove it, and the next run make another one at
-    its path, which this one must not write to."""
+    """The folder that a run has locked.
+
+    A user may remove it, and the next run may make another one at its path. The first run must not
+    write to that.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
         self._stat = os.stat(path) if path.exists() else None
 
     def is_in_place(self) -> bool:
-        """Whether it is still at its path. The kernel gives its inode to no other folder, as the
-        lock holds a descriptor."""
+        """Returns whether the folder is still at its path.
+
+        It is compared by its inode, which the kernel gives to no other folder, as the lock keeps a
+        descriptor of it.
+        """
         if self._stat is None:
             return True
         try:
@@ -81,7 +98,7 @@ class HeldFolder:
             return True
 
     def check(self) -> None:
-        """Raise UserError where it is not at its path."""
+        """Raise UserError if the folder is not at its path."""
         if not self.is_in_place():
             raise UserError(
                 f"{self._path} was removed or replaced while its run went on, so the run ends "
@@ -90,12 +107,12 @@ class HeldFolder:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a run's folder is removed at its end, as that of a benchmark is."""
+    """Returns whether a run's folder is removed after the run, as that of a benchmark is."""
     return path.parent.name.startswith(TEMPORARY)
 
 
 def in_use(path: Path) -> bool:
-    """Whether a run holds this folder."""
+    """Returns whether a run holds this folder. One that cannot be opened is not in use."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -108,16 +125,18 @@ def in_use(path: Path) -> bool:
 
 
 def default_run_dir(name: str) -> Path:
-    """``runs/<name>-<time>``, not yet taken."""
+    """Returns ``runs/<name>-<time>``, with a number from 2 on if that exists already."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, n = base, 1
+    path = base
+    number = 1
     while path.exists():
-        path, n = base.with_name(f"{base.name}-{n + 1}"), n + 1
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
     return path
 
 
 def check(path: Path, resume: Resume) -> None:
-    """Raise UserError where the folder does not allow ``resume``."""
+    """Raise UserError if the folder holds a run that ``resume`` would lose, or none to resume."""
     if resume == "no" and _holds_a_run(path):
         raise UserError(
             f"{path} already holds a run; resume it with --resume auto, or set run.dir to another "
@@ -131,9 +150,11 @@ def check(path: Path, resume: Resume) -> None:
 
 
 def check_not_replaced(path: Path) -> None:
-    """Raise UserError where the folder holds files of another program that a run would replace."""
+    """Raise UserError if the folder holds files of another program that a run would replace."""
+    # A folder with one of these is of a run.
     if any(os.path.lexists(path / name) for name in ("metrics.jsonl", "checkpoints")):
         return
+
     for name in REPLACED:
         if os.path.lexists(path / name):
             raise UserError(
@@ -143,14 +164,20 @@ def check_not_replaced(path: Path) -> None:
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a run has saved a checkpoint to resume from, damaged or not. A folder alone is none:
-    it is made before the file, which a crash or a full disk may prevent."""
+    """Returns whether a run has saved a checkpoint to resume from, damaged or not.
+
+    The folder of a checkpoint alone is none: it is made before the file, which a crash or a full
+    disk may prevent.
+    """
     folder = path / "checkpoints"
     return any(any(folder.glob(f"{name}/{CHECKPOINT}")) for name in ("last", "step-*"))
 
 
 def _holds_a_run(path: Path) -> bool:
-    """Whether anything would be lost. A run that ended before it began may be repeated."""
+    """Returns whether a new run in this folder would lose something of an earlier one.
+
+    A run that has ended before its first metrics loses nothing, and may be repeated.
+    """
     metrics = path / "metrics.jsonl"
     if not metrics.exists():
         return (path / "checkpoints").exists() or (path / "config.yaml").exists()

@@ -22,8 +22,11 @@ from penstock.core.files import try_lock
 PREFIX = "penstock-run-"
 RANDOM_NBYTES = 10
 NAME = re.compile(f"{PREFIX}[0-9a-f]{{{2 * RANDOM_NBYTES}}}")
-UNIX_PATH_NBYTES = 107  # of the path of a Unix socket
-PATH_NBYTES = 80  # of a folder, to whose path the names of its sockets come on top
+# The longest path of a Unix socket.
+UNIX_PATH_NBYTES = 107
+# The longest path of a folder; the names of its sockets follow.
+PATH_NBYTES = 80
+# The flags with which a folder is opened.
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -35,7 +38,10 @@ class RuntimeFolder:
     """
 
     def __init__(self) -> None:
-        """Make it, and remove those whose owners have ended. Raises UserError."""
+        """Make the folder, and remove those whose owners have ended.
+
+        Raises UserError if none can be made.
+        """
         places = [Path(tempfile.gettempdir()), Path("/tmp")]
         for place in places:
             sweep(place)
@@ -66,10 +72,11 @@ def sweep(place: Path) -> None:
 
 
 def _remove_if_stale(path: Path) -> None:
+    """Remove a folder if it is one of this user's, and nobody holds its lock. Raises OSError."""
     descriptor = os.open(path, FOLDER)
     try:
-        about = os.fstat(descriptor)
-        is_own = about.st_uid == os.getuid() and stat.S_IMODE(about.st_mode) == 0o700
+        status = os.fstat(descriptor)
+        is_own = status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o700
         if is_own and try_lock(descriptor):
             _remove(path, descriptor)
     finally:
@@ -86,15 +93,22 @@ def _remove(path: Path, descriptor: int) -> None:
 
 
 def _make(places: list[Path]) -> tuple[Path, int]:
-    """Make a folder; returns it with the descriptor that locks it.
+    """Make a folder in the first of ``places`` that is writable and has a short path.
 
-    It is locked before it gets the name by which `sweep` would find it.
+    Returns:
+        The path of the folder, and the descriptor that locks it.
+
+    Raises:
+        UserError: there is no such place.
     """
     name = PREFIX + secrets.token_hex(RANDOM_NBYTES)
     for place in places:
         path = place / name
         if len(os.fsencode(path)) > PATH_NBYTES:
             continue
+
+        # The folder is locked before it gets the name by which `sweep` of another process would
+        # find and remove it.
         with suppress(OSError):
             hidden = place / f".{name}"
             hidden.mkdir(mode=0o700)
@@ -102,6 +116,7 @@ def _make(places: list[Path]) -> tuple[Path, int]:
             try_lock(descriptor)
             hidden.rename(path)
             return path, descriptor
+
     raise UserError(
         f"no folder for sockets can be made in {places[0]}; set TMPDIR to a writable folder with a "
         "short path"

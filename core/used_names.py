@@ -29,8 +29,10 @@ FOLDER = "used-names"
 
 
 def note(config: Config) -> None:
-    """Note that a run of this user uses what ``config`` names. Without a writable cache folder
-    nothing is noted."""
+    """Note that a run of this user uses the code and files that ``config`` names.
+
+    Without a writable cache folder nothing is noted.
+    """
     for _, text in references_in_training(config):
         with suppress(OSError):
             if path := _path(text):
@@ -41,8 +43,17 @@ def note(config: Config) -> None:
 def check(
     references: Sequence[Reference], allow: Sequence[str], source: str, way: str = ""
 ) -> None:
-    """Raise UserError for the first of the ``references`` in the run folder ``source`` that no run
-    of this user has used and no pattern in ``allow`` matches. ``way`` as of `refusal`."""
+    """Check that a run folder names only what its reader may load.
+
+    Args:
+        references: the code and files that the run folder names.
+        allow: patterns of references that the caller allows.
+        source: the run folder, for the message.
+        way: as of `refusal`.
+
+    Raises:
+        UserError: for the first reference that no run of this user has used and no pattern matches.
+    """
     for reference in not_allowed(references, allow):
         if not _is_noted(reference.text):
             why = "which no run of yours has used on this host"
@@ -50,12 +61,17 @@ def check(
 
 
 def _is_noted(text: str) -> bool:
-    with suppress(OSError):
-        path = _path(text)
-        return path is not None and path.lstat().st_uid == os.geteuid()
-    return False
+    """Returns whether a run of this user has noted the reference ``text``."""
+    path = _path(text)
+    if path is None:
+        return False
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _path(text: str) -> Path | None:
+    """Returns the file that notes the reference ``text``; None without a cache folder."""
     folder = cache_folder()
     return folder and folder / FOLDER / digest(text)

@@ -23,26 +23,32 @@ from penstock.core.machine import processor, version_of
 T = TypeVar("T")
 
 LOCK = "lock"
-WAIT_S = 5.0  # for the lock; a holder that is suspended must not delay a run for longer
+# The longest wait for the lock; a holder that is suspended must not delay a run for longer.
+WAIT_S = 5.0
 POLL_S = 0.02
-KEPT = 64  # files of a folder; each change of a task, of torch or of Penstock adds some
+# The most files of a folder; each change of a task, of torch or of Penstock adds some.
+KEPT = 64
 
 
 def cache_folder() -> Path | None:
-    """``$XDG_CACHE_HOME/penstock``, by default ``~/.cache/penstock``. None without a home.
+    """Returns ``$XDG_CACHE_HOME/penstock``, by default ``~/.cache/penstock``; None without a home.
 
     A relative path in the variable is ignored, as the XDG Base Directory Specification 0.8 demands.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "penstock"
     try:
-        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "penstock"
+        return Path.home() / ".cache" / "penstock"
     except RuntimeError:  # the user has no home
         return None
 
 
 def read_cached(path: Path) -> Any:
-    """The JSON value of a file of `write_cached`; None where there is none, or half of one after
-    the machine has failed."""
+    """Returns the JSON value in a file of `write_cached`.
+
+    None if there is no file, or half of one after the machine has failed.
+    """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -50,7 +56,7 @@ def read_cached(path: Path) -> Any:
 
 
 def write_cached(path: Path, value: Any) -> None:
-    """Replace a file atomically, while its folder is `locked`, if it can be written."""
+    """Replace a file atomically, if it can be written. Call it while its folder is `locked`."""
     with suppress(OSError):
         write_atomic(path, json.dumps(value, indent=1) + "\n")
 
@@ -61,88 +67,109 @@ def timed_once(
     read: Callable[[Any], T | None],
     measure: Callable[[], list[list[Any]]],
 ) -> tuple[T, bool]:
-    """The times of a task, and whether they are those of an earlier process on this machine.
+    """Measure the times of a task, unless an earlier process on this machine has done so.
 
     Processes that start together measure once: the others wait for the file. One that has waited
     for `WAIT_S` measures too.
 
     Args:
-        name: of a folder in `cache_folder`.
+        name: the name of a folder in `cache_folder`.
         about: what the times belong to, as JSON, with a "task" in words; `own_machine` is added.
-        read: the times of a list of entries; None where they are not sound.
-        measure: makes the entries, which are JSON.
+        read: makes the times of a list of entries; None if they are not sound.
+        measure: measures the entries, which are JSON values.
+
+    Returns:
+        The times, and whether they are those of an earlier process.
     """
     about = {**about, **own_machine()}
     folder = cache_folder()
     folder = folder and folder / name
     path = folder and folder / f"{digest(json.dumps(about, sort_keys=True))}.json"
 
-    def known() -> T | None:
+    def read_times() -> T | None:
         value = read_cached(path) if path else None
         return None if value is None else read(value["seconds"])
 
-    if (found := known()) is not None:
-        return found, True
+    # Without a lock first: usually the file is there.
+    times = read_times()
+    if times is not None:
+        return times, True
+
     with locked(folder) as is_locked:
-        if (found := known()) is not None:
-            return found, True
+        # The process that held the lock until now may have written the file.
+        times = read_times()
+        if times is not None:
+            return times, True
+
         entries = measure()
         if is_locked and folder and path:
-            for old in _by_age(folder)[KEPT - 1 :]:
-                old.unlink()
+            for old_path in _by_age(folder)[KEPT - 1 :]:
+                old_path.unlink()
             write_cached(path, {"about": about, "seconds": entries})
-    found = read(entries)
-    assert found is not None, entries
-    return found, False
+
+    times = read(entries)
+    assert times is not None, entries
+    return times, False
 
 
 def cached_times(name: str) -> Iterator[tuple[Path, str, Any]]:
-    """The files of `timed_once` in a folder that are of this machine, the newest first: path, task
-    and entries."""
-    folder, own = cache_folder(), own_machine().items()
-    for path in _by_age(folder / name) if folder else ():
+    """Yield the files of `timed_once` in a folder that are of this machine, the newest first.
+
+    Each comes as its path, the task in words and the entries.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return
+
+    machine = own_machine().items()
+    for path in _by_age(folder / name):
         value = read_cached(path)
-        if value is not None and own <= value["about"].items():
+        if value is not None and machine <= value["about"].items():
             yield path, value["about"]["task"], value["seconds"]
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """The files of `timed_once` in ``folder``, newest first."""
-    found: list[tuple[int, Path]] = []
+    """Returns the files of `timed_once` in ``folder``, the newest first."""
+    dated_paths: list[tuple[int, Path]] = []
     for path in folder.glob("*.json"):
         with suppress(FileNotFoundError):  # another process has deleted it
-            found.append((path.stat().st_mtime_ns, path))
-    return [path for _, path in sorted(found, reverse=True)]
+            dated_paths.append((path.stat().st_mtime_ns, path))
+    return [path for _, path in sorted(dated_paths, reverse=True)]
 
 
 def own_machine() -> dict[str, Any]:
-    """Processor and versions, on which every time depends."""
-    own = processor()
+    """Returns processor and versions, on which every time depends."""
+    this_processor = processor()
     return {
-        "processor": own.model,
-        "flags": digest(" ".join(sorted(own.flags))),
+        "processor": this_processor.model,
+        "flags": digest(" ".join(sorted(this_processor.flags))),
         "torch": version_of("torch"),
         "penstock": penstock.__version__,
     }
 
 
 def digest(text: str) -> str:
-    """A short name for a text: 20 hexadecimal digits."""
+    """Returns a short name for a text: 20 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @contextmanager
 def locked(folder: Path | None) -> Iterator[bool]:
-    """Make ``folder`` and lock it among the processes of all hosts that have it.
+    """Make ``folder`` and lock it for the ``with`` block, among the processes of all its hosts.
 
-    Yields whether it is locked: False where it cannot be made or locked, or where another process
-    keeps it for longer than `WAIT_S`. The kernel releases the lock of a process that dies.
+    The kernel releases the lock of a process that dies.
+
+    Yields:
+        Whether it is locked. It is not if it cannot be made or locked, or if another process keeps
+        the lock for longer than `WAIT_S`.
     """
+    # The lock is on a file in the folder.
     descriptor = None
     if folder is not None:
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
     try:
         yield descriptor is not None and _lock(descriptor)
     finally:
@@ -151,9 +178,13 @@ def locked(folder: Path | None) -> Iterator[bool]:
 
 
 def _lock(descriptor: int) -> bool:
-    ends_s = time.monotonic() + WAIT_S
-    with suppress(OSError):  # a file system without locks
-        while not (is_locked := try_lock(descriptor)) and time.monotonic() < ends_s:
+    """Lock an open file, waiting at most `WAIT_S`; returns whether it is locked."""
+    deadline_s = time.monotonic() + WAIT_S
+    try:
+        while not try_lock(descriptor):
+            if time.monotonic() >= deadline_s:
+                return False
             time.sleep(POLL_S)
-        return is_locked
-    return False
+    except OSError:  # a file system without locks
+        return False
+    return True

@@ -48,7 +48,14 @@ def one(settings: tuple[str, ...], options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-penstock-") as folder:
         run_dir = Path(folder) / "run"
         overrides = [*settings, f"actors.count={writers}", f"run.dir={run_dir}"]
-        code = profile.main("synthetic", overrides, options.seconds, False, False, with_writers)
+        code = profile.main(
+            "synthetic",
+            overrides,
+            seconds=options.seconds,
+            with_torch=False,
+            as_json=False,
+            make_specs=with_writers,
+        )
         if code:
             raise RuntimeError(f"the run failed with {code}; its output stands above")
         found: dict[str, Any] = json.loads((run_dir / DATA).read_text())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock.core.specs import Column
 
 Cfg_contra = TypeVar("Cfg_contra", contravariant=True)  # the section `algo` of an algorithm
-Shape_co = TypeVar("Shape_co", covariant=True)  # of a network
-Sampler_co = TypeVar("Sampler_co", covariant=True)  # of actions
+Shape_co = TypeVar("Shape_co", covariant=True)  # the shape of a network
+Sampler_co = TypeVar("Sampler_co", covariant=True)  # the sampler of actions
 
 
 class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
@@ -30,26 +30,26 @@ class Algorithm(Protocol[Cfg_contra, Shape_co, Sampler_co]):
     """
 
     def data(self, cfg: Cfg_contra) -> DataSpec:
-        """The kind of data that the algorithm trains on.
+        """Returns the kind of data that the algorithm trains on.
 
         It determines the learner's `DataSource`.
         """
 
     def columns(self, observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-        """The columns of a slot that actors record, for gymnasium spaces of one environment."""
+        """Returns the columns of a slot that actors record, for spaces of one environment."""
 
     def check(self, columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
         """Check a slot that arrived over the network.
 
-        Raises ValueError for values that no correct actor records in an environment of ``spaces``.
-        ``columns`` are arrays ``[T, E, ...]`` of one slot.
+        ``columns`` are arrays ``[T, E, ...]`` of one slot. Raises ValueError for values that no
+        correct actor records in an environment of ``spaces``.
         """
 
     def process(self, cfg: Cfg_contra, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Prepare a filled slot for training, in place: for example clip its raw rewards."""
 
     def network(self, config: Config, spaces: Spaces) -> Shape_co:
-        """The shape of the network. Raises UserError where none fits the environment."""
+        """Returns the shape of the network. Raises UserError if none fits the environment."""
 
     def action_sampler(self, config: Config, spaces: Spaces, seed: int, actor: int) -> Sampler_co:
         """Make the object by which actor number ``actor`` chooses actions from the network's
@@ -61,15 +61,18 @@ B_contra = TypeVar("B_contra", bound="TrainingBatch", contravariant=True)
 
 
 class StepHooks:
-    """What a learner does within `Update.step`, in its thread; nothing, unless overridden."""
+    """What a learner does within `Update.step`, in the thread of the call.
+
+    The methods do nothing unless they are overridden.
+    """
 
     def before_backward(self) -> None:
         """Called before each backward pass, which needs no interpreter lock."""
 
     def after_update(self, updates_left: int) -> None:
-        """Called after each update of a batch, with the number of those that it has left.
+        """Called after each update of a batch, of which ``updates_left`` follow.
 
-        Only for algorithms that train on unrolls.
+        Only algorithms that train on unrolls call it.
         """
 
 

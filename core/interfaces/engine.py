@@ -217,8 +217,10 @@ class Engine(Protocol):
     """
 
     def hosts(self) -> Sequence[int]:
-        """Cores of each host among which the engine chooses; empty where all roles are started on
-        this one, whatever they need."""
+        """Returns the number of cores of each host among which the engine chooses.
+
+        It is empty if all roles are started on this host, whatever they need.
+        """
 
     def reserve(self, bundles: Sequence[Bundle]) -> None:
         """Find a host for each bundle that is required, and ask for one for the others. A role is
@@ -228,10 +230,10 @@ class Engine(Protocol):
         """
 
     def endpoints(self) -> Mapping[str, str]:
-        """The address of each role's host by the role's name, as other hosts reach it: "127.0.0.1"
-        for all of them where there is one host.
+        """Returns the address of each role's host, as other hosts reach it, by the role's name.
 
-        It changes when a role that was `unplaced` has a host again.
+        It is "127.0.0.1" for all of them if there is one host. It changes when a role that was
+        `unplaced` has a host again.
         """
 
     def start(
@@ -247,26 +249,33 @@ class Engine(Protocol):
                 it by its own.
             log: the file for the role's output, on its host.
 
-        Raises OSError where it could not be started, and UserError where its arguments are too
-        long for it; nothing of it is left then. An engine that
-        detects the failure later returns a handle whose death is confirmed, whose status has
-        ``began`` False and whose `Handle.log_tail` contains the reason.
+        Returns:
+            The handle of the new process. An engine that detects a failed start later returns a
+            handle whose death is confirmed, whose status has ``began`` False and whose
+            `Handle.log_tail` contains the reason.
+
+        Raises:
+            OSError: the role could not be started.
+            UserError: its arguments are too long for the engine.
+
+        After an error nothing of the process is left.
         """
 
     def filenos(self) -> Collection[int]:
-        """Descriptors that become readable when a handle has a message, or its liveness may have
-        changed.
+        """Returns the descriptors that tell when to look at the handles.
 
-        They may change with every call of the engine or of its handles.
+        One becomes readable when a handle has a message, or its liveness may have changed. The
+        descriptors may change with every call of the engine or of its handles.
         """
 
     def unplaced(self) -> Mapping[str, str]:
-        """The roles that are not to run where they are, by name, and why: there is no host for them
-        yet, or it was lost, or it is about to end.
+        """Returns the roles that are not to run where they are, by name, with the reason.
 
-        An engine looks for another host for them, and a role that was here and no longer is can be
-        started. Where the host of a learner, or of a shard of the parameter server, is about to
-        end, only that is here, and it stays there while it runs: the run needs it. The engine of a
+        There is no host for them yet, or it was lost, or it is about to end. The engine looks for
+        another host for each of them; a role that is no longer in the mapping can be started.
+
+        If the host of a learner, or of a shard of the parameter server, is about to end, only that
+        role is in the mapping. It stays there while it runs, as the run needs it. The engine of a
         single host returns nothing.
         """
 

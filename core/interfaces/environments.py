@@ -27,19 +27,26 @@ class Environments(Protocol):
     info: EnvInfo
     count: int
     playing: Flags | None
-    """Of the last step or reset, bool ``[count]``: the rows whose next step is a decision. They are
-    `alive` in the slot; the others have no reward, and forget their recurrent state. None: all but
-    those whose episode has just ended."""
+    """The rows whose next step is a decision, by the last step or reset; bool ``[count]``.
+
+    They are `alive` in the slot. The others have no reward, and forget their recurrent state. None:
+    all but those whose episode has just ended.
+    """
     recorded: Mapping[str, Array]
-    """Values of the last step for the columns `info.recorded`, each ``[count]``. The arrays are the
-    same all the time."""
+    """Values of the last step for the columns `info.recorded`, each ``[count]``.
+
+    The arrays are the same all the time; each step writes into them.
+    """
     life_lost: Flags | None
-    """Of the last step: which episodes ended with a life, while their game continues."""
+    """Which episodes ended in the last step with a life, while their game continues."""
     shortened: Flags | None
-    """Of the last step: which first episodes were truncated before their time limit."""
+    """Which first episodes were truncated in the last step, before their time limit."""
     dropped: Flags | None
-    """Of the last step: which environments failed in it (`env.on_error`). The observation is the
-    first of their next episode; their rows are not `alive`, and have no reward and no flags."""
+    """Which environments failed in the last step (`env.on_error`).
+
+    The observation is the first of their next episode. Their rows are not `alive`, and have no
+    reward and no flags.
+    """
 
     def reset_into(self, seed: int, out: Array) -> None:
         """Begin new episodes everywhere, and write their first observations ``[count, *shape]``."""
@@ -47,21 +54,24 @@ class Environments(Protocol):
     def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
-        Returns: raw rewards, terminated and truncated, each ``[count]``; never both flags.
+        Returns: raw rewards, terminated and truncated, each ``[count]``. No row has both flags.
         """
 
     def watch_precision(self) -> None:
-        """Note which numbers of the next observations networks will not tell apart, and an action
-        mask of the next reset that they do not see."""
+        """From now on, tell the user about observations that networks cannot use in full.
+
+        They are numbers of the next observations that networks will not tell apart, and an action
+        mask of the next reset that they do not see.
+        """
 
     def state_dict(self) -> Any:
-        """The state between two steps, as plain data. Raises NotSavableError."""
+        """Returns the state between two steps, as plain data. Raises NotSavableError."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a `state_dict`. Raises NotSavableError where it does not fit."""
+        """Continue from a `state_dict`. Raises NotSavableError if it does not fit."""
 
     def pictures(self) -> list[Array]:
-        """Pictures of the last step, uint8 ``[H, W, 3]`` each, oldest first."""
+        """Returns pictures of the last step, uint8 ``[H, W, 3]`` each, the oldest first."""
 
     def close(self) -> None:
         """Close the environments."""

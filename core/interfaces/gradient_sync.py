@@ -69,10 +69,10 @@ class GradientSync(Protocol[M, O_contra]):
         """Sum small values over the learners whose gradients are averaged, in place."""
 
     def all_reduce_min(self, value: float) -> float:
-        """Minimum of ``value`` over the learners whose gradients are averaged."""
+        """Returns the minimum of ``value`` over the learners whose gradients are averaged."""
 
     def state_dict(self, *, saves: bool) -> Arrays | None:
-        """The state of all learners for a checkpoint; None if it is not available.
+        """Returns the state of all learners for a checkpoint; None if it is not available.
 
         All learners call it in the same turn; only one has ``saves`` and writes it. Without the
         state no checkpoint can be written.

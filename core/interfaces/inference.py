@@ -51,9 +51,11 @@ class Inference(Protocol):
         """Use the newest weights of the learner from now on.
 
         ``read`` copies them into a flat vector float32 ``[layout.size]`` if they are newer than a
-        stamp. Of version 0, before the first update, actions may be random
-        (`ActionSampler.untrained`). Returns the stamp of the present weights, None where there are
-        none yet. Raises ValueError for weights of another size.
+        stamp. With weights of version 0, before the first update, actions may be random
+        (`ActionSampler.untrained`).
+
+        Returns the stamp of the present weights; None if there are none yet. Raises ValueError for
+        weights of another size.
         """
 
     def decide(self, observations: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -65,9 +67,10 @@ class Inference(Protocol):
         """
 
     def state(self) -> Float32:
-        """The recurrent state before the next `decide`, float32 ``[E, size]``.
+        """Returns the recurrent state before the next `decide`, float32 ``[E, size]``.
 
-        Zeros at first; size 0 for a network without memory. A view, valid until that `decide`.
+        It is zeros at first; a network without memory has size 0. It is a view, which is valid
+        until that `decide`.
         """
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
@@ -80,12 +83,13 @@ class Inference(Protocol):
         """Forget the weights: those of another learner may have the same stamp. States stay."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two unrolls: recurrent states and random generators, as JSON values and copies of
-        arrays. Weights are not part of it.
+        """Returns recurrent states and random generators, as JSON values and copies of arrays.
+
+        It is called between two unrolls. Weights are not part of it.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict`. Raises ValueError where it has another shape."""
+        """Continue from a `state_dict`. Raises ValueError if it has another shape."""
 
     def close(self) -> None:
         """Release all resources; also called after an error."""

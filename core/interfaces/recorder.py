@@ -33,10 +33,13 @@ class Recorder(Protocol):
     """
 
     def record(self, step: Step) -> tuple[Array, ...]:
-        """The values of each column for this step, ``[E, *shape]``; copied before the next call."""
+        """Returns the values of each column for this step, ``[E, *shape]``.
+
+        The caller copies them before the next call.
+        """
 
     def state_dict(self) -> Any:
-        """What a run that is saved exactly has to keep, as JSON values and copies of arrays."""
+        """Returns what a run that is saved exactly keeps, as JSON values and copies of arrays."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Continue from a `state_dict`. Raises ValueError where it has another shape."""
+        """Continue from a `state_dict`. Raises ValueError if it has another shape."""

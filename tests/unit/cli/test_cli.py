@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,14 @@ def in_process(
 def test_the_limits_of_a_replay_server_are_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.cli import app, replay_server
 
-    given: list[Any] = []
-    monkeypatch.setattr(replay_server, "serve", lambda *args: given.append(args[-2]))
+    limits: list[Any] = []
+    monkeypatch.setattr(
+        replay_server, "serve", lambda *args, **options: limits.append(options["limits"])
+    )
     options = ("--max-clients", "3", "--client-mb", "1", "--batches-mb", "2", "--slots-mb", "5")
     for arguments in ((), options):
         app.app(["replay", "serve", "--spec", "x", *arguments], standalone_mode=False)
-    assert given == [ServiceLimits(), ServiceLimits(3, 1 << 20, 2 << 20, 5 << 20)]
+    assert limits == [ServiceLimits(), ServiceLimits(3, 1 << 20, 2 << 20, 5 << 20)]
 
 
 def test_the_schema_of_a_file_is_printed_as_json() -> None:
@@ -371,10 +374,10 @@ def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
 ) -> None:
     from penstock.monitor import plot
 
-    given: list[Any] = []
+    calls: list[dict[str, Any]] = []
 
-    def draw(*arguments: Any) -> str:
-        given.append(arguments)
+    def draw(folders: Sequence[str], **options: Any) -> str:
+        calls.append({"folders": folders, **options})
         return "p.png"
 
     monkeypatch.setattr(plot, "plot", draw)
@@ -382,7 +385,17 @@ def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
         monkeypatch, capsys, "plot", "runs/a", option, "time", "--metric", "kl", "--smooth", "3"
     )
     assert (code, out) == (0, "p.png\n")
-    assert given == [(["runs/a"], None, "time", ["kl"], 3, None, ())]
+    assert calls == [
+        {
+            "folders": ["runs/a"],
+            "out": None,
+            "by": "time",
+            "metrics": ["kl"],
+            "smooth": 3,
+            "statistic": None,
+            "ranges": (),
+        }
+    ]
 
 
 INTERRUPTED = """
