@@ -76,12 +76,12 @@ class AgentEngine:
         self._agents = []
 
     def agents(self, bundle: str) -> list[AgentClient]:
-        """All that a bundle has had, the present one last."""
+        """Returns all agents that a bundle has had, the current one last."""
         return [agent for agent in self._agents if agent.bundle == bundle]
 
 
 class AgentClient(HostLine):
-    """The engine's line to one agent."""
+    """The engine's connection to one agent."""
 
     def __init__(self, bundle: str, number: int, runtime_dir: Path) -> None:
         super().__init__(f"agent-{number}")
@@ -101,7 +101,7 @@ class AgentClient(HostLine):
             self._channel: Channel | None = self._connect()
 
     def _connect(self) -> Channel:
-        """To a socket that listens; the agent itself may take a moment to accept."""
+        """Connects to the agent's socket, which may accept a moment later."""
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end.connect(str(self._path))
         return Channel(end)
@@ -117,7 +117,7 @@ class AgentClient(HostLine):
         self._channel, self._reached = None, False
 
     def reconnect(self) -> None:
-        """The agent is reached as soon as it has answered which roles it has."""
+        """Connects again; the agent counts as reached once it has named its roles."""
         self._orders.clear()
         self._channel = self._connect()
         self.order("list")
@@ -127,7 +127,7 @@ class AgentClient(HostLine):
 
     @property
     def handles(self) -> Collection[RemoteHandle]:
-        """Those that have not been reaped."""
+        """Returns the handles that have not been reaped."""
         return self._handles.values()
 
     def order(self, kind: str, **fields: Any) -> None:

@@ -34,7 +34,7 @@ class Sound(gymnasium.Env[Any, Any]):
 
 
 class Masked(Sound):
-    """Sound: it refuses what its mask forbids, and its final mask forbids all."""
+    """A sound environment that refuses forbidden actions; its final mask forbids all."""
 
     observation_space = spaces.Dict(
         place=Sound.observation_space, action_mask=spaces.MultiBinary(5)
@@ -76,16 +76,22 @@ class Unbounded(Sound):
 
 
 class OldReset(Sound):
+    """Returns no info from `reset`, as old environments do."""
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return super().reset(seed=seed)[0]
 
 
 class NoSeed(Sound):
+    """Has a `reset` that takes no seed."""
+
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()
 
 
 class OldStep(Sound):
+    """Returns four values from `step`, as old environments do."""
+
     def step(self, action: Any) -> Any:
         observation, reward, terminated, _, info = super().step(action)
         return observation, reward, terminated, info
@@ -121,16 +127,22 @@ class NoInfo(Sound):
 
 
 class Nan(Sound):
+    """Shows NaN in its observations."""
+
     def show(self) -> Any:
         return np.array([0, np.nan if self.age == 3 else 0], np.float32)
 
 
 class Doubles(Sound):
+    """Shows float64 where its space says float32."""
+
     def show(self) -> Any:
         return super().show().astype(np.float64)
 
 
 class Lists(Sound):
+    """Shows lists instead of arrays."""
+
     def show(self) -> Any:
         return [0.0, 0.0]
 
@@ -152,6 +164,8 @@ class Maskless(Masked):
 
 
 class Beyond(Sound):
+    """Shows numbers outside its bounds."""
+
     def show(self) -> Any:
         return np.array([0, 9 + self.age], np.float32)
 
@@ -169,12 +183,14 @@ class Partless(Sound):
 
 
 class GlobalChance(Sound):
+    """Draws its observations without its seed."""
+
     def show(self) -> Any:
         return np.random.default_rng().uniform(-1, 1, 2).astype(np.float32)
 
 
 class Keeps(Sound):
-    """Its generator is seeded once, and never again."""
+    """Seeds its generator in the first reset only."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -184,7 +200,7 @@ class Keeps(Sound):
 
 
 class SharesPlace(Sound):
-    """Its place is of the class, and begins anew in each reset."""
+    """Keeps its place in a class attribute, which each reset sets anew."""
 
     place = np.zeros(2, np.float32)
 
@@ -198,7 +214,7 @@ class SharesPlace(Sound):
 
 
 class SharesQuestion(Sound):
-    """Its question is of the class, and drawn anew in each step."""
+    """Keeps its question in a class attribute, which each step draws anew."""
 
     question = [0]  # noqa: RUF012
 
@@ -213,7 +229,7 @@ class SharesQuestion(Sound):
 
 
 class SharesTrail(Sound):
-    """Its trail is of the class, and grows over all episodes."""
+    """Keeps its trail in a class attribute, which grows over all episodes."""
 
     trail: list[int] = []  # noqa: RUF012
 
@@ -223,7 +239,7 @@ class SharesTrail(Sound):
 
 
 class SharesChance(Sound):
-    """Its chance is numpy's global one, which each reset seeds."""
+    """Draws from numpy's global generator, which each reset seeds."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if seed is not None:
@@ -235,7 +251,7 @@ class SharesChance(Sound):
 
 
 class SharesMemory(Sound):
-    """Its observations lie in memory of the class."""
+    """Shows observations that lie in memory of the class."""
 
     shown = np.zeros(2, np.float32)
 
@@ -256,6 +272,8 @@ class Open(Sound):
 
 
 class Refuses(Sound):
+    """Raises KeyError for action 2."""
+
     def step(self, action: Any) -> Any:
         if action == 2:
             raise KeyError("no such button")
@@ -281,6 +299,8 @@ class Narrow(Sound):
 
 
 class ResetsItself(Sound):
+    """Resets itself at the end of an episode."""
+
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
         if terminated:
@@ -290,10 +310,14 @@ class ResetsItself(Sound):
 
 
 class Holds(Sound):
+    """Raises OSError in `close`."""
+
     def close(self) -> None:
         raise OSError("the window is busy")
 
 
 class ShowsTheNextBegin(Sound):
+    """Shows the first observation of the next episode in the last step."""
+
     def show(self) -> Any:
         return np.full(2, self.age % 5, np.float32)

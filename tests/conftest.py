@@ -44,7 +44,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def notes() -> Iterator[list[str]]:
-    """The sentences for the user that are logged while the test runs."""
+    """Returns the notes for the user that are logged while the test runs."""
     found: list[str] = []
     with notes_to(found.append, every_thread=True):
         yield found
@@ -56,7 +56,7 @@ def nothing_left_behind(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """A test that starts processes leaves none, no runtime folder and no shared memory."""
+    """Asserts that a test leaves no process, no runtime folder and no shared memory."""
     if request.node.get_closest_marker("system") is None:
         yield
         return

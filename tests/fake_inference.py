@@ -13,7 +13,7 @@ from penstock.core.params import Array, Float32, Stamp
 
 
 def given(weights: Float32, stamp: Stamp) -> ReadWeights:
-    """A learner that has published these weights."""
+    """Returns what an inference refreshes from: a learner that has published these weights."""
 
     def read(out: Float32, newer_than: Stamp | None) -> Stamp | None:
         if newer_than == stamp:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(nbytes: int = 0) -> Iterator[None]:
-    """No file can grow beyond ``nbytes``: a write that would fails in its midst."""
+    """Limits the size of files to ``nbytes``: a write beyond it fails in the middle."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))

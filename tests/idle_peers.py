@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def connecting(port: int) -> socket.socket:
-    """A connection to a port of this host, made now or as soon as it is let in."""
+    """Connects to a port of this host, now or as soon as the connection is accepted."""
     made = socket.socket()
     made.setblocking(False)
     made.connect_ex(("127.0.0.1", port))
@@ -18,6 +18,6 @@ def connecting(port: int) -> socket.socket:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time that a process has taken, in seconds."""
+    """Returns the processor time that a process has taken, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -17,7 +17,7 @@ from penstock.profiling.status import StatusPage
 
 
 def train_in_lockstep(folder: Path, config: Config, resume: str = "no") -> list[dict[str, Any]]:
-    """A whole run; all that it reported."""
+    """Runs a complete lockstep run and returns all messages that it reported."""
     custom.cache_clear()
     ours, theirs = Channel.pair()
     page, descriptor = StatusPage.create()
@@ -47,4 +47,5 @@ def train_in_lockstep(folder: Path, config: Config, resume: str = "no") -> list[
 
 
 def of_kind(heard: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Returns the messages of one kind."""
     return [message for message in heard if message["kind"] == kind]

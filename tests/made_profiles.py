@@ -22,7 +22,7 @@ LEDGER = (
 def learner(
     rank: int = 0, *, ceiling: float | None = None, rate: float = 1000.0, **more: Any
 ) -> dict[str, Any]:
-    """Parts that are not given take nothing; "compute" takes what is left."""
+    """Returns a learner's part of a profile; "compute" gets the time that no other part takes."""
     parts = {name: more.pop(name, 0.0) for name in LEDGER}
     parts["compute"] = more.pop("computes", 1.0 - sum(parts.values()))
     return {
@@ -36,7 +36,7 @@ def learner(
 def actor(
     index: int = 0, *, rate: float = 500.0, cpu: float | None = None, rank: int = 0, **parts: float
 ) -> dict[str, Any]:
-    """Computes all the time in which it does not wait, unless ``cpu`` is given."""
+    """Returns an actor's part of a profile; it computes while it does not wait, unless ``cpu``."""
     cpu = 1.0 - parts.get("wait", 0.0) - parts.get("send", 0.0) if cpu is None else cpu
     return {
         "name": f"actor-{index}", "learner": rank, "ledger": parts, "cpu": cpu, "steps_per_s": rate
@@ -44,6 +44,7 @@ def actor(
 
 
 def connector(**parts: float) -> dict[str, Any]:
+    """Returns a connector's part of a profile."""
     return {
         "name": "connector-0", "learner": 0, "ledger": parts, "cpu": 0.3, "slots_per_s": 10.0,
         "raw_nbytes_per_s": 80e6, "coded_nbytes_per_s": 20e6,
@@ -59,6 +60,7 @@ def profile(
     flow: dict[str, Any] | None = None,
     **config: dict[str, Any],
 ) -> dict[str, Any]:
+    """Returns a profile of ten seconds with these roles."""
     return {
         "target": "pong", "seconds": 10.0, "cores": cores, "device": "cpu", "learner": learners,
         "actors": actors, "connectors": connectors or [],
@@ -67,9 +69,10 @@ def profile(
 
 
 def two(**parts: Any) -> list[dict[str, Any]]:
+    """Returns the parts of two equal actors."""
     return [actor(0, **parts), actor(1, **parts)]
 
 
 def judge(profile: dict[str, Any]) -> Verdict:
-    """What costs most."""
+    """Returns the finding with the highest cost."""
     return findings(profile)[0]

@@ -11,11 +11,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def code(page: str, language: str, number: int) -> str:
-    """A page's block of code, counted from 0."""
+    """Returns a code block of a page, counted from 0."""
     return blocks(page, language)[number]
 
 
 def blocks(page: str, language: str) -> list[str]:
+    """Returns all code blocks of a page in this language."""
     pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
     return [str(found[1]) for found in pattern.finditer((DOCS / page).read_text())]
 

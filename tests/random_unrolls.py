@@ -25,6 +25,7 @@ def random_ends(
 
 
 def make_batch(steps: int = 6, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """Returns a batch of random unrolls."""
     rng = np.random.default_rng(seed)
     terminated, truncated, alive = random_ends(rng, steps, envs, 0.2)
     arrays = {

@@ -24,7 +24,7 @@ MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `co
 
 @contextlib.contextmanager
 def cluster(nodes: int, cores: int = 2) -> Iterator[Any]:
-    """``nodes`` nodes of ``cores`` each, the first of which is the head; nothing of it is left."""
+    """Starts ``nodes`` nodes of ``cores`` each, the first as head, and removes all at the end."""
     from ray.cluster_utils import Cluster
 
     before = set(psutil.Process().children(recursive=True))
@@ -60,13 +60,13 @@ def lives(process: psutil.Process, before: set[psutil.Process]) -> bool:
 
 
 def train(folder: Path, address: str, *more: str) -> Command:
-    """CartPole on a cluster, with 4 actors unless ``more`` names another number."""
+    """Trains CartPole on a cluster, with 4 actors unless ``more`` names another number."""
     options = ("actors.count=4", "run.dir=run", *SMALL, "--engine", "ray", "--address", address)
     return Command(folder, "train", "cartpole", "--json", *options, *more)
 
 
 def ended(command: Command) -> dict[str, Any]:
-    """The summary of a run that is asked to end."""
+    """Asks a run to end and returns its summary."""
     command.process.send_signal(signal.SIGTERM)
     code, summary, err = command.end()
     assert (code, summary["exit_reason"]) == (143, "terminated"), err
@@ -75,16 +75,17 @@ def ended(command: Command) -> dict[str, Any]:
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
+    """Returns the events of a run so far."""
     return json_lines(run_dir / "logs" / "events.jsonl")
 
 
 def ready(run_dir: Path, role: str) -> list[int]:
-    """The incarnations of a role that were ready."""
+    """Returns the incarnations of a role that were ready."""
     return [e["incarnation"] for e in events(run_dir) if e["kind"] == "ready" and e["role"] == role]
 
 
 def agents() -> dict[str, psutil.Process]:
-    """Host agents by the name of a role that each of them has started, in this test."""
+    """Returns the host agents of this test, by the name of each role that they have started."""
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -98,7 +99,7 @@ def agents() -> dict[str, psutil.Process]:
 
 
 def remove_node(made: Any, agent: psutil.Process) -> None:
-    """Kill all of the node that an agent is on, as when a host loses its power."""
+    """Kills all processes of an agent's node, as a power loss of the host does."""
     raylet = agent.parent()
     assert raylet is not None
     [node] = [
@@ -110,7 +111,7 @@ def remove_node(made: Any, agent: psutil.Process) -> None:
 
 
 def on_a_worker(made: Any, role: str) -> bool:
-    """Whether a role is on another node than the head, without which there is no cluster."""
+    """Returns whether a role is on another node than the head, which the cluster needs."""
     heads = {p.process.pid for ps in made.head_node.all_processes.values() for p in ps}
     agent = agents().get(role)
     return agent is not None and agent.ppid() not in heads

@@ -35,6 +35,7 @@ def int8_block(x: Floats) -> Floats:
 
 
 def onebit_block(x: Floats) -> Floats:
+    """Returns a block with each value replaced by the mean of those with its sign."""
     positive, negative = x[x >= 0], x[x < 0]
     high = positive.astype(np.float64).mean() if len(positive) else 0.0
     low = negative.astype(np.float64).mean() if len(negative) else 0.0
@@ -119,7 +120,7 @@ def clipped(grads: Any, bound: float | None) -> Any:
 
 
 def coded(values: Any, error: Any, width: int) -> Any:
-    """What is read of ``values`` and the error before, which is replaced."""
+    """Returns what ranks read of ``values`` plus the residual, and updates the residual."""
     sent = values + error
     blocks = [sent[a : a + width] for a in range(0, len(sent), width)]
     read = np.concatenate([onebit_block(block) for block in blocks])

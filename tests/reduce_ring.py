@@ -49,6 +49,7 @@ def codec_for(
     grad_clip: float | None = None,
     **options: Any,
 ) -> Codec:
+    """Makes the codec of one rank for parameters of these shapes."""
     parts = parts_of((name, torch.empty(shape)) for name, shape in shapes)
     cfg = ReduceConfig(**({"bucket_mb": 0.003} | options))
     size = parts[-1].stop
@@ -56,7 +57,7 @@ def codec_for(
 
 
 def run_ranks(world: int, work: Callable[[GroupCollective], T]) -> list[T]:
-    """What ``work`` returns on each rank of a real group of threads."""
+    """Runs ``work`` on each rank of a real group of threads and returns the results by rank."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def one(rank: int) -> T:
@@ -68,7 +69,7 @@ def run_ranks(world: int, work: Callable[[GroupCollective], T]) -> list[T]:
 
 
 def reduce_all(codec: Codec, ring: Collective, update: int, grads: Floats) -> Floats:
-    """One update's reduction of a copy of ``grads`` (float32 ``[size]``)."""
+    """Reduces a copy of ``grads`` (float32 ``[size]``) for one update and returns the sums."""
     work = torch.from_numpy(grads.copy())
     codec.begin(update)
     for bucket in codec.buckets:
@@ -78,7 +79,7 @@ def reduce_all(codec: Codec, ring: Collective, update: int, grads: Floats) -> Fl
 
 
 def gradients(world: int, updates: int, size: int = SIZE, seed: int = 0) -> Floats:
-    """``[updates, world, size]``, of very different scales; the second rank of update 2 is idle."""
+    """Gradients ``[updates, world, size]`` of very different scales; rank 1 is idle in update 2."""
     rng = np.random.default_rng(seed)
     scales = 10.0 ** rng.uniform(-3, 0, size)
     grads = (rng.standard_normal((updates, world, size)) * scales).astype(np.float32)

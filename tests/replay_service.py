@@ -25,7 +25,7 @@ def frame_replay(**options: Any) -> Replay:
 
 
 class Served:
-    """``service`` over ``replay``, and what it answered by peer, as (kind, meta, message)."""
+    """A replay service over ``replay``, and its answers by peer, as (kind, meta, message)."""
 
     def __init__(self, replay: Replay, **options: Any) -> None:
         self.replay, self.spec = replay, replay.layout.spec
@@ -53,7 +53,7 @@ class Served:
         return SENT, is_released
 
     def join(self, name: bytes = b"a", token: str = "") -> dict[str, Any]:
-        """The meta of SPEC, or of REFUSE."""
+        """Joins as a peer and returns the meta of SPEC or of REFUSE."""
         self.say(name, MessageKind.JOIN, {"version": REPLAY_VERSION, "token": token})
         _, meta, message = self.answers[name][-1]
         self.run_id = message.head.run_id
@@ -63,10 +63,12 @@ class Served:
     def say(
         self, name: bytes, kind: MessageKind, meta: Any = None, number: int = 0, frames: Any = ()
     ) -> None:
+        """Sends a message of a peer to the service."""
         head = Header(kind, run_id=self.run_id, sequence=number)
         self.service.handle(name, [bytes(p) for p in wire.encode(head, meta, frames)])
 
     def ask(self, name: bytes, number: int, **changes: Any) -> None:
+        """Sends a request for batches."""
         meta = {"batch": 4, "count": 1, "stacked": True, "read": 0} | changes
         self.say(name, MessageKind.SAMPLE, meta, number)
 
@@ -76,10 +78,11 @@ class Served:
         self.service.handle(name, message)
 
     def last(self, name: bytes, kind: MessageKind) -> Any:
-        """Meta of the newest answer of a kind."""
+        """Returns the meta of the newest answer of a kind."""
         return next(meta for k, meta, _ in reversed(self.answers[name]) if k == kind)
 
     def count(self, name: bytes, kind: MessageKind) -> int:
+        """Returns the number of answers of a kind."""
         return sum(k == kind for k, _, _ in self.answers[name])
 
     def close(self) -> None:

@@ -70,6 +70,7 @@ def make_run(
 
 
 def _measurement(i: int, value: float | None, seconds: float) -> dict[str, Any]:
+    """Returns one line of metrics.jsonl."""
     return {
         "time_s": i * seconds,
         "interval_s": seconds,

@@ -24,10 +24,12 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.3, "grad_cli
 
 
 def config(pace: str, count: int = 4, **settings: Any) -> LearnerConfig:
+    """Returns a learner config with this pace and plain SGD."""
     return LearnerConfig.model_validate({"pace": pace, "count": count} | SGD | settings)
 
 
 def optimizer_of(cfg: LearnerConfig, values: Tensor | None = None) -> FlatOptimizer:
+    """Returns a flat optimizer over ``values``, or over zeros."""
     start = torch.zeros(SIZE) if values is None else values
     device = "cuda" if cfg.device == "cuda" else "cpu"
     return FlatOptimizer([("x", nn.Parameter(start.to(device, copy=True)))], cfg)
@@ -50,12 +52,12 @@ class Rig:
 
     @property
     def server(self) -> ParameterServer:
-        """The first shard."""
+        """Returns the first shard."""
         return self.servers[0]
 
     @property
     def address(self) -> str:
-        """Of the first shard."""
+        """Returns the address of the first shard."""
         return self.addresses[0]
 
     def _run(self) -> None:
@@ -64,12 +66,13 @@ class Rig:
                 server.turn(0.02 / len(self.servers))
 
     def client(self, rank: int, values: Tensor | None = None, **begun: Any) -> ServerClient:
+        """Starts a worker of this rank."""
         optimizer = optimizer_of(self.cfg, values)
         self._clients.append(ServerClient(self.addresses, rank, optimizer, self.cfg, **begun))
         return self._clients[-1]
 
     def stop(self) -> None:
-        """End the server alone."""
+        """Ends only the server; its workers stay."""
         self._stop = True
         self._thread.join()
         for server in self.servers:
@@ -83,7 +86,7 @@ class Rig:
 
 
 def rigs(folder: Path, shards: int = 1) -> Iterator[Callable[..., Rig]]:
-    """What makes a `Rig`, of so many shards; all of them end with it."""
+    """Returns a function that makes a `Rig` of so many shards; all rigs end with it."""
     made: list[Rig] = []
 
     def make(cfg: LearnerConfig, **options: Any) -> Rig:
@@ -99,20 +102,23 @@ def rigs(folder: Path, shards: int = 1) -> Iterator[Callable[..., Rig]]:
 
 
 def pulled(client: ServerClient, timeout_s: float = 10.0) -> Reply:
+    """Pulls parameters and returns the reply, which must come in time."""
     reply = client.pull(timeout_s)
     assert reply is not None, client.last_notice
     return reply
 
 
 def push(client: ServerClient, mean: list[float] | Tensor, samples: int = 1, **told: Any) -> None:
+    """Pushes a gradient whose mean over ``samples`` is ``mean``."""
     client._optimizer.grads.copy_(torch.as_tensor(mean) * samples)
     client.push(samples, counted(samples), **told)
 
 
 def counted(steps: int, returns: float = 0.0) -> Tally:
-    """So many agent steps, and episodes with so much return of late."""
+    """Returns the counts of so many agent steps and of recent episodes with these returns."""
     return (0.0, float(steps), 0.0, returns, 0.0, 1.0)
 
 
 def values(client: ServerClient) -> Tensor:
+    """Returns a worker's parameters."""
     return client._optimizer.values

@@ -52,7 +52,7 @@ Clock = Counter[str]
 
 
 class HazardError(AssertionError):
-    """Two uses of the same memory have no order."""
+    """Two uses of the same memory are not ordered."""
 
 
 class SimulatedStream:
@@ -250,14 +250,14 @@ class SimulatedDevice:
     # ------------------------------------------------------------------------- for its parts
 
     def stall(self) -> None:
-        """Queue a call that never ends."""
+        """Queues a call that never ends."""
         with self._lock:
             stream = self.current_stream()
             if self._stalled is None:
                 self._stalled = Counter({stream.name: self._queue(stream)})
 
     def abort(self) -> None:
-        """End it."""
+        """Ends a stalled call."""
         self._stalled = None
 
     @property
@@ -479,7 +479,7 @@ class Reads(TorchFunctionMode):
 
 @contextmanager
 def simulated(seed: int = 0, skip: tuple[str, str] | None = None) -> Iterator[SimulatedDevice]:
-    """All devices are one simulated device, which the calling thread has entered."""
+    """Makes all devices one simulated device, which the calling thread has entered."""
     device = SimulatedDevice(seed, skip)
     before = choice.DEVICES["cpu"]
     choice.DEVICES["cpu"] = lambda _: device

@@ -15,12 +15,14 @@ from penstock.transport.shm.store import Slot
 
 
 def trainer() -> Trainer:
+    """Makes a PPO trainer for CartPole with eight environments and unrolls of six steps."""
     config = resolve("cartpole", ["algo.name=ppo", "actors.envs=8", "actors.unroll=6",
                                   "learner.updates_per_batch=2", "learner.device=cpu"])  # fmt: skip
     return Trainer(config, probe(config.env))
 
 
 def weights(made: Trainer) -> npt.NDArray[np.float32]:
+    """Returns a copy of a trainer's parameters as one vector."""
     values: npt.NDArray[np.float32] = made.optimizer.values.cpu().numpy().copy()
     return values
 
@@ -28,7 +30,7 @@ def weights(made: Trainer) -> npt.NDArray[np.float32]:
 def batch(
     made: Trainer, seed: int = 3, reward: float | None = None, alive: float = 0.8, ends: float = 0.0
 ) -> StagingBatch:
-    """A batch of one `slot`."""
+    """Returns a batch of one `slot`."""
     staged = StagingBatch(made.spec, 1, made.device)
     staged.gather([slot(made, np.random.default_rng(seed), reward, alive, ends)])
     return staged
@@ -41,7 +43,7 @@ def slot(
     alive: float = 1.0,
     ends: float = 0.0,
 ) -> Slot:
-    """Rewards are random with None; ``alive`` and ``ends`` are shares of the rows."""
+    """Returns random columns of a slot; ``alive`` and ``ends`` are shares of its rows."""
     payload = made.spec.zeros()
     columns = made.spec.views(payload)
     rows = columns["alive"].shape

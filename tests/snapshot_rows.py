@@ -12,7 +12,7 @@ from penstock.replay.buffer import Replay
 
 
 def step(i: int, size: int) -> dict[str, Any]:
-    """Step ``i`` of a stream whose every value follows from ``i``."""
+    """Returns step ``i`` of a stream, whose every value follows from ``i``."""
     return {
         "obs": np.full(size, i, np.float32),
         "next_obs": np.full(size, i + 1, np.float32),
@@ -26,7 +26,7 @@ def step(i: int, size: int) -> dict[str, Any]:
 def made(
     steps: int = 150, size: int = 3, capacity: int = 100, **options: Any
 ) -> tuple[Replay, Callable[[], None]]:
-    """A replay with so many steps, and what adds the next one."""
+    """Returns a replay with so many steps, and a function that adds the next step."""
     columns = {"obs": (np.float32, (size,)), "action": (np.int64, ())}
     replay = Replay(columns, capacity, unroll=8, seed=5, **options)
     count = iter(range(10**9))
@@ -40,13 +40,14 @@ def made(
 
 
 def assert_equal(a: Any, b: Any) -> None:
+    """Asserts that two batches have equal columns."""
     assert set(a) == set(b)
     for name in a:
         np.testing.assert_array_equal(a[name], b[name], name)
 
 
 def assert_consistent(batch: Any, n_step: int = 1) -> None:
-    """Every row is one that `step` made."""
+    """Asserts that every row of a batch is one that `step` made."""
     i = batch.action // 3
     np.testing.assert_array_equal(batch.obs[:, 0], i)
     assert (batch.obs == batch.obs[:, :1]).all()
@@ -56,4 +57,5 @@ def assert_consistent(batch: Any, n_step: int = 1) -> None:
 
 
 def files(folder: Path) -> list[Path]:
+    """Returns the files of a snapshot."""
     return sorted(p for p in folder.rglob("*") if p.is_file())

@@ -14,7 +14,7 @@ ACTORS = tuple(RoleSpec("actor", i, "m:f", Stage.ACTORS) for i in range(2))
 
 
 class Scene:
-    """A set of processes that does what it is told, and a clock that a test turns."""
+    """Processes that obey the supervisor's decisions, and a clock that a test advances."""
 
     def __init__(self, specs: Sequence[RoleSpec], ready: bool = True, **limits: float) -> None:
         self.decisions = Decisions(specs, RestartLimits(**limits))  # type: ignore[arg-type]
@@ -28,6 +28,7 @@ class Scene:
                 self.decisions.on_ready(spec.name, self.now_s)
 
     def tick(self, after_s: float = 0.0, beating: Sequence[str] = ()) -> list[Effect]:
+        """Advances the clock and returns the effects of a tick."""
         self.now_s += after_s
         self.beats |= dict.fromkeys(beating, self.now_s)
         effects = self.decisions.tick(self.now_s, self.beats, self.phases)
@@ -35,15 +36,16 @@ class Scene:
         return effects
 
     def wait(self, seconds: float, beating: Sequence[str] = ()) -> list[Effect]:
-        """Tick through ``seconds``, a second at a time."""
+        """Ticks through ``seconds``, one second at a time, and returns all effects."""
         return [e for _ in range(int(seconds)) for e in self.tick(1.0, beating)]
 
     def ends(self, name: str, code: int, produced: int = 0, log: str = "") -> list[Effect]:
+        """Ends a role's process and returns the effects."""
         end = End(code, produced, produced // 10, self.incarnations.get(name, 0), log)
         return self.decisions.on_ended(name, end, self.now_s)
 
     def crash_and_restart(self, name: str, produced: int = 0) -> float:
-        """Seconds from a crash to the new start."""
+        """Returns the seconds from a crash to the new start."""
         self.ends(name, 1, produced)
         waited_s = 0.0
         while not any(isinstance(e, Start) for e in self.tick(0.05)):

@@ -20,7 +20,7 @@ WAIT_S = 100.0  # of a machine that does much else
 
 
 class Command:
-    """``penstock`` with arguments, in the folder of the test; or another module of Python's."""
+    """A running ``penstock`` command in the folder of the test, or another Python module."""
 
     def __init__(self, folder: Path, *arguments: str, module: str = "penstock") -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Command:
         )
 
     def end(self) -> tuple[int, dict[str, Any], str]:
-        """Exit code, the object on the last line of standard output, standard error."""
+        """Waits for the end; returns exit code, the object on the last stdout line, and stderr."""
         out, err = self.process.communicate(timeout=WAIT_S)
         lines = out.splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else {}, err
@@ -46,12 +46,12 @@ class Command:
             time.sleep(0.05)
 
     def pid_of(self, name: str) -> int:
-        """The process of a role; 0 while there is none."""
+        """Returns the pid of a role, or 0 while it has no process."""
         return pid_of(self.process.pid, name)
 
 
 def address_of(watch: Command) -> str:
-    """What `penstock watch --json` prints once the page is ready."""
+    """Returns the address that `penstock watch --json` prints once the page is ready."""
     assert watch.process.stdout is not None
     line = watch.process.stdout.readline()
     assert line, watch.process.communicate()
@@ -59,7 +59,7 @@ def address_of(watch: Command) -> str:
 
 
 def pid_of(supervisor: int, name: str) -> int:
-    """The process of a role, which the last words of its command name; 0 while there is none."""
+    """Returns the pid of a role, by the last words of its command; 0 while it has no process."""
     for process in psutil.Process(supervisor).children(recursive=True):
         try:
             words = process.cmdline()
@@ -71,29 +71,33 @@ def pid_of(supervisor: int, name: str) -> int:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that a run may be writing; none while there is no file."""
+    """Returns the complete lines of a file that may be growing; none while there is no file."""
     whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [json.loads(line) for line in whole.splitlines()]
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a run's metrics.jsonl so far."""
     return json_lines(run_dir / "metrics.jsonl")
 
 
 def updates(run_dir: Path) -> int:
-    """Optimizer steps so far."""
+    """Returns the number of optimizer steps so far."""
     return max((m["learner_steps"] for m in metrics(run_dir)), default=0)
 
 
 def last(run_dir: Path) -> dict[str, Any]:
+    """Returns the newest line of a run's metrics."""
     return metrics(run_dir)[-1]
 
 
 def trained(run_dir: Path) -> bool:
+    """Returns whether the run has trained while two actors were alive."""
     return any(m["learner_steps"] > 0 and m["actors_alive"] == 2 for m in metrics(run_dir))
 
 
 def assert_balanced(summary: dict[str, Any]) -> None:
+    """Asserts that every produced step is trained, dropped, lost or in flight."""
     a = summary["accounting"]
     went = a["trained"] + sum(a["dropped"].values()) + sum(a["lost"].values()) + a["in_flight"]
     assert a["produced"] == went

@@ -62,11 +62,12 @@ RUN_ID = 0x1234_5678_9ABC_DEF0
 
 
 def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC) -> Welcome:
+    """Returns a learner's welcome message."""
     return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}}, SPACES)
 
 
 class Heard(Channel):
-    """A line to a supervisor that writes down what is reported."""
+    """A supervisor channel that records what is reported."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -87,20 +88,20 @@ class Heard(Channel):
 def context(
     folder: Path, role: str = "actor", *, incarnation: int = 0, **fields: Any
 ) -> RoleContext:
-    """A role's context; `reports` tells what it has reported."""
+    """Returns the context of a role; `reports` returns what the role has reported."""
     page, descriptor = StatusPage.create()
     os.close(descriptor)
     return RoleContext(role, 0, incarnation, RUN_ID, folder, folder, Heard(), page, **fields)
 
 
 def reports(ctx: RoleContext, kind: str) -> list[dict[str, Any]]:
-    """What a role has reported so far, of one kind."""
+    """Returns what a role has reported so far, of one kind."""
     assert isinstance(ctx.channel, Heard)
     return [message for message in ctx.channel.messages if message["kind"] == kind]
 
 
 def fill(slot: Slot, sequence: int, *, actor: int = 7, incarnation: int = 0) -> None:
-    """Contents that `expected` knows again."""
+    """Fills a slot with the contents that `expected` returns for its sequence number."""
     for name, values in expected(sequence).items():
         slot.columns[name][...] = values
     slot.header["actor"], slot.header["incarnation"] = actor, incarnation
@@ -112,7 +113,7 @@ def fill(slot: Slot, sequence: int, *, actor: int = 7, incarnation: int = 0) -> 
 
 
 def expected(sequence: int, spec: SlotSpec = SPEC) -> dict[str, npt.NDArray[Any]]:
-    """A slot's columns; `noise` does not compress, `obs` does. All rows are alive."""
+    """Returns a slot's columns; `obs` compresses, `noise` does not. All rows are alive."""
     rng = np.random.default_rng(sequence)
     columns: dict[str, npt.NDArray[Any]] = {}
     for column in spec.columns:
@@ -136,7 +137,7 @@ class Taken:
 
 @dataclass
 class Learner:
-    """Owns store, board and Unix socket, in a thread; ``consuming`` is the gate."""
+    """Owns store, board and Unix socket in a thread; it takes slots while ``consuming``."""
 
     path: Path
     store: SlotStore
@@ -155,13 +156,13 @@ class Learner:
         self._thread.start()
 
     def stop(self) -> None:
-        """End as a learner does: the Unix socket goes, and with it all connections."""
+        """Ends as a learner does: the Unix socket is removed and all connections close."""
         self._stop = True
         if self._thread is not None:
             self._thread.join()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the thread that owns the store."""
+        """Calls a function in the thread that owns the store."""
         answer: queue.SimpleQueue[T] = queue.SimpleQueue()
         self._calls.put((function, answer))
         return answer.get(timeout=10)
@@ -185,12 +186,12 @@ class Learner:
             self.store.release(slot.index)
 
     def take(self, timeout_s: float = 10.0) -> Taken:
-        """The next slot that arrives."""
+        """Returns the next slot that arrives."""
         wait_until(lambda: bool(self.taken), timeout_s)
         return self.taken.popleft()
 
     def publish(self, version: int) -> npt.NDArray[np.float32]:
-        """Show weights that tell their version; exact in bfloat16 up to 256."""
+        """Publishes weights that encode their version; exact in bfloat16 up to 256."""
         weights = np.arange(LAYOUT.size, dtype=np.float32) + version
         self.board.publish(weights, Stamp(self.welcome.generation, version))
         return weights
@@ -200,6 +201,7 @@ class Learner:
 def learner(
     folder: Path, *, slots: int = 8, run_id: int = RUN_ID, spec: SlotSpec = SPEC
 ) -> Iterator[Learner]:
+    """Runs a `Learner` with its own store and board to the end of the block."""
     store = SlotStore(spec, slots)
     board = WeightsBoard.create(LAYOUT.size)
     path = folder / "learner-0.sock"
@@ -218,7 +220,7 @@ def learner(
 def connector(
     side: Learner, address: str, *, process: SlotProcessor | None = None, **options: Any
 ) -> Iterator[Receiver]:
-    """A connector in a thread of this process."""
+    """Runs a connector in a thread of this process."""
     link = ShmLink(side.path, None, want=0, lane=True)
     made = Receiver(link, address, side.path, process=process, **options)
     stop = threading.Event()
@@ -239,7 +241,7 @@ def connector(
 
 
 def waiting(receiver: Receiver) -> int:
-    """The number of relays and actors that wait for newer weights than the newest."""
+    """Returns how many relays and actors wait for weights newer than the newest."""
     return sum(len(responder._up_to_date) for responder in receiver._responders.values())
 
 
@@ -253,7 +255,7 @@ def role_process(
     incarnation: int = 0,
     **settings: Any,
 ) -> Iterator[LocalHandle]:
-    """A connector or relay as a process of its own; ``settings`` are those of the transport."""
+    """Starts a connector or relay as a process of its own; ``settings`` are transport options."""
     config = {"env": {"id": "Test-v0"}, "transport": settings, "run": {"interval_s": 0.1}}
     arguments = role_arguments(folder, folder) | {
         "config": Config.model_validate(config).model_dump(mode="json"),
@@ -272,7 +274,7 @@ def role_process(
 
 
 def heard(child: LocalHandle, kind: str, timeout_s: float = 20.0) -> dict[str, Any]:
-    """The next report of a kind."""
+    """Waits for the next report of a kind and returns it."""
     found: list[dict[str, Any]] = []
 
     def listen() -> bool:
@@ -285,7 +287,7 @@ def heard(child: LocalHandle, kind: str, timeout_s: float = 20.0) -> dict[str, A
 
 
 def exit_code(child: LocalHandle, timeout_s: float = 20.0) -> int:
-    """Wait for a process to end by itself."""
+    """Waits for a process to end by itself and returns its exit code."""
     assert wait_readable(child.pidfd, timeout_s), f"{child.spec.name} did not end"
     result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
     assert result is not None
@@ -293,7 +295,7 @@ def exit_code(child: LocalHandle, timeout_s: float = 20.0) -> int:
 
 
 def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
-    """A lane of a store in this process, and its writer."""
+    """Opens a lane of a store in this process; returns the lane and its writer."""
     lane = store.open_lane(want)
     made = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
     return lane, made
@@ -301,7 +303,7 @@ def writer_of(store: SlotStore, want: int) -> tuple[int, SlotWriter]:
 
 @contextmanager
 def in_thread(ctx: RoleContext, main: Callable[[RoleContext], None]) -> Iterator[None]:
-    """A role in a thread of this process, to the end of the block."""
+    """Runs a role in a thread of this process to the end of the block."""
 
     def live() -> None:
         with suppress(SystemExit):

@@ -181,7 +181,7 @@ gymnasium.register("Shop-v0", entry_point=Shop)
 
 
 def shopping(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module `shopping` of a user's, importable as long as this is gone through."""
+    """Makes a user's module `shopping` importable to the end of the block."""
     (folder / "shopping.py").write_text(USER_MODULE)
     (folder / "needs_it.py").write_text("import shop_simulator.core")
     (folder / "halfway.py").write_text("def f(:")
@@ -198,5 +198,5 @@ def shopping(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def config(env_id: str, *wrappers: Any, **kwargs: Any) -> EnvConfig:
-    """A game by its id, with wrappers and options."""
+    """Returns the config of an environment by its id, with wrappers and options."""
     return EnvConfig(id=env_id, kwargs=kwargs, wrappers=list(wrappers))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 def wait_until(
     condition: Callable[[], object], timeout_s: float = 20.0, every_s: float = 0.002
 ) -> None:
-    """Raises AssertionError when ``condition`` stays false."""
+    """Waits for ``condition``; raises AssertionError if it stays false."""
     ends_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < ends_s, "it did not come true in time"
@@ -18,7 +18,7 @@ def wait_until(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nothing listens at."""
+    """Returns a TCP port without a listener."""
     with socket.create_server((host, 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

@@ -1,4 +1,4 @@
-"""What the code of docs/extending/ does, in a copy of Penstock to which it was added.
+"""Tests of the code of docs/extending/, run in a copy of Penstock that contains this code.
 
 `test_extending.py` makes the copy and runs this file with it.
 """
@@ -118,7 +118,7 @@ def test_two_learners_go_at_the_pace(tmp_path: Path) -> None:
     np.testing.assert_allclose(first.values, second.values, rtol=1e-6)
 
 
-def test_the_sink_writes_what_it_gets(tmp_path: Path) -> None:
+def test_sink_writes_each_metrics_line_to_its_file(tmp_path: Path) -> None:
     sinks = FanOut(make_sinks(resolve("cartpole", ["run.csv=true"]), tmp_path))
     for steps in (100, 200):
         mean = steps / 10

@@ -1,4 +1,4 @@
-"""`checkpoint.store`: a folder, and S3 as moto simulates it on loopback."""
+"""Contract of `checkpoint.store` over a folder, and over S3 as moto simulates it on loopback."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def names(url: str) -> set[str]:
     return {name.rpartition("/")[2] for name in fs.ls(path, detail=False)}
 
 
-def test_the_last_ones_are_kept_and_the_newest_is_fetched(url: str, tmp_path: Path) -> None:
+def test_store_keeps_the_last_checkpoints_and_serves_the_newest(url: str, tmp_path: Path) -> None:
     for steps in (10, 20, 30, 40):
         put(url, tmp_path / "a", steps, keep=2)
     store = CheckpointStore(url)
@@ -95,12 +95,12 @@ def test_the_last_ones_are_kept_and_the_newest_is_fetched(url: str, tmp_path: Pa
     assert take_newer(store, last) == ""  # the run has it
 
 
-def test_an_empty_store_has_nothing(url: str, tmp_path: Path) -> None:
+def test_empty_store_lists_no_checkpoints(url: str, tmp_path: Path) -> None:
     assert CheckpointStore(url).entries() == []
     assert take_newer(CheckpointStore(url), tmp_path / "last") == ""
 
 
-def test_a_run_that_is_ahead_keeps_its_own(url: str, tmp_path: Path) -> None:
+def test_run_ahead_of_the_store_keeps_its_own_checkpoint(url: str, tmp_path: Path) -> None:
     put(url, tmp_path / "a", 40)
     last = tmp_path / "b" / "checkpoints" / "last"
     checkpoint(last, 41)
@@ -113,7 +113,7 @@ def test_a_run_that_is_ahead_keeps_its_own(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("later", [CheckpointWriter(0, 2), CheckpointWriter(1, 0)])
-def test_learners_that_were_replaced_are_refused(
+def test_upload_by_a_replaced_learner_is_refused(
     url: str, tmp_path: Path, later: CheckpointWriter
 ) -> None:
     put(url, tmp_path / "a", 10)
@@ -123,7 +123,7 @@ def test_learners_that_were_replaced_are_refused(
     assert [entry.learner_steps for entry in CheckpointStore(url).entries()] == [10, 20]
 
 
-def test_a_damaged_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> None:
+def test_damaged_newest_checkpoint_falls_back_to_the_previous(url: str, tmp_path: Path) -> None:
     for steps in (10, 20):
         put(url, tmp_path / "a", steps)
     fs, path = fsspec.core.url_to_fs(url)
@@ -135,7 +135,7 @@ def test_a_damaged_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> 
     assert steps_of(last) == 10
 
 
-def test_a_missing_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> None:
+def test_missing_newest_checkpoint_falls_back_to_the_previous(url: str, tmp_path: Path) -> None:
     for steps in (10, 20):
         put(url, tmp_path / "a", steps)
     fs, path = fsspec.core.url_to_fs(url)
@@ -149,7 +149,7 @@ def test_a_missing_one_gives_way_to_the_one_before(url: str, tmp_path: Path) -> 
         take_newer(CheckpointStore(url), tmp_path / "c" / "checkpoints" / "last")
 
 
-def test_what_the_manifest_does_not_name_neither_counts_nor_goes(url: str, tmp_path: Path) -> None:
+def test_files_not_in_the_manifest_are_ignored_and_not_deleted(url: str, tmp_path: Path) -> None:
     put(url, tmp_path / "a", 10, keep=1)
     fs, path = fsspec.core.url_to_fs(url)
     fs.pipe_file(f"{path}/g0-step-90.safetensors", b"a part of one")
@@ -175,7 +175,7 @@ ENTRY = {"name": "g0-step-1.safetensors", "generation": 0, "epoch": 0, "learner_
         "[" * 100_000,
     ],
 )
-def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_manifest_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(UserError, match="is no list of checkpoints"):
         CheckpointStore(str(tmp_path)).entries()
@@ -208,7 +208,7 @@ def test_a_bucket_that_does_not_exist_is_named_and_not_made() -> None:
         CheckpointStore("s3://no-such-bucket-here/x").entries()
 
 
-def test_the_newest_is_uploaded_as_it_was_when_it_was_offered(url: str, tmp_path: Path) -> None:
+def test_newest_checkpoint_is_uploaded_as_it_was_when_offered(url: str, tmp_path: Path) -> None:
     events: list[tuple[Any, ...]] = []
     uploader = Uploader(CheckpointStore(url), 3, lambda *event: events.append(event))
     for steps in range(10, 60, 10):
@@ -222,7 +222,7 @@ def test_the_newest_is_uploaded_as_it_was_when_it_was_offered(url: str, tmp_path
         assert steps_of(tmp_path / "b") == entry.learner_steps
 
 
-def test_a_failure_is_reported_once_and_the_next_one_is_tried(tmp_path: Path) -> None:
+def test_upload_failure_is_reported_once_and_the_next_upload_is_tried(tmp_path: Path) -> None:
     place = tmp_path / "shared"
     place.write_text("a file where the folder should be")
     events: list[tuple[Any, ...]] = []
@@ -240,7 +240,9 @@ def test_a_failure_is_reported_once_and_the_next_one_is_tried(tmp_path: Path) ->
     assert [entry.learner_steps for entry in store.entries()] == [10]
 
 
-def test_a_copy_that_is_cut_is_never_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_upload_is_never_in_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(str(tmp_path / "store"))
 
     class Cut(io.FileIO):

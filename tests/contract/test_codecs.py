@@ -132,7 +132,7 @@ def test_bytes_are_exactly_those_of_the_theory(results: Results, world: int, cas
 
 @each_world
 @each_large
-def test_a_codec_that_goes_back_is_like_a_new_one(results: Results, world: int, case: str) -> None:
+def test_codec_after_a_rollback_equals_a_new_codec(results: Results, world: int, case: str) -> None:
     again = of(results, world, case, "from the first again")
     for first, second in zip(of(results, world, case, "sums"), again, strict=True):
         assert np.array_equal(first, second)
@@ -140,7 +140,9 @@ def test_a_codec_that_goes_back_is_like_a_new_one(results: Results, world: int, 
 
 @each_world
 @each_large
-def test_a_codec_goes_on_from_residuals_of_another(results: Results, world: int, case: str) -> None:
+def test_restored_residuals_continue_as_in_the_first_codec(
+    results: Results, world: int, case: str
+) -> None:
     if CASES[case]["codec"] == "powersgd":
         pytest.skip("draws its factors again, as it says")
     for on, resumed in zip(
@@ -152,7 +154,9 @@ def test_a_codec_goes_on_from_residuals_of_another(results: Results, world: int,
 @each_world
 @pytest.mark.parametrize("kind", ODD)
 @each_case
-def test_odd_gradients(results: Results, world: int, case: str, kind: str) -> None:
+def test_extreme_and_nonfinite_gradients_do_not_break_later_reductions(
+    results: Results, world: int, case: str, kind: str
+) -> None:
     found = of(results, world, case, kind)[0]
     if kind == "zeros":
         assert not found.any()
@@ -191,7 +195,7 @@ def test_terngrad_sums_whole_multiples_of_a_scale(results: Results, world: int) 
 
 
 @each_world
-def test_powersgd_loses_nothing(results: Results, world: int) -> None:
+def test_powersgd_sums_and_residuals_add_up_to_all_gradients(results: Results, world: int) -> None:
     grads = gradients(world, UPDATES).astype(np.float64)
     sums = of(results, world, "powersgd", "sums")
     held = [found[1:].sum(0) for found in of(results, world, "powersgd", "residual")]

@@ -1,4 +1,4 @@
-"""With CURVE keys only listed actors are let in, and samples and weights flow as without."""
+"""Connections with CURVE keys: only listed actors connect, and samples and weights arrive."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ def refused(ctx: RoleContext, address: str) -> bool:
     return False
 
 
-def test_an_actor_without_keys_stays_outside(tmp_path: Path, address: str) -> None:
+def test_actor_without_keys_cannot_connect(tmp_path: Path, address: str) -> None:
     assert refused(context(tmp_path), address)
 
 
 @pytest.mark.slow
-def test_knowing_the_learners_key_is_not_enough(
+def test_actor_with_only_the_learners_public_key_cannot_connect(
     tmp_path: Path, actor_folder: Path, address: str
 ) -> None:
     stranger = tmp_path / "stranger"
@@ -100,7 +100,7 @@ def test_knowing_the_learners_key_is_not_enough(
     assert refused(context(tmp_path, curve=stranger), address)
 
 
-def test_an_actor_does_not_talk_to_a_learner_with_another_key(
+def test_actor_rejects_a_learner_with_another_key(
     tmp_path: Path, actor_folder: Path, address: str
 ) -> None:
     shutil.copy(actor_folder / "learner.key", tmp_path / "right.key")

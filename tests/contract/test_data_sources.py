@@ -1,4 +1,4 @@
-"""What every data source that actors feed must do: `core.interfaces.DataSource` over each."""
+"""Contract of `core.interfaces.DataSource`, over each source that actors feed."""
 
 from __future__ import annotations
 
@@ -179,14 +179,14 @@ def world(
         yield World(source, trainer, accounting, writer, alone)
 
 
-def test_there_is_no_batch_before_anything_was_played(world: World) -> None:
+def test_next_returns_no_batch_before_the_first_slot(world: World) -> None:
     began_s = time.monotonic()
     assert world.source.next(0.05) is None
     assert time.monotonic() - began_s < 2.0
     assert world.source.in_flight_steps() == 0
 
 
-def test_what_is_played_comes_out_is_trained_on_and_adds_up(world: World) -> None:
+def test_all_played_steps_are_trained_on_and_accounting_balances(world: World) -> None:
     for _ in range(6):
         batch = world.next()
         world.source.release(batch, world.trainer.step(batch))
@@ -201,13 +201,13 @@ def test_what_is_played_comes_out_is_trained_on_and_adds_up(world: World) -> Non
     assert all(np.isfinite(value) for value in figures.values())
 
 
-def test_memory_is_free_again_after_a_release(world: World) -> None:
+def test_release_frees_the_memory_of_a_batch(world: World) -> None:
     for _ in range(3 * len(world.source.store.slots)):
         batch = world.next()  # plays into a slot; none would be left if releases freed nothing
         world.source.release(batch, world.trainer.step(batch))
 
 
-def test_every_batch_tells_keys_weights_and_versions(world: World) -> None:
+def test_each_batch_has_keys_weights_and_versions(world: World) -> None:
     batch: TrainingBatch = world.next()
     assert batch.keys.shape == batch.weights.shape == (world.rows,)
     assert batch.keys.dtype == np.int64
@@ -219,7 +219,7 @@ def test_every_batch_tells_keys_weights_and_versions(world: World) -> None:
         assert len(set(batch.keys.tolist())) == world.rows
 
 
-def test_several_batches_are_out_and_come_back_in_their_order(world: World) -> None:
+def test_several_batches_may_be_held_and_released_in_order(world: World) -> None:
     """As many as the source has; none of them is written to meanwhile, and all steps add up."""
     fixed = isinstance(world.source, UnrollSource)
     ahead = 0 if world.alone else batches_ahead(world.trainer.config)
@@ -275,7 +275,7 @@ def test_priorities_find_the_rows_of_their_batch(
     assert fresh[-1] == world.rows
 
 
-def test_a_reserve_is_filled_up_while_the_learner_needs_no_interpreter(world: World) -> None:
+def test_batches_are_drawn_ahead_only_during_the_backward_pass(world: World) -> None:
     source = world.source
     if world.fresh or batches_ahead(world.trainer.config) < 2:
         pytest.skip("no second batch is drawn ahead from replay")
@@ -314,7 +314,7 @@ def test_a_batch_that_was_not_trained_on_counts_as_dropped_or_stays(world: World
     assert world.accounting.balance(world.source.in_flight_steps()) == 0
 
 
-def test_saving_and_restoring_is_possible_always(world: World, tmp_path: Path) -> None:
+def test_source_can_be_saved_and_restored_in_any_state(world: World, tmp_path: Path) -> None:
     world.publish()
     world.source.save(tmp_path / "kept", lambda: None)
     assert isinstance(world.source.restore(tmp_path / "nowhere"), str)

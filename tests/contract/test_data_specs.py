@@ -1,4 +1,4 @@
-"""What an algorithm says that it trains on (`core.interfaces.DataSpec`) is what its update gets."""
+"""An algorithm's update gets the data that its `core.interfaces.DataSpec` asks for."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def to_goal(
     batch["drawn"] = rng.random(len(batch["reward"]))
 
 
-def test_what_relabels_gets_later_steps_of_the_episode_and_the_update_what_it_made(
+def test_relabel_gets_future_rows_and_its_rewards_reach_the_update(
     train_on: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_on(Transitions(relabel=to_goal))
@@ -327,7 +327,7 @@ def test_only_lockstep_runs_without_actors(train_on: Callable[..., None], tmp_pa
 # --------------------------------------------------------------------------------- lockstep
 
 
-def test_a_batch_in_which_nothing_counts_is_released(
+def test_batch_whose_rows_all_have_no_weight_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose padded sequences end before the burn-in does."""

@@ -1,4 +1,4 @@
-"""All that uses the seam of devices, on one that runs behind its host, finds every order it needs.
+"""Code that uses the device interface is correct on a device that lags behind its host.
 
 The same work is done on the CPU and on the simulated device (`simulated_device`), under several
 seeds: the numbers are the same, and no access is without an order. Then each call that makes an
@@ -201,7 +201,7 @@ HAZARDS = [
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_a_device_behind_its_host_computes_the_same(name: str) -> None:
+def test_device_that_lags_behind_its_host_computes_the_same_results(name: str) -> None:
     expected = WORKS[name]()
     for seed in SEEDS:
         with simulated(seed):
@@ -211,7 +211,7 @@ def test_a_device_behind_its_host_computes_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "method", "caller"), HAZARDS)
-def test_every_order_is_needed_and_its_absence_is_found(
+def test_removing_any_ordering_of_device_work_is_detected(
     name: str, method: str, caller: str
 ) -> None:
     expected = WORKS[name]()

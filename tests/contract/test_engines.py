@@ -118,7 +118,7 @@ def test_every_role_has_an_address(engine: Engine) -> None:
     assert addresses["actor-0"] == addresses["actor-1"]  # of one bundle
 
 
-def test_a_handle_shows_what_its_role_does(engine: Engine, folder: Path) -> None:
+def test_handle_shows_status_and_usage_of_its_role(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "work", at=3)
     assert (handle.spec.name, handle.incarnation, bool(handle.host)) == ("actor-0", 3, True)
     next_message(handle, "ready")
@@ -154,7 +154,7 @@ def arrived(handle: Handle, since_ns: int) -> list[Thread]:
     return found
 
 
-def test_spans_of_a_role_are_had_in_full_and_by_this_hosts_clock(
+def test_spans_of_a_role_are_complete_and_by_the_clock_of_this_host(
     engine: Engine, folder: Path
 ) -> None:
     since_ns = time.perf_counter_ns()
@@ -177,7 +177,7 @@ def test_spans_of_a_role_are_had_in_full_and_by_this_hosts_clock(
     assert since_ns < reading.at_ns < time.perf_counter_ns()
 
 
-def test_messages_go_both_ways_and_the_last_come_before_the_end(
+def test_messages_pass_both_ways_and_the_last_arrive_before_the_end(
     engine: Engine, folder: Path
 ) -> None:
     handle = start(engine, folder, "learn", "learner-0")
@@ -192,7 +192,7 @@ def test_messages_go_both_ways_and_the_last_come_before_the_end(
     assert said[-1]["heard"] == [{"kind": "first"}, {"kind": "actors", "alive": 7}]
 
 
-def test_stacks_of_a_role_arrive_in_the_logs(engine: Engine, folder: Path) -> None:
+def test_stacks_of_a_role_are_written_to_the_logs(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "work")
     next_message(handle, "ready")
     stacks = folder / "logs" / "actor-0.stacks"
@@ -211,7 +211,7 @@ def test_a_killed_role_is_confirmed_dead_with_its_last_counters(
     assert handle.reap() == -signal.SIGKILL
 
 
-def test_the_supervisor_can_kill(engine: Engine, folder: Path) -> None:
+def test_handle_kills_a_role_that_ignores_sigterm(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "deaf")
     next_message(handle, "ready")
     handle.signal(signal.SIGTERM)
@@ -222,7 +222,7 @@ def test_the_supervisor_can_kill(engine: Engine, folder: Path) -> None:
     assert end(handle)[0] == -signal.SIGKILL
 
 
-def test_a_crash_leaves_its_report_and_its_output(engine: Engine, folder: Path) -> None:
+def test_crashed_role_leaves_its_error_report_and_output(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "crash", at=2)
     wait_until(lambda: handle.liveness() is Liveness.DEAD)
     assert handle.log_tail().endswith("ValueError: crash of incarnation 2")
@@ -231,7 +231,7 @@ def test_a_crash_leaves_its_report_and_its_output(engine: Engine, folder: Path) 
     assert said[-1]["message"] == "ValueError: crash of incarnation 2"
 
 
-def test_something_to_do_makes_a_descriptor_readable(engine: Engine, folder: Path) -> None:
+def test_message_or_end_of_a_role_makes_a_descriptor_readable(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "work")
     ends_s = time.monotonic() + WAIT_S
     said: list[dict[str, Any]] = []
@@ -252,7 +252,7 @@ def test_something_to_do_makes_a_descriptor_readable(engine: Engine, folder: Pat
     handle.reap()
 
 
-def test_incarnations_of_a_role_are_apart(engine: Engine, folder: Path) -> None:
+def test_incarnations_of_a_role_have_separate_state(engine: Engine, folder: Path) -> None:
     first, second = (start(engine, folder, "work", at=at) for at in (0, 1))
     for handle in (first, second):
         next_message(handle, "ready")
@@ -262,7 +262,7 @@ def test_incarnations_of_a_role_are_apart(engine: Engine, folder: Path) -> None:
     assert second.liveness() is Liveness.ALIVE
 
 
-def test_nothing_outlives_its_engine(engine: Engine, folder: Path) -> None:
+def test_no_process_outlives_its_engine(engine: Engine, folder: Path) -> None:
     handle = start(engine, folder, "deaf")
     next_message(handle, "ready")
     wait_until(lambda: handle.receive() or (handle.status().began and handle.usage().pid))
@@ -280,7 +280,7 @@ def test_arguments_that_no_message_can_hold_are_refused(engine: Engine, folder: 
         engine.start(spec, 0, arguments, folder / "logs" / "actor-0.log")
 
 
-def test_the_supervisor_knows_no_engine() -> None:
+def test_only_launch_run_imports_the_engines() -> None:
     launch = HERE.parents[1] / "launch"
     texts = {path.name: path.read_text() for path in launch.glob("*.py")}
     assert [n for n, text in texts.items() if "from penstock.launch.engines" in text] == ["run.py"]

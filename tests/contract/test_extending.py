@@ -12,7 +12,7 @@ from pages import DOCS, with_pages
 CASES = Path(__file__).with_name("extending_cases.py")
 
 
-def test_a_penstock_with_the_code_of_all_pages_does_what_they_say(tmp_path: Path) -> None:
+def test_copy_of_penstock_with_the_code_of_all_pages_passes_the_cases(tmp_path: Path) -> None:
     pages = sorted((DOCS / "extending").glob("*.md"))
     penstock = with_pages(pages, tmp_path)
     options = ("-q", "-x", "-p", "no:cacheprovider", "-c", DOCS.parent / "pyproject.toml")

@@ -1,4 +1,4 @@
-"""Groups of learners, as real processes over loopback: equal to one alone, and outliving death."""
+"""Groups of learners in real processes equal a single learner, and survive a killed member."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PPO = (
         ),
     ],
 )
-def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
+def test_four_learners_compute_the_gradient_of_one_with_four_times_the_batch(
     tmp_path: Path, algo: tuple[str, ...]
 ) -> None:
     options = (*PLAIN, *algo)
@@ -78,7 +78,7 @@ def test_four_learners_make_the_gradient_of_one_with_four_times_the_batch(
     assert len(set(map(int, steps))) == 1
 
 
-def test_dgc_clips_the_gradient_of_each_learner_and_not_what_it_sends(tmp_path: Path) -> None:
+def test_dgc_clips_each_learners_gradient_and_not_the_sum(tmp_path: Path) -> None:
     plain = ("learner.optimizer=sgd", "learner.lr=1", "algo.normalize_advantages=false")
     dgc = ("codec=dgc", "dgc_density=1", "warmup_updates=0", "bucket_mb=1")
     options = (*plain, "learner.grad_clip=0.01", *(f"learner.reduce.{text}" for text in dgc))
@@ -128,7 +128,7 @@ def test_parameters_are_equal_on_all_ranks_bit_for_bit(
         pytest.param("optimizer@0", marks=pytest.mark.slow),
     ],
 )
-def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) -> None:
+def test_remaining_learners_continue_when_one_is_killed(tmp_path: Path, when: str) -> None:
     codes = run(tmp_path, 3, "killed", when)
     gone = int(when.partition("@")[2] or 2)
     assert [code for rank, code in enumerate(codes) if rank != gone] == [0, 0]
@@ -141,7 +141,9 @@ def test_the_living_go_on_when_a_learner_is_killed(tmp_path: Path, when: str) ->
 @pytest.mark.parametrize(
     "name", ["normalizer.mean", pytest.param("rewards", marks=pytest.mark.slow)]
 )
-def test_statistics_that_came_apart_are_told(tmp_path: Path, name: str) -> None:
+def test_diverged_statistics_are_reported_with_their_name_and_rank(
+    tmp_path: Path, name: str
+) -> None:
     rewards = ("algo.normalize_rewards=true", "algo.reward_scale=1")
     both = ("model.normalize_observations=true", *rewards)
     assert run(tmp_path, 2, "statistics_apart", name, *both) == [0, 0]
@@ -151,7 +153,7 @@ def test_statistics_that_came_apart_are_told(tmp_path: Path, name: str) -> None:
         assert f"{name} of rank 1 differs from that of rank 0" in after
 
 
-def test_learners_that_came_apart_are_told_where(tmp_path: Path) -> None:
+def test_diverged_learners_are_reported_with_the_parameter_that_differs(tmp_path: Path) -> None:
     assert run(tmp_path, 2, "apart") == [0, 0]
     name = make_trainer().optimizer.parts[2].name
     for said in load(tmp_path, "said", range(2)):

@@ -1,4 +1,4 @@
-"""One contract for all inferences, against the learner's networks and textbook sampling."""
+"""Contract of all inferences, against the learner's networks and textbook sampling."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_actions_columns_and_state_are_those_of_the_network(make: Make, case: Ca
     inference.close()
 
 
-def test_one_with_the_state_of_another_continues_as_it(make: Make, case: Case) -> None:
+def test_inference_with_loaded_state_continues_as_the_saved_one(make: Make, case: Case) -> None:
     """Between two unrolls, with the same weights; whatever it did before."""
     weights, obs = case.weights(0), case.observations(0)
 
@@ -202,7 +202,7 @@ def test_only_a_refresh_changes_the_weights(make: Make, case: Case) -> None:
     assert any((a != b).any() for a, b in zip(before, refreshed, strict=True))
 
 
-def test_without_weights_nothing_is_decided(make: Make) -> None:
+def test_deciding_before_the_first_weights_is_an_error(make: Make) -> None:
     case = CASES["lstm"]()
     inference, obs = make(case.config, case.game, 0), case.observations(0)[0]
     weights, stamp = case.weights(0), Stamp(0, 1)
@@ -219,7 +219,7 @@ def test_without_weights_nothing_is_decided(make: Make) -> None:
     inference.close()
 
 
-def test_weights_of_another_learner_are_read_though_their_stamp_is_the_same(make: Make) -> None:
+def test_weights_of_another_learner_with_an_equal_stamp_are_read(make: Make) -> None:
     """Memory goes on with them, as the environments do."""
     case = CASES["lstm"]()
     inference, obs = make(case.config, case.game, 0), case.observations(0)[0]

@@ -1,4 +1,4 @@
-"""Learners on a GPU of which one dies: its reductions are queued already, and never end."""
+"""Learners on a GPU when one of them dies: its reductions are queued already and never end."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def copied(made: Trainer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_lost_reduction_is_noticed_and_what_followed_is_taken_back(seed: int) -> None:
+def test_lost_reduction_is_detected_and_later_updates_are_undone(seed: int) -> None:
     expected = states_of_batches()
     with simulated(seed) as device:
         made = trainer()
@@ -122,7 +122,7 @@ def test_a_reduction_that_never_ends_is_given_up_after_the_timeout() -> None:
         device.abort()
 
 
-def test_reductions_that_end_are_waited_for_and_nothing_is_taken_back() -> None:
+def test_reductions_that_complete_are_awaited_and_undo_no_update() -> None:
     with simulated() as device:
         made = trainer()
         made.queue.join_group(state_tensors(made), TIMEOUT_S)
@@ -164,7 +164,7 @@ def test_a_rollback_counts_as_a_batch() -> None:
         np.testing.assert_array_equal(copied(made)["weights"], good)
 
 
-def test_what_an_update_derives_from_its_state_follows_when_that_is_taken_back() -> None:
+def test_target_network_follows_its_state_when_updates_are_undone() -> None:
     config = resolve("pong_apex", ["learner.precision=fp32", "learner.device=cpu"])
     made: Any = OffPolicyTrainer(config, probe(config.env))
     frames = torch.full((1, 4, 84, 84), 9, dtype=torch.uint8)
@@ -194,7 +194,7 @@ def test_weights_behind_a_lost_reduction_are_not_published() -> None:
         board.close()
 
 
-def test_the_simulation_refuses_a_wait_for_what_never_ends() -> None:
+def test_simulated_device_refuses_to_wait_for_stalled_work() -> None:
     with simulated() as device:
         values = torch.zeros(2, device=torch.device("cpu"))
         device.stall()

@@ -1,4 +1,4 @@
-"""What holds for every `MetricSink` of `core/interfaces/`."""
+"""Contract of every `MetricSink` of `core/interfaces/`."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_every_optional_sink_is_tested_here() -> None:
     assert SINKS.specs.keys() == OPTIONS.keys()
 
 
-def test_calls_come_in_any_order(sink: MetricSink) -> None:
+def test_sink_accepts_calls_in_any_order(sink: MetricSink) -> None:
     for order in permutations(calls(sink)):
         for call in order:
             call()
@@ -204,7 +204,7 @@ def without_numbers(value: Any) -> Any:
     return NAN if isinstance(value, float) else value
 
 
-def test_what_is_unknown_or_no_number_is_survived(sink: MetricSink) -> None:
+def test_unknown_and_non_numeric_metrics_raise_nothing(sink: MetricSink) -> None:
     sinks = FanOut([sink])
     sinks.tick()
     for metrics in ({**METRICS, **UNKNOWN}, UNKNOWN, {}, without_numbers(METRICS)):
@@ -213,7 +213,7 @@ def test_what_is_unknown_or_no_number_is_survived(sink: MetricSink) -> None:
     sinks.metrics(UNKNOWN, final=True)
 
 
-def test_what_a_sink_is_given_stays_as_it_was(sink: MetricSink) -> None:
+def test_sink_does_not_modify_its_arguments(sink: MetricSink) -> None:
     metrics, event = deepcopy(METRICS), deepcopy(RESULTS["evaluation"])
     for _ in range(2):
         sink.metrics(metrics)
@@ -261,9 +261,7 @@ def nothing_to_write_to(world: World, how: str) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a library
 @pytest.mark.parametrize("how", ["full disk", "removed folder", "closed terminal"])
-def test_what_cannot_be_written_raises_oserror_alone(
-    sink: MetricSink, world: World, how: str
-) -> None:
+def test_unwritable_output_raises_only_oserror(sink: MetricSink, world: World, how: str) -> None:
     sink.tick()
     with nothing_to_write_to(world, how):
         for call in (*calls(sink), lambda: sink.event(END), sink.close):
@@ -273,7 +271,7 @@ def test_what_cannot_be_written_raises_oserror_alone(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a library
 @pytest.mark.parametrize("how", ["full disk", "removed folder", "closed terminal"])
-def test_the_fan_out_raises_nothing_at_all(
+def test_fan_out_raises_no_error_of_a_sink(
     sink: MetricSink, world: World, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Kept()

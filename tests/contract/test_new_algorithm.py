@@ -132,7 +132,7 @@ def chosen(*more: str) -> Config:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_config_may_name_it_with_its_options(tmp_path: Path) -> None:
+def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> None:
     assert chosen().algo == SarsaConfig(reward_scale=0.1)
     cfg = chosen("algo.curiosity=0.5")
     assert cfg.algo == SarsaConfig(reward_scale=0.1, curiosity=0.5)
@@ -156,13 +156,15 @@ def test_a_config_may_name_it_with_its_options(tmp_path: Path) -> None:
         ("algo.name=sasra", r"must be 'impala', 'ppo', 'custom', 'dqn', 'sac' or 'sarsa'; the"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
+def test_invalid_options_of_the_new_algorithm_are_refused_with_a_reason(
+    override: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         chosen(override)
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_reference_lists_it() -> None:
+def test_reference_page_lists_the_new_algorithm() -> None:
     page = reference()
     assert "### algo.name=sarsa\n\nExpected SARSA.\n" in page
     assert "| `algo.cost` | a number of at least 0 | `0.0` | What `sarsa` takes off" in page
@@ -171,7 +173,7 @@ def test_the_reference_lists_it() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_trains_in_lockstep_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_new_algorithm_trains_in_lockstep_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     small = [
         *("transport.kind=inproc", "actors.count=1", "actors.envs=4", "actors.unroll=8"),
         *("replay.min_size=64", "replay.batch_size=16", "replay.checkpoint=true"),
@@ -190,7 +192,7 @@ def test_it_trains_in_lockstep_and_goes_on_from_its_checkpoint(tmp_path: Path) -
     assert np.array_equal(once, twice)
 
 
-def test_taken_back_it_is_unknown_again() -> None:
+def test_unregistered_algorithm_is_unknown_again() -> None:
     before = algorithms()
     ALGORITHMS.register(SPEC)
     ALGORITHMS.unregister("sarsa")
@@ -201,13 +203,13 @@ def test_taken_back_it_is_unknown_again() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_name_is_of_one_algorithm() -> None:
+def test_registering_an_algorithm_name_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="algorithm sarsa exists already"):
         ALGORITHMS.register(AlgorithmSpec(SarsaConfig, "elsewhere:SARSA"))
 
 
 @pytest.mark.parametrize("name", [name for name in algorithms() if name != "custom"])
-def test_an_algorithm_trains_on_what_its_config_says(name: str) -> None:
+def test_data_spec_of_each_algorithm_matches_its_config(name: str) -> None:
     cfg = ALGORITHMS.specs[name].config()
     kind = {"unrolls": Unrolls, "transitions": Transitions}[cfg.trains_on]
     assert isinstance(algorithm(cfg).data(cfg), kind)

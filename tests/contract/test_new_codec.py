@@ -75,7 +75,7 @@ def chosen(*more: str) -> ReduceConfig:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_config_may_name_it(tmp_path: Any) -> None:
+def test_config_accepts_the_new_codec(tmp_path: Any) -> None:
     cfg = resolve("cartpole", [*FOUR, "learner.reduce.codec=grid"])
     (tmp_path / "again.yaml").write_text(dump(cfg))
     assert resolve(str(tmp_path / "again.yaml")) == cfg
@@ -90,18 +90,20 @@ def test_a_config_may_name_it(tmp_path: Any) -> None:
         ("learner.reduce.codec=gird", r" or 'grid'; the default is 'none'"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(override: str, message: str) -> None:
+def test_invalid_options_of_the_new_codec_are_refused_with_a_reason(
+    override: str, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         chosen(override)
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_reference_lists_it() -> None:
+def test_reference_page_lists_the_new_codec() -> None:
     assert ", `grid` as multiples of a number." in reference()
 
 
 @pytest.mark.usefixtures("registered")
-def test_two_ranks_reduce_by_it() -> None:
+def test_two_ranks_reduce_with_the_new_codec() -> None:
     grads = 10 * gradients(2, 1)[0]
 
     def work(ring: Collective) -> Floats:
@@ -114,11 +116,11 @@ def test_two_ranks_reduce_by_it() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_auto_leaves_out_what_it_is_not_to_try() -> None:
+def test_auto_does_not_try_a_codec_that_opts_out() -> None:
     assert "grid" not in candidates(LearnerConfig(count=2, optimizer="sgd"))
 
 
-def test_taken_back_it_is_unknown_again() -> None:
+def test_unregistered_codec_is_unknown_again() -> None:
     before = tuple(CODECS.specs)
     CODECS.register(SPEC)
     CODECS.unregister("grid")
@@ -135,12 +137,12 @@ def test_taken_back_it_is_unknown_again() -> None:
         (CodecSpec("auto", "", ""), "codec auto exists already"),
     ],
 )
-def test_a_name_has_one_meaning(spec: CodecSpec, message: str) -> None:
+def test_registering_a_codec_name_twice_is_refused(spec: CodecSpec, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CODECS.register(spec)
 
 
-def test_every_registered_codec_is_made() -> None:
+def test_every_registered_codec_can_be_constructed() -> None:
     for name in CODECS.specs:
         codec = codec_for(2, 0, codec=name)
         assert codec.buckets

@@ -99,7 +99,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_it_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_new_recurrent_algorithm_trains_and_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     small = [
         *("algo.name=aged", "model.core=lstm", "transport.kind=inproc", "actors.count=1"),
         *("actors.envs=4", "actors.unroll=8", "learner.updates_per_batch=1", "stop.return=null"),

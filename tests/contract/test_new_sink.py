@@ -58,7 +58,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_run_that_asks_for_it_has_it(tmp_path: Path) -> None:
+def test_run_with_the_option_writes_to_the_new_sink(tmp_path: Path) -> None:
     config = resolve("cartpole", ["run.wandb=project"])
     check_libraries(config)
     sinks = FanOut(make_sinks(config, tmp_path))
@@ -69,12 +69,12 @@ def test_a_run_that_asks_for_it_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_other_runs_have_not(tmp_path: Path) -> None:
+def test_run_without_the_option_does_not_have_the_new_sink(tmp_path: Path) -> None:
     assert make_sinks(resolve("cartpole"), tmp_path) == []
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_library_that_is_missing_is_said_before_anything_is_written() -> None:
+def test_missing_library_of_a_sink_is_refused_before_the_run() -> None:
     with (
         replaced(SinkSpec("wandb", f"{__name__}:make", library="no_such_module")),
         pytest.raises(UserError, match=r"run\.wandb=\"project\" needs no_such_module, which"),
@@ -94,7 +94,7 @@ def test_invalid_combinations_are_refused() -> None:
         resolve("cartpole", ["run.wandb=project", "run.seed=1"])
 
 
-def test_a_name_has_one_meaning() -> None:
+def test_registering_a_sink_name_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="sink wandb exists already"):
         SINKS.register(SPEC)
 

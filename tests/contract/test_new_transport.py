@@ -304,7 +304,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("case", CONTRACT.values(), ids=CONTRACT)
-def test_it_keeps_the_contract(world: World, case: Callable[[World], None]) -> None:
+def test_new_transport_passes_the_transport_contract(
+    world: World, case: Callable[[World], None]
+) -> None:
     case(world)
 
 
@@ -312,19 +314,19 @@ def chosen(*more: str) -> Config:
     return resolve("cartpole", ["transport.kind=stream", "actors.count=1", *more])
 
 
-def test_a_config_may_name_it(tmp_path: Path) -> None:
+def test_config_accepts_the_new_transport(tmp_path: Path) -> None:
     config = chosen()
     (tmp_path / "again.yaml").write_text(dump(config))
     assert resolve(str(tmp_path / "again.yaml")) == config
     assert "`zmq` connectors and ZeroMQ, `stream` a Unix stream socket; `auto`" in reference()
 
 
-def test_what_is_wrong_with_it_is_said() -> None:
+def test_misspelled_transport_is_refused_with_the_choices() -> None:
     with pytest.raises(UserError, match=r"'zmq' or 'stream'; the default is 'auto'"):
         chosen("transport.kind=steam")
 
 
-def test_a_run_has_its_connector_and_no_relay(tmp_path: Path) -> None:
+def test_run_on_the_new_transport_has_its_connector_and_no_relay(tmp_path: Path) -> None:
     specs = topology.train(chosen(), tmp_path)
     assert topology.names(specs) == "learner, actor, connector, evaluator"
     assert {spec.address for spec in specs if spec.address} == {f"ipc://{tmp_path}/wire"}
@@ -332,7 +334,7 @@ def test_a_run_has_its_connector_and_no_relay(tmp_path: Path) -> None:
     assert topology.names(by_hand) == "2 actors"
 
 
-def test_names_and_places_have_one_meaning() -> None:
+def test_registering_a_transport_name_or_default_twice_is_refused() -> None:
     for spec, message in (
         (TransportSpec("stream", ""), "stream exists already"),
         (TransportSpec("auto", ""), "auto exists already"),
@@ -342,7 +344,7 @@ def test_names_and_places_have_one_meaning() -> None:
             TRANSPORTS.register(spec)
 
 
-def test_cartpole_is_trained_over_it(tmp_path: Path) -> None:
+def test_cartpole_is_trained_over_the_new_transport(tmp_path: Path) -> None:
     sizes = ("actors.envs=4", "actors.unroll=8", "learner.updates_per_batch=1")
     config = chosen(*sizes, "stop.learner_steps=8", "stop.return=null", "run.interval_s=0.2")
     address = f"ipc://{tmp_path}/wire"

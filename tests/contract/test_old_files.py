@@ -42,13 +42,13 @@ REPLACED = {"penstock.replay.Replay.from_env": ["options"]}  # by the keywords t
 VALUES = np.arange(18, dtype=np.float32) / 4
 
 
-def test_there_are_fixtures() -> None:
+def test_fixtures_of_earlier_versions_exist() -> None:
     assert "0.1.0" in VERSIONS
     assert len(RUNS) >= 4
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nothing_public_is_gone(version: str) -> None:
+def test_every_public_name_of_earlier_versions_exists(version: str) -> None:
     before = json.loads((FIXTURES / version / "surface.json").read_text())
     now = surface()
     for kind in ("commands", "options"):
@@ -66,7 +66,7 @@ def test_nothing_public_is_gone(version: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_policy_acts_as_it_did(run: str) -> None:
+def test_policy_of_an_earlier_version_acts_as_recorded(run: str) -> None:
     decided = json.loads((FIXTURES / run / "acts.json").read_text())
     policy = load_policy(FIXTURES / run, "last")
     for observation, action in zip(decided["observations"], decided["actions"], strict=True):
@@ -76,7 +76,7 @@ def test_a_policy_acts_as_it_did(run: str) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_goes_on(run: str, tmp_path: Path) -> None:
+def test_run_of_an_earlier_version_resumes(run: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(FIXTURES / run, folder)
     before = _updates(folder)
@@ -98,7 +98,7 @@ def _updates(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_exported_policy_is_read(version: str) -> None:
+def test_policy_exported_by_an_earlier_version_is_read(version: str) -> None:
     exported = load_policy(FIXTURES / version / "policy.penstock")
     trained = load_policy(FIXTURES / version / "trained" / "impala", "last")
     for observation in np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32):
@@ -107,7 +107,7 @@ def test_an_exported_policy_is_read(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", ["uniform", "prioritized", "stacked"])
-def test_a_snapshot_is_read(version: str, name: str) -> None:
+def test_replay_snapshot_of_an_earlier_version_is_read(version: str, name: str) -> None:
     replay = Replay.load(FIXTURES / version / "snapshots" / name)
     assert 64 <= len(replay) <= 100  # its capacity, and what whole slots leave over
     seen = set()
@@ -128,7 +128,7 @@ def test_a_snapshot_is_read(version: str, name: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 class TestMessages:
-    def test_a_hello(self, version: str) -> None:
+    def test_hello_is_read(self, version: str) -> None:
         message = wire.decode(_frames(version, "hello"))
         meta = wire.verify(message)
         assert message.head.kind == wire.MessageKind.HELLO
@@ -139,7 +139,7 @@ class TestMessages:
         assert SlotSpec.from_dict(meta["spec"]).hash == message.head.spec_hash
 
     @pytest.mark.parametrize("name", ["slot", "slot_raw"])
-    def test_a_slot(self, version: str, name: str) -> None:
+    def test_slot_is_read(self, version: str, name: str) -> None:
         spec = SlotSpec.from_dict(msgpack.unpackb(_frames(version, "spec")[0]))
         payload = spec.zeros()
         message = wire.decode(_frames(version, name))
@@ -153,7 +153,7 @@ class TestMessages:
         assert message.head.produced_steps == 60
 
     @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-    def test_weights(self, version: str, dtype: str) -> None:
+    def test_weights_are_read(self, version: str, dtype: str) -> None:
         message = wire.decode(_frames(version, f"weights_{dtype}"))
         values = wire.to_float32(wire.decode_weights(message, LAYOUT)[1])
         np.testing.assert_array_equal(values, VALUES)  # quarters up to 5 fit bfloat16
@@ -165,7 +165,7 @@ class TestMessages:
             with pytest.raises(wire.WireError, match=r"version 1 of the protocol instead of 3"):
                 protocol.decode(_frames(version, name))
 
-    def test_a_batch(self, version: str) -> None:
+    def test_replay_batch_is_read(self, version: str) -> None:
         meta, frame = _frames(version, "batch")
         batch = unpack(read_shape(msgpack.unpackb(meta)), frame)
         assert batch.obs.tolist() == np.arange(12).reshape(6, 2).tolist()

@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(spec: OptimizerSpec) -> N
 
 
 @each
-def test_elementwise_is_to_move_each_value_by_itself(spec: OptimizerSpec) -> None:
+def test_is_elementwise_states_whether_each_value_moves_independently(spec: OptimizerSpec) -> None:
     """A parameter server holds the values in one vector, in any place."""
     order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(7))
     values = steps(make(spec.name, random(0)), GRADIENTS)
@@ -105,7 +105,9 @@ def test_an_optimizer_that_leaves_its_momentum_takes_a_velocity_for_a_gradient(
 
 
 @each
-def test_scaling_layers_is_to_step_by_the_norm_of_the_weights(spec: OptimizerSpec) -> None:
+def test_scales_layers_states_whether_steps_follow_the_norm_of_the_weights(
+    spec: OptimizerSpec,
+) -> None:
     start, settings = random(0), _without_decay(spec)
     weights = slice(0, ROWS * COLUMNS)
     moves = []

@@ -45,7 +45,7 @@ def test_a_run_that_ends_before_a_server_answers_has_no_sync(pace: str, tmp_path
 
 
 @pytest.mark.parametrize("spec", PACES.specs.values(), ids=list(PACES.specs))
-def test_a_spec_names_what_exists(spec: PaceSpec) -> None:
+def test_pace_spec_names_existing_codecs_and_functions(spec: PaceSpec) -> None:
     assert set(spec.codecs or ()) <= CODECS.specs.keys()
     assert callable(resolve_name(spec.entry_point))
     assert not spec.server or callable(resolve_name(spec.server))

@@ -1,4 +1,4 @@
-"""A parameter server and its workers: every pace finds the optimum, none waits for the dead."""
+"""A parameter server and its workers: every pace finds the optimum; none waits for dead workers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_every_pace_finds_the_optimum(rig: Callable[..., Rig], pace: str, stalen
         assert any(lag is None for worker in workers for lag in worker.lags[2:])
 
 
-def test_one_worker_alone_does_what_its_optimizer_would(rig: Callable[..., Rig]) -> None:
+def test_single_worker_equals_its_optimizer_in_torch(rig: Callable[..., Rig]) -> None:
     cfg = config("ssp", 2, optimizer="adam", lr=0.01, eps=1e-8)
     client = rig(cfg).client(0, values=torch.ones(SIZE))
     alone = nn.Parameter(torch.ones(SIZE))
@@ -134,7 +134,7 @@ def test_one_worker_alone_does_what_its_optimizer_would(rig: Callable[..., Rig])
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pace", ["ssp", "asp"])
-def test_workers_may_have_a_gpu(rig: Callable[..., Rig], pace: str) -> None:
+def test_workers_with_a_gpu_reach_the_optimum(rig: Callable[..., Rig], pace: str) -> None:
     made = rig(config(pace, 2, device="cuda"))
     one, other = made.client(0), made.client(1)
     for client in (one, other):
@@ -156,7 +156,9 @@ def test_workers_may_have_a_gpu(rig: Callable[..., Rig], pace: str) -> None:
 # ------------------------------------------------------------------------------------ who waits
 
 
-def test_who_must_wait_asks_again(rig: Callable[..., Rig]) -> None:
+def test_worker_beyond_the_bound_retries_its_pull_until_others_push(
+    rig: Callable[..., Rig],
+) -> None:
     made = rig(config("ssp", 2, staleness=0))
     fast, slow = made.client(0), made.client(1)
     pulled(fast)
@@ -170,7 +172,7 @@ def test_who_must_wait_asks_again(rig: Callable[..., Rig]) -> None:
     assert pulled(slow).lag == 1
 
 
-def test_who_has_no_data_holds_nobody_up(rig: Callable[..., Rig]) -> None:
+def test_worker_without_data_does_not_block_the_others(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
     fast, empty = made.client(0), made.client(1)
     pulled(fast)
@@ -182,7 +184,7 @@ def test_who_has_no_data_holds_nobody_up(rig: Callable[..., Rig]) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("pace", ["ssp", pytest.param("backup", marks=pytest.mark.slow)])
-def test_the_killed_hold_nobody_up(rig: Callable[..., Rig], pace: str) -> None:
+def test_killed_worker_does_not_block_the_others(rig: Callable[..., Rig], pace: str) -> None:
     made = rig(config(pace, staleness=0))
     command = [
         sys.executable,
@@ -208,7 +210,7 @@ def test_the_killed_hold_nobody_up(rig: Callable[..., Rig], pace: str) -> None:
         assert [reply.workers for reply in replies] == [2, 2]
 
 
-def test_who_leaves_holds_nobody_up(rig: Callable[..., Rig]) -> None:
+def test_worker_that_leaves_does_not_block_the_others(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
     one, other = made.client(0), ServerClient(made.addresses, 1, optimizer_of(made.cfg), made.cfg)
     pulled(one)
@@ -218,7 +220,7 @@ def test_who_leaves_holds_nobody_up(rig: Callable[..., Rig]) -> None:
     assert pulled(one).workers == 1
 
 
-def test_all_hear_that_one_stops(rig: Callable[..., Rig]) -> None:
+def test_stop_flag_of_one_worker_reaches_all_workers(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 3, staleness=0))
     clients = [made.client(rank) for rank in range(3)]
     for client in clients:
@@ -229,7 +231,7 @@ def test_all_hear_that_one_stops(rig: Callable[..., Rig]) -> None:
     assert [reply.stop for reply in replies] == [True, True]
 
 
-def test_counts_add_up_and_sums_are_those_of_now(rig: Callable[..., Rig]) -> None:
+def test_counts_accumulate_and_sums_are_of_the_current_workers(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
     one, other = made.client(0), made.client(1)
     for client in (one, other):
@@ -246,7 +248,7 @@ def test_counts_add_up_and_sums_are_those_of_now(rig: Callable[..., Rig]) -> Non
     assert not reply.stop
 
 
-def test_what_is_counted_last_counts_when_all_stop(rig: Callable[..., Rig]) -> None:
+def test_counts_pushed_after_the_stop_are_included(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
     one, slow = made.client(0), made.client(1)
     for client in (one, slow):
@@ -258,7 +260,7 @@ def test_what_is_counted_last_counts_when_all_stop(rig: Callable[..., Rig]) -> N
     assert (reply.tally[1], reply.samples) == (5, 0)
 
 
-def test_without_having_pulled_a_push_only_tells(rig: Callable[..., Rig]) -> None:
+def test_push_without_a_pull_sends_counts_only(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=0))
     one, other = made.client(0), made.client(1)
     for client in (one, other):
@@ -278,7 +280,7 @@ def test_without_having_pulled_a_push_only_tells(rig: Callable[..., Rig]) -> Non
 # --------------------------------------------------------------------------------- in few bits
 
 
-def test_what_bf16_rounds_away_is_sent_later(rig: Callable[..., Rig]) -> None:
+def test_bf16_rounding_error_is_sent_with_later_pushes(rig: Callable[..., Rig]) -> None:
     made = rig(config("tap", 2, lr=1.0, reduce={"codec": "bf16"}))
     client = made.client(0)
     exact = torch.zeros(SIZE)
@@ -294,7 +296,7 @@ def test_what_bf16_rounds_away_is_sent_later(rig: Callable[..., Rig]) -> None:
     np.testing.assert_allclose(state.values, exact.numpy(), atol=2**-8 * 2.2)
 
 
-def test_what_bf16_rounds_away_of_an_outlier_is_in_no_later_push(rig: Callable[..., Rig]) -> None:
+def test_bf16_rounding_error_of_a_clipped_outlier_is_dropped(rig: Callable[..., Rig]) -> None:
     made = rig(config("tap", 2, lr=1.0, grad_clip=1.0, reduce={"codec": "bf16"}))
     client = made.client(0)
     pulled(client)
@@ -311,7 +313,9 @@ def test_what_bf16_rounds_away_of_an_outlier_is_in_no_later_push(rig: Callable[.
     torch.testing.assert_close(values(client), expected, rtol=2**-7, atol=2**-7)
 
 
-def test_parameters_in_bf16_are_rounded_for_the_worker_only(rig: Callable[..., Rig]) -> None:
+def test_bf16_parameters_are_rounded_for_the_worker_but_not_in_the_server(
+    rig: Callable[..., Rig],
+) -> None:
     made = rig(config("ssp", 2, lr=1.0, reduce={"codec": "bf16"}))
     client = made.client(0, torch.full((SIZE,), 1.0 + 2**-12))
     pulled(client)

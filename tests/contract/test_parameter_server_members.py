@@ -1,4 +1,4 @@
-"""Who comes to a parameter server, again and again, and who is refused."""
+"""Workers that join, rejoin or are refused by a parameter server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_first_worker_brings_the_parameters(rig: Callable[..., Rig]) -> None
     torch.testing.assert_close(values(second), OPTIMUM)
 
 
-def test_a_run_goes_on_from_what_was_fetched(rig: Callable[..., Rig]) -> None:
+def test_run_resumes_from_a_fetched_server_state(rig: Callable[..., Rig]) -> None:
     cfg = config("ssp", 2, optimizer="adam", lr=0.01)
     made = rig(cfg)
     client = made.client(0)
@@ -96,7 +96,7 @@ def _two_more(client: ServerClient) -> Tensor:
     return values(client).clone()
 
 
-def test_a_new_server_takes_what_the_workers_have(rig: Callable[..., Rig]) -> None:
+def test_new_server_adopts_the_parameters_of_the_workers(rig: Callable[..., Rig]) -> None:
     cfg = config("ssp", 2)
     made = rig(cfg)
     client = made.client(0)
@@ -114,7 +114,7 @@ def test_a_new_server_takes_what_the_workers_have(rig: Callable[..., Rig]) -> No
     assert again.server.figures()["version"] == 2
 
 
-def test_a_new_server_does_not_take_changes_that_are_sent_later(rig: Callable[..., Rig]) -> None:
+def test_new_server_ignores_changes_sent_after_its_start(rig: Callable[..., Rig]) -> None:
     cfg = config("asp", 2, significance=0.5)
     made = rig(cfg)
     client = made.client(0, values=OPTIMUM + 10)
@@ -170,7 +170,7 @@ def test_a_push_counts_once_though_its_answer_is_lost(rig: Callable[..., Rig]) -
         push(client, torch.ones(SIZE), samples=7)
 
 
-def test_counts_from_before_a_worker_has_joined_are_kept(rig: Callable[..., Rig]) -> None:
+def test_counts_of_a_worker_from_before_it_joined_are_included(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
     early, first = made.client(1), made.client(0, tally=counted(100), version=3)
     early.push(0, counted(5))
@@ -214,7 +214,7 @@ def test_a_lost_request_for_the_state_is_repeated_well_within_the_grace(
 
 @pytest.mark.parametrize("damage", ["checksum", "size"])
 @pytest.mark.parametrize("pull", ["newest", "ahead", "state"])
-def test_a_damaged_answer_is_asked_for_again(
+def test_damaged_answer_is_requested_again(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, damage: str, pull: str
 ) -> None:
     made = rig(config("ssp", 2, staleness=0, pull="ahead" if pull == "ahead" else "newest"))
@@ -245,7 +245,7 @@ def test_a_damaged_answer_is_asked_for_again(
     assert len(damaged) == 1
 
 
-def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
+def test_state_in_transit_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
     client = made.client(0)
     pulled(client)
@@ -266,7 +266,7 @@ def test_a_state_on_its_way_is_not_sent_twice(rig: Callable[..., Rig]) -> None:
     ("settings", "says"),
     [({"lr": 0.2}, "other settings"), ({"count": 3}, "other settings")],
 )
-def test_other_settings_are_refused(
+def test_worker_with_other_settings_is_refused(
     rig: Callable[..., Rig], settings: dict[str, Any], says: str
 ) -> None:
     made = rig(config("ssp", 2))
@@ -277,7 +277,7 @@ def test_other_settings_are_refused(
     client.close()
 
 
-def test_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> None:
+def test_worker_with_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
     pulled(made.client(0))
     other = FlatOptimizer([("x", nn.Parameter(torch.zeros(5)))], made.cfg)
@@ -287,7 +287,9 @@ def test_another_number_of_parameters_is_refused(rig: Callable[..., Rig]) -> Non
     client.close()
 
 
-def test_who_joined_before_there_were_parameters_is_refused_too(rig: Callable[..., Rig]) -> None:
+def test_early_worker_with_another_number_of_parameters_is_refused_later(
+    rig: Callable[..., Rig],
+) -> None:
     made = rig(config("ssp", 2))
     with zmq.Context() as context, context.socket(zmq.DEALER) as early:
         early.connect(made.address)
@@ -302,7 +304,9 @@ def test_who_joined_before_there_were_parameters_is_refused_too(rig: Callable[..
         assert "has 5 parameters, and the others have 8" in protocol.text(answer)
 
 
-def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
+def test_worker_of_another_protocol_version_is_refused_with_the_reason(
+    rig: Callable[..., Rig],
+) -> None:
     made = rig(config("ssp", 2))
     head = bytearray(protocol.encode(ServerHeader(ServerMessageKind.JOIN, entries=SIZE))[0])
     head[4] += 1
@@ -314,7 +318,7 @@ def test_another_release_is_told_so(rig: Callable[..., Rig]) -> None:
     assert protocol.text(answer).startswith("this learner speaks version ")
 
 
-def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
+def test_second_worker_with_the_same_rank_is_refused(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2))
     pulled(made.client(0))
     second = made.client(0)
@@ -322,7 +326,7 @@ def test_a_rank_is_there_once(rig: Callable[..., Rig]) -> None:
     assert second.last_notice == "another learner with rank 0 is connected"
 
 
-def test_a_text_of_a_worker_is_short() -> None:
+def test_worker_text_beyond_the_limit_is_rejected() -> None:
     text = protocol.pack_text("x" * (protocol.TEXT_NBYTES + 1))
     with pytest.raises(WireError, match="size"):
         protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PULL), text))
@@ -355,7 +359,7 @@ def test_garbage_is_counted_and_dropped(rig: Callable[..., Rig]) -> None:
     assert made.server.rejected["not_finite"] == 2
 
 
-def test_of_a_message_with_many_frames_few_are_kept(tmp_path: Path) -> None:
+def test_message_with_many_frames_is_read_only_in_part(tmp_path: Path) -> None:
     peers = Peers(f"ipc://{tmp_path}/s", None, 100)
     try:
         _throw(f"ipc://{tmp_path}/s", [[b"x"] * 10_000, [b"head", b"payload"]])
@@ -369,7 +373,7 @@ def test_of_a_message_with_many_frames_few_are_kept(tmp_path: Path) -> None:
         peers.close()
 
 
-def test_a_worker_takes_a_state_as_large_as_a_server_may_have(rig: Callable[..., Rig]) -> None:
+def test_worker_accepts_a_state_of_the_largest_size_of_a_server(rig: Callable[..., Rig]) -> None:
     """As many parameters as are allowed, and two moments of Adam."""
     client = rig(config("ssp", 2)).client(0)
     most = client._shards[0].socket.getsockopt(zmq.MAXMSGSIZE)
@@ -385,7 +389,9 @@ def _throw(address: str, messages: list[list[Payload]]) -> None:
 
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
-def test_strangers_do_not_get_in(rig: Callable[..., Rig], tmp_path: Path) -> None:
+def test_worker_without_the_learners_keys_cannot_connect(
+    rig: Callable[..., Rig], tmp_path: Path
+) -> None:
     folder, other = tmp_path / "keys", tmp_path / "other"
     keys.new(folder)
     keys.new(other)

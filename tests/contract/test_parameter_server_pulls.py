@@ -1,4 +1,4 @@
-"""`learner.pull`: parameters that are asked for ahead, or kept, and how stale gradients then are.
+"""`learner.pull`: prefetched and cached parameters, and the staleness of their gradients.
 
 Values are those of plain SGD at a rate of 0.3: each push of a mean gradient of 1 takes 0.3 off.
 A worker has its own pushes in its parameters at once, whatever it has pulled.
@@ -50,7 +50,7 @@ def requests(client: ServerClient) -> int:
     return client._shards[0].requests
 
 
-def test_a_pull_asked_for_ahead_lacks_the_push_after_it_and_the_worker_adds_it(
+def test_worker_adds_its_own_push_to_an_earlier_prefetched_pull(
     rig: Callable[..., Rig],
 ) -> None:
     made = rig(config("ssp", 2, staleness=1, pull="ahead"))
@@ -63,7 +63,7 @@ def test_a_pull_asked_for_ahead_lacks_the_push_after_it_and_the_worker_adds_it(
         wait_until(lambda server=server: server.pace.lag == Counter({0: 1, 1: 3}))  # type: ignore[misc]
 
 
-def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -> None:
+def test_every_pull_is_prefetched_without_a_staleness_bound(rig: Callable[..., Rig]) -> None:
     made = rig(config("tap", 2, pull="ahead"))
     one, other = made.client(0), made.client(1)
     pulled(other)
@@ -74,7 +74,7 @@ def test_without_a_bound_each_pull_is_asked_for_ahead(rig: Callable[..., Rig]) -
     assert other.last.lag == 3
 
 
-def test_parameters_are_pulled_only_when_they_would_be_too_old(rig: Callable[..., Rig]) -> None:
+def test_cached_parameters_are_pulled_again_only_beyond_the_bound(rig: Callable[..., Rig]) -> None:
     """Clocks 0, 1, 2 use version 0. The pull for clock 3 is asked for in clock 2, at version 2."""
     made = rig(config("ssp", 2, staleness=2, pull="cached"))
     client = made.client(0)
@@ -88,7 +88,7 @@ def test_parameters_are_pulled_only_when_they_would_be_too_old(rig: Callable[...
         assert not server.rejected
 
 
-def test_a_cache_waits_for_the_slowest_like_any_pull(rig: Callable[..., Rig]) -> None:
+def test_pull_of_a_cached_worker_waits_for_the_slowest_worker(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=1, pull="cached"))
     fast, slow = made.client(0), made.client(1)
     pulled(slow)
@@ -100,7 +100,7 @@ def test_a_cache_waits_for_the_slowest_like_any_pull(rig: Callable[..., Rig]) ->
 
 
 @pytest.mark.parametrize("pull", ["newest", "cached"])
-def test_a_bound_that_no_field_of_a_message_holds_is_served(
+def test_staleness_bound_larger_than_any_message_field_is_served(
     rig: Callable[..., Rig], pull: str
 ) -> None:
     made = rig(config("ssp", 2, staleness=1 << 40, pull=pull))
@@ -116,7 +116,7 @@ def test_a_bound_that_no_field_of_a_message_holds_is_served(
         ({"optimizer": "adam", "lr": 0.1, "eps": 1e-8}, partial(Adam, lr=0.1, eps=1e-8)),
     ],
 )
-def test_a_worker_alone_reads_its_writes_so_each_gradient_is_of_torchs_parameters(
+def test_single_worker_reads_its_writes_and_equals_torch(
     rig: Callable[..., Rig], pull: str, settings: dict[str, Any], reference: Any
 ) -> None:
     client = rig(config("ssp", 2, staleness=3, pull=pull, **settings)).client(0)
@@ -132,7 +132,7 @@ def test_a_worker_alone_reads_its_writes_so_each_gradient_is_of_torchs_parameter
         optimizer.step()
 
 
-def test_what_others_push_is_added_to_the_own_pushes(rig: Callable[..., Rig]) -> None:
+def test_pushes_of_other_workers_are_added_to_own_pushes(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=3, pull="ahead"))
     one, other = made.client(0), made.client(1)
     pulled(other)
@@ -145,7 +145,7 @@ def test_what_others_push_is_added_to_the_own_pushes(rig: Callable[..., Rig]) ->
 
 
 @pytest.mark.parametrize("pull", ["ahead", "cached"])
-def test_two_workers_in_turn_converge_at_a_rate_for_which_old_parameters_would_be_too_old(
+def test_two_workers_converge_at_a_rate_that_needs_their_own_pushes(
     rig: Callable[..., Rig], pull: str
 ) -> None:
     """Without their own pushes they end at a distance of 0.04 and 1.3 from the optimum."""
@@ -165,7 +165,7 @@ def test_two_workers_in_turn_converge_at_a_rate_for_which_old_parameters_would_b
     assert float((torch.from_numpy(state.values) - OPTIMUM).norm()) < 0.01
 
 
-def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig]) -> None:
+def test_fetching_the_state_does_not_replace_a_pull(rig: Callable[..., Rig]) -> None:
     """`fetch` brings newer values here: the next gradient needs a pull, to be as stale as told."""
     made = rig(config("ssp", 2, staleness=3, pull="cached"))
     client = made.client(0)
@@ -179,7 +179,7 @@ def test_a_saved_state_is_not_taken_for_what_was_pulled(rig: Callable[..., Rig])
         wait_until(lambda server=server: server.pace.lag == Counter({0: 2}))  # type: ignore[misc]
 
 
-def test_a_pull_asked_for_ahead_ends_with_the_run(rig: Callable[..., Rig]) -> None:
+def test_pending_prefetched_pull_ends_with_the_run(rig: Callable[..., Rig]) -> None:
     made = rig(config("ssp", 2, staleness=1, pull="ahead"))
     fast, slow = made.client(0), made.client(1)
     pulled(slow)

@@ -1,4 +1,4 @@
-"""A parameter server of several shards does what one does."""
+"""A parameter server of several shards equals one of a single shard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trained(made: Rig, gradients: list[Tensor]) -> ServerClient:
 
 @pytest.mark.parametrize("size", [4, 5, 1_686_693])
 @pytest.mark.parametrize("shards", [1, 3, 4])
-def test_the_parts_are_all_of_the_vector_and_about_equal(size: int, shards: int) -> None:
+def test_shards_cover_the_vector_in_about_equal_parts(size: int, shards: int) -> None:
     parts = [part_of(size, shard, shards) for shard in range(shards)]
     assert (parts[0].start, parts[-1].stop) == (0, size)
     assert all(one.stop == other.start for one, other in pairwise(parts))
@@ -50,7 +50,7 @@ def test_the_parts_are_all_of_the_vector_and_about_equal(size: int, shards: int)
 
 
 @pytest.mark.parametrize("pace", ["ssp", "tap", "asp"])
-def test_parameters_are_those_of_one_shard(pace: str, tmp_path: Path) -> None:
+def test_sharded_parameters_equal_those_of_one_shard(pace: str, tmp_path: Path) -> None:
     found = []
     for shards in (1, 2, 3):
         folder = tmp_path / str(shards)
@@ -62,7 +62,7 @@ def test_parameters_are_those_of_one_shard(pace: str, tmp_path: Path) -> None:
         torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_is_clipped_by_the_norm_of_all_of_it(rig: Callable[..., Rig]) -> None:
+def test_gradient_is_clipped_by_its_norm_over_all_shards(rig: Callable[..., Rig]) -> None:
     made = rig(config("tap", 2, lr=1.0, grad_clip=5.0, server_shards=2))
     gradient = [6.0, 0.0, 0.0, 0.0, 8.0, 0.0, 0.0, 0.0]  # norm 10, and 6 and 8 in the shards
     client = trained(made, [torch.tensor(gradient)])
@@ -70,7 +70,7 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_of_it(rig: Callable[..., Rig])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_gradient_that_is_not_finite_in_one_part_changes_none(
+def test_nonfinite_gradient_in_one_shard_changes_no_shard(
     rig: Callable[..., Rig], bad: float
 ) -> None:
     made = rig(config("ssp", 2, server_shards=2))
@@ -83,7 +83,7 @@ def test_a_gradient_that_is_not_finite_in_one_part_changes_none(
     torch.testing.assert_close(values(client), torch.full((SIZE,), -0.3))
 
 
-def test_a_worker_goes_when_all_shards_let_it_go(tmp_path: Path) -> None:
+def test_worker_proceeds_only_when_all_shards_release_it(tmp_path: Path) -> None:
     cfg = config("tap", 2, server_shards=2)
     addresses = [f"ipc://{tmp_path}/{shard}" for shard in range(2)]
     servers = [ParameterServer(cfg, at, shard=n) for n, at in enumerate(addresses)]
@@ -219,7 +219,7 @@ def test_workers_that_lose_connections_to_different_shards_do_not_block_each_oth
     assert made.clocks[0] == made.clocks[1]
 
 
-def test_a_worker_that_joins_between_the_parts_of_a_push_has_one_clock(
+def test_worker_joining_within_a_push_has_one_clock_in_all_shards(
     shards: Callable[[int], Shards],
 ) -> None:
     """Else both would take turns from then on instead of working at the same time."""
@@ -237,7 +237,7 @@ def test_a_worker_that_joins_between_the_parts_of_a_push_has_one_clock(
     assert made.pull(0, 1) == {0, 1}
 
 
-def test_a_shard_that_has_missed_a_push_does_not_take_a_workers_state(
+def test_shard_that_missed_a_push_does_not_adopt_a_workers_state(
     shards: Callable[[int], Shards],
 ) -> None:
     """A worker's moments are those that it began with: the version of one shard says nothing about

@@ -176,7 +176,9 @@ def far_side(tmp_path: Path) -> Iterator[tuple[Learner, Receiver, str]]:
         yield side, stack.enter_context(connector(side, address)), address
 
 
-def test_a_stranger_trains_along(far_side: tuple[Learner, Receiver, str]) -> None:
+def test_actor_written_from_the_page_trains_with_the_learner(
+    far_side: tuple[Learner, Receiver, str],
+) -> None:
     side, receiver, address = far_side
     sent_weights = side.publish(17)
     stranger = Stranger(address)
@@ -212,7 +214,7 @@ def test_a_stranger_trains_along(far_side: tuple[Learner, Receiver, str]) -> Non
     assert receiver.rejected == {}
 
 
-def test_a_stranger_with_its_own_spec_and_fresh_weights(
+def test_actor_with_an_equal_spec_gets_each_new_version_of_weights(
     far_side: tuple[Learner, Receiver, str],
 ) -> None:
     side, _, address = far_side
@@ -231,7 +233,9 @@ def test_a_stranger_with_its_own_spec_and_fresh_weights(
     stranger.leave()
 
 
-def test_a_stranger_with_another_spec_is_told(far_side: tuple[Learner, Receiver, str]) -> None:
+def test_actor_with_another_spec_is_refused_with_the_difference(
+    far_side: tuple[Learner, Receiver, str],
+) -> None:
     _, _, address = far_side
     stranger = Stranger(address)
     other = json.loads(json.dumps(SPEC.to_dict())) | {"unroll": 5}
@@ -240,7 +244,7 @@ def test_a_stranger_with_another_spec_is_told(far_side: tuple[Learner, Receiver,
     stranger.close()
 
 
-def test_a_stranger_that_skips_the_hello_is_asked_who_it_is(
+def test_actor_without_a_hello_is_asked_for_one(
     far_side: tuple[Learner, Receiver, str],
 ) -> None:
     side, receiver, address = far_side
@@ -257,7 +261,9 @@ def test_a_stranger_that_skips_the_hello_is_asked_who_it_is(
     stranger.leave()
 
 
-def test_a_stranger_beats_while_it_plays(far_side: tuple[Learner, Receiver, str]) -> None:
+def test_beats_of_an_actor_are_answered_by_grants_and_checked(
+    far_side: tuple[Learner, Receiver, str],
+) -> None:
     side, receiver, address = far_side
     stranger = Stranger(address)
     stranger.join(None)
@@ -272,7 +278,9 @@ def test_a_stranger_beats_while_it_plays(far_side: tuple[Learner, Receiver, str]
     stranger.leave()
 
 
-def test_a_stranger_of_another_run_is_told_so(far_side: tuple[Learner, Receiver, str]) -> None:
+def test_actor_of_another_run_gets_the_id_of_this_run(
+    far_side: tuple[Learner, Receiver, str],
+) -> None:
     _, receiver, address = far_side
     stranger = Stranger(address)
     stranger.run_id = RUN_ID - 1

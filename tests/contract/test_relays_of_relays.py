@@ -158,7 +158,7 @@ def test_weights_pass_through_a_chain_of_relays(world: World) -> None:
     assert not world.receiver.rejected
 
 
-def test_a_late_relay_fetches_from_one_that_has_the_version(world: World) -> None:
+def test_late_relay_fetches_from_a_relay_that_has_the_version(world: World) -> None:
     grown(world, 3)
     world.join(1)
     world.turn_until(world.all_have(1))
@@ -190,7 +190,7 @@ def test_children_of_a_relay_that_hangs_get_their_weights_from_the_connector(wor
     assert took_s < relay_peers.PATIENCE_S, "a parent that failed is named again"
 
 
-def test_changed_weights_are_not_accepted_and_come_from_the_connector(
+def test_tampered_weights_are_rejected_and_fetched_from_the_connector(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown(world, 3)
@@ -209,7 +209,7 @@ def test_changed_weights_are_not_accepted_and_come_from_the_connector(
     assert "something else than the learner's weights" in report
 
 
-def test_a_parent_that_stays_at_an_old_version_is_given_up(
+def test_parent_relay_with_an_old_version_is_given_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown(world, 3)
@@ -224,7 +224,7 @@ def test_a_parent_that_stays_at_an_old_version_is_given_up(
     assert len(reports) == 1, "the parent is named to no child of the next version"
 
 
-def test_a_relay_without_a_port_is_served_as_before(world: World) -> None:
+def test_relay_without_a_port_is_served_by_the_connector(world: World) -> None:
     grown(world, 3)
     world.relays[1].puller._port = 0
     world.publish(2)
@@ -313,7 +313,9 @@ def test_the_announced_weights_are_accepted(hostile: HostileParent) -> None:
 @pytest.mark.parametrize(
     "case", ["values", "old", "newer", "run", "policy", "dtype", "kind", "noise", "late", "passed"]
 )
-def test_anything_else_is_a_failure_with_its_reason(hostile: HostileParent, case: str) -> None:
+def test_every_other_answer_of_a_parent_is_a_failure_with_its_reason(
+    hostile: HostileParent, case: str
+) -> None:
     answers: dict[str, wire.Parts | None] = {
         "values": hostile.weights(hostile.values + 1),
         "old": hostile.weights(stamp=Stamp(2, 4)),
@@ -353,7 +355,7 @@ def test_weights_of_a_parent_with_another_key_are_not_taken(hostile: HostilePare
     assert hostile.parent.failure == "late"
 
 
-def test_a_larger_message_than_weights_is_not_received(hostile: HostileParent) -> None:
+def test_message_larger_than_the_weights_is_not_received(hostile: HostileParent) -> None:
     huge = hostile.weights()
     huge[2] = bytes(1 << 20)
     assert hostile.ask(huge) is None
@@ -407,7 +409,9 @@ def published(version: int) -> Weights:
     return Weights(Stamp(2, version), np.full(LAYOUT.size, version, np.float32))
 
 
-def test_a_child_waits_for_its_version_and_gets_it_once(world: World, server: RelayServer) -> None:
+def test_child_waits_for_its_version_and_receives_it_once(
+    world: World, server: RelayServer
+) -> None:
     with child(world, server) as socket:
         request(socket, {"want": [2, 3]})
         server.publish(published(2))
@@ -419,7 +423,9 @@ def test_a_child_waits_for_its_version_and_gets_it_once(world: World, server: Re
         assert answers(server, socket) == [MessageKind.REFUSE]
 
 
-def test_what_is_no_request_of_this_run_is_dropped(world: World, server: RelayServer) -> None:
+def test_requests_of_other_runs_and_malformed_requests_are_dropped(
+    world: World, server: RelayServer
+) -> None:
     server.publish(published(3))
     with child(world, server) as socket:
         request(socket, {"want": [2, 3]}, run_id=RUN_ID + 1)
@@ -469,7 +475,7 @@ def test_a_child_that_reads_nothing_is_sent_no_further_version(
         assert received.count(0) + 3 >= len(received), "REFUSE, and at most three copies"
 
 
-def test_children_that_want_a_version_that_never_comes_keep_no_other_from_waiting(
+def test_children_waiting_for_a_missing_version_do_not_block_other_children(
     world: World, server: RelayServer
 ) -> None:
     server.publish(published(1))

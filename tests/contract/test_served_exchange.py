@@ -1,4 +1,4 @@
-"""Learners that have a parameter server, as their trainers see it: counters, stopping, saving."""
+"""Counters, stopping and saving of learners that have a parameter server."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def both(learners: list[Learner], act: Callable[[Learner], object]) -> None:
         list(pool.map(act, learners))
 
 
-def test_all_learners_count_the_same_in_the_end(make: Make) -> None:
+def test_counters_of_all_learners_agree_at_the_end(make: Make) -> None:
     learners = [make(0), make(1)]
     both(learners, lambda learner: learner.turn(has_data=False))  # both are there
     both(learners, lambda learner: [learner.turn(updates=2) for _ in range(10)])
@@ -147,7 +147,7 @@ def test_all_learners_count_the_same_in_the_end(make: Make) -> None:
 
 
 @pytest.mark.parametrize("pull", ["ahead", "cached"])
-def test_what_is_pulled_early_or_seldom_is_counted_the_same_in_the_end(
+def test_counters_agree_at_the_end_with_prefetched_and_cached_pulls(
     tmp_path: Path, pull: str
 ) -> None:
     for make in makes(tmp_path, staleness=2, pull=pull):
@@ -168,7 +168,7 @@ def test_what_is_pulled_early_or_seldom_is_counted_the_same_in_the_end(
         assert left < 0.1  # of 1, after 40 steps that take off a tenth of what they know
 
 
-def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
+def test_policy_lag_includes_updates_of_other_learners(make: Make) -> None:
     """The unrolls are by version 0, and each turn makes an update."""
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn(has_data=False))
@@ -182,7 +182,7 @@ def test_the_policy_lag_counts_the_updates_of_the_others(make: Make) -> None:
     assert other.progress.learner_steps == 6
 
 
-def test_a_turn_with_kept_parameters_asks_for_nothing(tmp_path: Path) -> None:
+def test_turn_with_cached_parameters_sends_no_request(tmp_path: Path) -> None:
     for make in makes(tmp_path, staleness=3, pull="cached"):
         one, other = make(0), make(1)
         both([one, other], lambda learner: learner.turn(has_data=False))
@@ -206,7 +206,7 @@ def test_returns_are_known_while_a_batch_makes_several_updates(make: Make) -> No
         assert learner.progress.return_mean == 7.0
 
 
-def test_who_has_no_data_lets_the_other_go_on(make: Make) -> None:
+def test_learner_without_data_does_not_block_the_other(make: Make) -> None:
     busy, idle = make(0), make(1)
     both([busy, idle], lambda learner: learner.turn(has_data=False))
 
@@ -219,7 +219,7 @@ def test_who_has_no_data_lets_the_other_go_on(make: Make) -> None:
     assert idle.progress.learner_steps in (4, 5)  # the last update may be still to come
 
 
-def test_all_hear_what_concerns_all(make: Make) -> None:
+def test_stop_and_nan_flags_of_one_learner_reach_the_other(make: Make) -> None:
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn(has_data=False))
     both([one, other], lambda learner: learner.turn(has_data=False, nan=learner is one))
@@ -230,7 +230,7 @@ def test_all_hear_what_concerns_all(make: Make) -> None:
     assert other.turn(has_data=False).stop
 
 
-def test_who_is_told_to_end_waits_for_nobody(make: Make) -> None:
+def test_learner_ordered_to_end_does_not_wait_for_the_other(make: Make) -> None:
     fast, slow = make(0), make(1)
     both([fast, slow], lambda learner: learner.turn(has_data=False))
     fast.turn()
@@ -275,7 +275,7 @@ def test_a_learner_that_is_stopped_while_its_early_pull_waits_sends_its_last_cou
 
 
 @pytest.mark.slow
-def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
+def test_saved_parameters_are_those_of_the_server(make: Make) -> None:
     one, late = make(0, steps=100), make(1)
     one.turn()
     assert one.client.fetch(10.0) is not None  # so its push has arrived
@@ -287,7 +287,7 @@ def test_what_is_saved_is_what_the_server_has(make: Make) -> None:
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
 
-def test_what_is_saved_is_counted_as_far_as_the_server_has_come(make: Make) -> None:
+def test_saved_counters_match_the_updates_of_the_server(make: Make) -> None:
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn(has_data=False))
     one.turn()
@@ -301,7 +301,7 @@ def test_what_is_saved_is_counted_as_far_as_the_server_has_come(make: Make) -> N
     assert one.progress.trained_steps == 2 * STEPS
 
 
-def test_the_state_at_the_end_of_a_run_is_the_servers_and_not_what_bf16_makes_of_it(
+def test_saved_state_at_the_end_is_the_servers_in_float32(
     tmp_path: Path,
 ) -> None:
     for make in makes(tmp_path, staleness=0, reduce={"codec": "bf16"}):
@@ -322,7 +322,7 @@ def test_the_state_at_the_end_of_a_run_is_the_servers_and_not_what_bf16_makes_of
 
 
 @pytest.mark.slow
-def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_server_state_is_awaited(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = make(0), make(1)
     both([one, other], lambda learner: learner.turn())
     both([one, other], lambda learner: learner.turn(has_data=False))
@@ -337,7 +337,7 @@ def test_a_state_that_takes_long_is_waited_for(make: Make, monkeypatch: pytest.M
     assert float(one.optimizer.state_dict()["steps"]) == 2
 
 
-def test_without_the_servers_state_there_is_none(
+def test_state_dict_without_an_answer_of_the_server_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served, "FETCH_S", 0.0)

@@ -1,4 +1,4 @@
-"""Sinks that show videos get each new one of a run once, and none of an earlier start."""
+"""Sinks that show videos get each new video of a run once, and none of an earlier start."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def values(run_dir: Path) -> Iterator[tuple[int, Any]]:
         data = data[16 + length :]
 
 
-def test_videos_are_new_once(tmp_path: Path) -> None:
+def test_sink_gets_each_new_video_once(tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "earlier.mp4").write_bytes(b"film")
     videos = NewVideos(tmp_path)
@@ -102,7 +102,7 @@ def test_videos_are_new_once(tmp_path: Path) -> None:
     assert NewVideos(tmp_path / "none").take() == []
 
 
-def test_tensorboard_gets_moving_pictures(tmp_path: Path) -> None:
+def test_tensorboard_gets_videos_as_animated_images(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     pytest.importorskip("imageio_ffmpeg")
     video(tmp_path, "earlier.mp4")
@@ -139,7 +139,7 @@ def test_a_damaged_video_is_left_out(tmp_path: Path) -> None:
     assert steps == [1], "waiting for a video adds no measurements"
 
 
-def test_without_ffmpeg_metrics_are_written_all_the_same(
+def test_missing_ffmpeg_does_not_keep_metrics_from_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboardX")
@@ -181,7 +181,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_conversion_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+def test_video_conversion_ends_with_a_killed_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     pytest.importorskip("imageio_ffmpeg")
     (tmp_path / "ffmpeg").write_text(HANGING)
@@ -194,7 +194,9 @@ def test_a_conversion_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     assert not part.exists()
 
 
-def test_a_conversion_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_video_conversion_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboardX")
     library = pytest.importorskip("imageio_ffmpeg")
     good, part = library.get_ffmpeg_exe(), tmp_path / "tensorboard" / ".video.gif"
@@ -223,7 +225,7 @@ def test_a_conversion_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list(pictures(tmp_path))) == 1
 
 
-def test_wandb_gets_videos_also_that_of_the_end(
+def test_wandb_gets_videos_including_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries, run_dir = tmp_path / "libraries", tmp_path / "run"

@@ -1,4 +1,4 @@
-"""One contract for all transports: in one process, shared memory, ZeroMQ through a connector."""
+"""Contract of all transports: in one process, shared memory, and ZeroMQ through a connector."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield World(side, join, far_side.close, TRANSPORTS.one_process(kind))
 
 
-def test_the_welcome_tells_what_the_learner_is(world: World) -> None:
+def test_welcome_describes_the_learner(world: World) -> None:
     link = world.join()
     assert link.welcome == welcome()
 
@@ -141,7 +141,7 @@ def send_and_fail(link: Link) -> None:
         raise ZeroDivisionError
 
 
-def test_an_exception_publishes_nothing(world: World) -> None:
+def test_exception_within_a_slot_publishes_nothing(world: World) -> None:
     link = world.join()
     world.send(link, 0)
     for _ in range(5):  # more often than there are slots: none of them may be lost
@@ -152,7 +152,7 @@ def test_an_exception_publishes_nothing(world: World) -> None:
     assert not world.learner.taken
 
 
-def test_a_learner_that_does_not_take_stops_the_actor(world: World) -> None:
+def test_actor_blocks_when_the_learner_takes_no_slots(world: World) -> None:
     link = world.join(want=2)
     world.learner.consuming = False
     sent = 0
@@ -168,7 +168,7 @@ def test_a_learner_that_does_not_take_stops_the_actor(world: World) -> None:
     assert [world.learner.take().header["sequence"] for _ in range(3)] == [0, 1, 2]
 
 
-def test_waiting_for_a_slot_is_bounded(world: World) -> None:
+def test_waiting_for_a_slot_ends_at_its_timeout(world: World) -> None:
     link = world.join(want=1)
     world.learner.consuming = False
     world.send(link, 0)
@@ -189,7 +189,7 @@ def test_actors_do_not_disturb_each_other(world: World) -> None:
         assert [h["sequence"] for h in taken if h["actor"] == actor] == list(range(10))
 
 
-def test_there_are_no_weights_before_the_first(world: World) -> None:
+def test_read_weights_returns_none_before_the_first_publication(world: World) -> None:
     link = world.join()
     out = np.full(LAYOUT.size, 5.0, np.float32)
     for _ in range(3):
@@ -198,7 +198,7 @@ def test_there_are_no_weights_before_the_first(world: World) -> None:
     assert (out == 5.0).all()
 
 
-def test_weights_arrive_and_then_only_newer_ones(world: World) -> None:
+def test_read_weights_returns_each_version_once(world: World) -> None:
     link = world.join()
     sent = world.learner.publish(1)
     stamp, weights = world.weights(link, None)
@@ -215,7 +215,7 @@ def test_weights_arrive_and_then_only_newer_ones(world: World) -> None:
     np.testing.assert_array_equal(weights, sent)
 
 
-def test_old_weights_are_replaced_not_queued(world: World) -> None:
+def test_unread_weights_are_replaced_by_newer_ones(world: World) -> None:
     link = world.join()
     world.learner.publish(1)
     stamp, _ = world.weights(link, None)
@@ -249,7 +249,7 @@ def test_a_policy_that_the_learner_does_not_publish_is_refused(world: World) -> 
     assert world.learner.take().header["sequence"] == 0
 
 
-def test_a_late_joiner_gets_the_newest_weights(world: World) -> None:
+def test_actor_that_joins_late_gets_the_newest_weights(world: World) -> None:
     for version in range(1, 6):
         sent = world.learner.publish(version)
     stamp, weights = world.weights(world.join(), None)
@@ -265,14 +265,14 @@ def test_slots_sent_before_leaving_are_delivered(world: World) -> None:
     assert [world.learner.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_another_spec_is_refused_with_what_differs(world: World) -> None:
+def test_actor_with_another_spec_is_refused_with_the_difference(world: World) -> None:
     if world.one_process:
         pytest.skip("one process has one spec")
     with pytest.raises(UserError, match=r"column seat: learner \|u1\[\] per slot, actor absent"):
         world.join(spec=OTHER_SPEC)
 
 
-def test_a_learner_that_ended_is_noticed(world: World) -> None:
+def test_actor_notices_that_the_learner_has_ended(world: World) -> None:
     if world.one_process:
         pytest.skip("a process cannot outlive itself")
     link = world.join(want=1)
@@ -358,7 +358,7 @@ def test_a_grant_waits_for_the_weights_of_a_relay(tmp_path: Path) -> None:
             fill(slot, 0)
 
 
-def test_slots_lent_to_remote_actors_that_left_go_to_others(tmp_path: Path) -> None:
+def test_slots_lent_to_departed_remote_actors_go_to_local_ones(tmp_path: Path) -> None:
     wire = f"ipc://{tmp_path}/wire"
     with ExitStack() as opened:
         side = opened.enter_context(learner(tmp_path))

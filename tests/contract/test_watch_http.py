@@ -1,4 +1,4 @@
-"""The page of `penstock watch` over HTTP: what it serves of run folders, and what it refuses."""
+"""The page of `penstock watch` over HTTP: what it serves and which requests it refuses."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_all_runs_are_listed(page: TestClient) -> None:
     assert rows["one"]["algorithm"] == "impala"
 
 
-def test_a_run_that_is_the_folder_itself(runs: Path) -> None:
+def test_folder_that_is_itself_a_run_is_listed(runs: Path) -> None:
     with client(runs / "one") as page:
         [row] = get(page, "runs")["runs"]
         assert (row["name"], row["title"]) == (".", "one")
         assert get(page, "now", run=".")["figures"]["env_steps"] == 1900
 
 
-def test_curves_are_the_measurements(page: TestClient) -> None:
+def test_curves_have_the_measured_points(page: TestClient) -> None:
     found = get(page, "curves", run="one", metric=["episode_return_mean", "eval_return_mean"])
     [line] = found["curves"]["episode_return_mean"]
     assert line["x"] == [STEPS * i for i in range(20)]
@@ -108,7 +108,7 @@ def test_curves_are_the_measurements(page: TestClient) -> None:
     assert found["read"] == {"one": 1.0}
 
 
-def test_curves_of_several_runs_by_time_and_smoothed(page: TestClient) -> None:
+def test_curves_of_several_runs_are_served_by_time_and_smoothed(page: TestClient) -> None:
     names = ["group/seed-0", "group/seed-1"]
     found = get(page, "curves", run=names, metric="episode_return_mean", x="time_s", smooth=2)
     lines = {line["run"]: line for line in found["curves"]["episode_return_mean"]}
@@ -116,7 +116,7 @@ def test_curves_of_several_runs_by_time_and_smoothed(page: TestClient) -> None:
     assert lines["group/seed-1"]["smooth"]["y"] == [2, 2.5, 3.5]
 
 
-def test_seeds_as_mean_and_range(page: TestClient) -> None:
+def test_seeds_are_served_as_mean_and_range(page: TestClient) -> None:
     names = ["group/seed-0", "one", "group/seed-1"]
     asked = {"run": names, "metric": "episode_return_mean", "x": "time_s", "seeds": "together"}
     lines = {
@@ -131,7 +131,7 @@ def test_seeds_as_mean_and_range(page: TestClient) -> None:
     assert (band["low"][-1], band["y"][-1], band["high"][-1]) == (3, 3.5, 4)
 
 
-def test_a_reply_is_short_if_nothing_is_new(page: TestClient, runs: Path) -> None:
+def test_reply_without_news_is_short(page: TestClient, runs: Path) -> None:
     asked = {"run": "died", "metric": "episode_return_mean"}
     first = get(page, "curves", **asked)
     again = get(page, "curves", **asked, known=first["version"])
@@ -143,7 +143,7 @@ def test_a_reply_is_short_if_nothing_is_new(page: TestClient, runs: Path) -> Non
     assert line["y"] == [1, 2, 7]
 
 
-def test_a_range_and_a_number_of_points(page: TestClient) -> None:
+def test_curve_request_limits_range_and_number_of_points(page: TestClient) -> None:
     asked = {"run": "one", "metric": "episode_return_mean", "low": 1000, "high": 1200}
     [line] = get(page, "curves", **asked)["curves"]["episode_return_mean"]
     assert line["x"] == [900, 1000, 1100, 1200, 1300]
@@ -151,7 +151,7 @@ def test_a_range_and_a_number_of_points(page: TestClient) -> None:
     assert len(line["x"]) <= 11
 
 
-def test_the_present_of_a_run(page: TestClient) -> None:
+def test_now_endpoint_describes_the_current_state_of_a_run(page: TestClient) -> None:
     found = get(page, "now", run="one")
     assert found["state"] == "ended"
     assert found["exit_reason"] == "env_steps"
@@ -163,7 +163,7 @@ def test_the_present_of_a_run(page: TestClient) -> None:
     assert found["status"]["live"] is False
 
 
-def test_the_balance_of_samples(page: TestClient) -> None:
+def test_accounting_of_samples_is_served(page: TestClient) -> None:
     found = get(page, "about", run="one")["accounting"]
     assert {key: found[key] for key in ACCOUNTING} == ACCOUNTING
     died = get(page, "about", run="died")["accounting"]
@@ -173,7 +173,7 @@ def test_the_balance_of_samples(page: TestClient) -> None:
     assert died["at"] > 0
 
 
-def test_the_config_with_what_differs(page: TestClient) -> None:
+def test_about_endpoint_marks_options_that_differ_from_the_preset(page: TestClient) -> None:
     found = get(page, "about", run="died")
     differing = {o["name"]: (o["value"], o["preset"]) for o in found["options"] if o["differs"]}
     assert differing["learner.lr"][0] == "0.125"
@@ -183,13 +183,13 @@ def test_the_config_with_what_differs(page: TestClient) -> None:
     assert found["starts"][0]["shown"]["penstock"]
 
 
-def test_ledgers_add_up(page: TestClient) -> None:
+def test_shares_of_each_ledger_add_up(page: TestClient) -> None:
     [learner] = get(page, "ledgers", run="one")["processes"]
     for shares in zip(*learner["parts"].values(), strict=True):
         assert sum(shares) == pytest.approx(1.0)
 
 
-def test_one_share_for_the_learner_in_all_views(page: TestClient) -> None:
+def test_learner_share_is_the_same_in_all_views(page: TestClient) -> None:
     [learner] = get(page, "ledgers", run="one")["processes"]
     present = get(page, "now", run="one")
     assert learner["computes"] == present["flow"]["learner"]["ledger"]["compute"] == 0.75
@@ -228,7 +228,7 @@ def test_events_are_filtered(page: TestClient) -> None:
     assert get(page, "events", run="one", role="actor-9")["events"] == []
 
 
-def test_logs_of_a_process(page: TestClient, runs: Path) -> None:
+def test_log_of_a_process_is_served(page: TestClient, runs: Path) -> None:
     (runs / "died/logs/actor-0.log").write_text(f"{HTML}\nlast words\n")
     assert get(page, "log", run="died", role="actor-0")["text"] == f"{HTML}\nlast words\n"
     assert get(page, "log", run="died", role="learner-0")["text"] is None
@@ -248,9 +248,7 @@ def test_videos_are_served_in_parts(page: TestClient, runs: Path) -> None:
     assert page.get("/video", params={"run": "one", "file": "b.txt"}).status_code == 404
 
 
-def test_decisions_of_a_video_are_served_as_far_as_they_are_valid(
-    page: TestClient, runs: Path
-) -> None:
+def test_only_valid_decisions_of_a_video_are_served(page: TestClient, runs: Path) -> None:
     videos = runs / "one/videos"
     videos.mkdir()
     (videos / "a.mp4").touch()
@@ -274,7 +272,7 @@ def test_decisions_of_a_video_are_served_as_far_as_they_are_valid(
         assert "has no video" in reply.json()["error"]
 
 
-def test_a_run_that_is_not_in_progress_is_not_recorded_by_order(page: TestClient) -> None:
+def test_recording_order_to_an_ended_run_is_refused(page: TestClient) -> None:
     token = get(page, "session")["token"]
     reply = page.post("/order/record", json={"run": "one"}, headers={ORDER_HEADER: token})
     assert reply.status_code == 400
@@ -282,7 +280,7 @@ def test_a_run_that_is_not_in_progress_is_not_recorded_by_order(page: TestClient
     assert page.post("/order/record", json={"run": "one"}).status_code == 403
 
 
-def test_the_page_and_its_scripts(page: TestClient) -> None:
+def test_page_and_its_scripts_are_served(page: TestClient) -> None:
     reply = page.get("/")
     assert reply.status_code == 200
     for name in re.findall(r'(?:src|href)="([^"#:]+)"', reply.text):
@@ -317,11 +315,11 @@ def test_another_host_is_refused(page: TestClient, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost:9000", "LOCALHOST", "[::1]:1"])
-def test_loopback_by_any_name_and_forwarded_port(page: TestClient, host: str) -> None:
+def test_loopback_names_and_forwarded_ports_are_accepted(page: TestClient, host: str) -> None:
     assert page.get("/api/runs", headers={"host": host}).status_code == 200
 
 
-def test_two_hosts_are_refused(page: TestClient) -> None:
+def test_request_with_two_host_headers_is_refused(page: TestClient) -> None:
     reply = page.get("/api/runs", headers=[("host", "127.0.0.1:8700"), ("host", "evil.example")])
     assert reply.status_code == 403
 
@@ -360,7 +358,7 @@ def test_an_order_needs_the_token_and_json(page: TestClient) -> None:
         assert page.post("/order/save", content=body, headers=token | json_type).status_code == 400
 
 
-def test_orders_to_a_run_that_has_ended(page: TestClient) -> None:
+def test_orders_to_an_ended_run_are_refused(page: TestClient) -> None:
     for kind in ("save", "stop", "stacks", "timeline"):
         reply = order(page, kind)
         assert reply.status_code == 400
@@ -373,7 +371,7 @@ def test_other_methods_are_refused(page: TestClient, method: str) -> None:
     assert page.request(method, "/api/runs").status_code == 405
 
 
-def test_reading_is_not_ordering(page: TestClient) -> None:
+def test_get_request_gives_no_order(page: TestClient) -> None:
     assert page.get("/order/stop").status_code in (404, 405)
     token = {"x-penstock-token": get(page, "session")["token"]}
     assert page.post("/api/runs", json={}, headers=token).status_code == 405
@@ -382,7 +380,7 @@ def test_reading_is_not_ordering(page: TestClient) -> None:
 @pytest.mark.parametrize(
     "name", ["..", "../one", "one/..", "/etc", "one/../../secret", "one\0", "%2e%2e", "nothing", ""]
 )
-def test_a_run_is_named_as_in_the_list_or_not_at_all(page: TestClient, name: str) -> None:
+def test_run_name_outside_the_list_is_refused(page: TestClient, name: str) -> None:
     for view in (*("now", "curves", "ledgers", "events", "about", "agent"), *GETS[-3:]):
         reply = page.get(f"/api/{view}", params={"run": name, "metric": "loss"})
         assert reply.status_code == 400, view
@@ -390,13 +388,15 @@ def test_a_run_is_named_as_in_the_list_or_not_at_all(page: TestClient, name: str
 
 
 @pytest.mark.parametrize("role", ["../config", "../../secret", "actor-0.log", "/etc/passwd", "."])
-def test_a_log_is_in_the_folder_of_logs(page: TestClient, runs: Path, role: str) -> None:
+def test_log_outside_the_folder_of_logs_is_refused(page: TestClient, runs: Path, role: str) -> None:
     (runs.parent / "secret.log").write_text("secret")
     assert get(page, "log", run="one", role=role)["text"] is None
 
 
 @pytest.mark.parametrize("file", ["../config.yaml", "../../../secret.mp4", "/etc/passwd", "l.mp4"])
-def test_a_video_is_in_the_folder_of_videos(page: TestClient, runs: Path, file: str) -> None:
+def test_video_outside_the_folder_of_videos_is_refused(
+    page: TestClient, runs: Path, file: str
+) -> None:
     (runs.parent / "secret.mp4").write_text("secret")
     (runs / "one/videos").mkdir()
     (runs / "one/videos/l.mp4").symlink_to(runs.parent / "secret.mp4")
@@ -416,7 +416,7 @@ def test_only_the_page_is_served_as_files(page: TestClient, path: str) -> None:
     assert "root:" not in reply.text
 
 
-def test_links_that_lead_outside_are_no_runs(
+def test_links_to_outside_folders_are_not_listed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog_module, "SEARCHED_EVERY_S", 0.0)
@@ -430,7 +430,7 @@ def test_links_that_lead_outside_are_no_runs(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
-def test_the_folders_of_other_users_are_no_runs(runs: Path, tmp_path: Path) -> None:
+def test_folders_of_other_users_are_not_listed(runs: Path, tmp_path: Path) -> None:
     os.chown(runs / "one", 65534, 65534)
     assert "one" not in RunCatalog(runs).names()
     os.chown(runs, 65534, 65534)
@@ -438,7 +438,7 @@ def test_the_folders_of_other_users_are_no_runs(runs: Path, tmp_path: Path) -> N
         RunCatalog(runs)
 
 
-def test_links_within_a_run_show_nothing(runs: Path, tmp_path: Path) -> None:
+def test_links_within_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.jsonl").write_text('{"kind": "secret", "text": "hidden words"}\n')
     hostile = runs / "hostile"
     (hostile / "logs").mkdir(parents=True)
@@ -467,7 +467,7 @@ def test_hostile_texts_are_served_as_json(runs: Path) -> None:
         assert get(page, "events", run="one", kind=HTML)["matching"] == 1
 
 
-def test_files_of_any_kind_are_survived(tmp_path: Path) -> None:
+def test_unusual_files_in_a_run_do_not_break_the_page(tmp_path: Path) -> None:
     hostile = tmp_path / "runs/hostile"
     (hostile / "logs").mkdir(parents=True)
     (hostile / "checkpoints").write_text("no folder")
@@ -510,7 +510,7 @@ def test_a_long_address_is_refused(page: TestClient) -> None:
     assert page.get("/api/runs", params={"x": "y" * 9000}).status_code == 414
 
 
-def test_every_reply_has_the_headers(page: TestClient) -> None:
+def test_every_reply_has_the_security_headers(page: TestClient) -> None:
     replies = [page.get(path) for path in ("/", "/api/runs", "/app.js", "/nothing")]
     replies.append(page.get("/", headers={"host": "evil.example"}))
     for reply in replies:
@@ -559,7 +559,7 @@ def address(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
         yield where
 
 
-def test_a_peer_that_is_not_this_user_is_refused_before_it_takes_a_place(runs: Path) -> None:
+def test_peer_of_another_user_is_refused_without_occupying_a_connection(runs: Path) -> None:
     with served(runs, Guard(is_own=lambda scope: False)) as address, ExitStack() as stack:
         for _ in range(70):
             other = stack.enter_context(socket.create_connection(address, timeout=20))
@@ -567,7 +567,7 @@ def test_a_peer_that_is_not_this_user_is_refused_before_it_takes_a_place(runs: P
             assert other.recv(1) == b""
 
 
-def test_seventy_silent_connections_keep_the_owner_from_nothing(runs: Path) -> None:
+def test_seventy_silent_connections_do_not_block_the_owner(runs: Path) -> None:
     with served(runs, Guard()) as address, ExitStack() as stack:
         for _ in range(70):
             stack.enter_context(socket.create_connection(address, timeout=20))
@@ -575,7 +575,7 @@ def test_seventy_silent_connections_keep_the_owner_from_nothing(runs: Path) -> N
             assert own.get("/api/runs").status_code == 200
 
 
-def test_the_peer_of_a_real_connection(address: tuple[str, int]) -> None:
+def test_own_connection_is_recognised_as_of_this_user(address: tuple[str, int]) -> None:
     """Through uvicorn, as `is_own_peer` reads the addresses of its connections."""
     with httpx2.Client(base_url=f"http://127.0.0.1:{address[1]}", trust_env=False) as own:
         assert own.get("/api/runs").status_code == 200
@@ -598,7 +598,7 @@ def test_a_client_that_completes_no_request_is_closed(
             pass
 
 
-def test_an_order_that_does_not_arrive_is_answered(address: tuple[str, int]) -> None:
+def test_incomplete_order_request_gets_a_timeout_reply(address: tuple[str, int]) -> None:
     head = (
         f"POST /order/save HTTP/1.1\r\nHost: localhost\r\nX-Penstock-Token: {TOKEN}\r\n"
         "Content-Type: application/json\r\nContent-Length: 20\r\n\r\n{"
@@ -628,13 +628,13 @@ def test_a_token_in_the_address_becomes_a_cookie(runs: Path) -> None:
         assert page.get("/api/runs", headers={"cookie": "penstock_watch=x"}).status_code == 401
 
 
-def test_a_secure_cookie_with_tls(runs: Path) -> None:
+def test_cookie_is_secure_with_tls(runs: Path) -> None:
     guard = Guard(token=TOKEN, secure=True)
     with client(runs, guard, "https://127.0.0.1:8700") as page:
         assert "Secure" in page.get("/", params={"token": TOKEN}).headers["set-cookie"]
 
 
-def test_other_hosts_reach_it_by_address_and_own_name(runs: Path) -> None:
+def test_exposed_page_accepts_its_addresses_and_host_name(runs: Path) -> None:
     guard = Listen("0.0.0.0", token=TOKEN, insecure=True).guard()
     bearer = {"authorization": f"Bearer {TOKEN}"}
     with client(runs, guard) as page:
@@ -655,7 +655,7 @@ def test_other_hosts_reach_it_by_address_and_own_name(runs: Path) -> None:
         (Listen(tls_cert="a.pem"), "belong together"),
     ],
 )
-def test_options_that_do_not_go_together(listen: Listen, reason: str) -> None:
+def test_contradictory_options_are_refused(listen: Listen, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         listen.check()
 
@@ -669,7 +669,7 @@ def test_options_that_do_not_go_together(listen: Listen, reason: str) -> None:
         Listen("0.0.0.0", token=TOKEN, tls_cert="a", tls_key="b"),
     ],
 )
-def test_options_that_go_together(listen: Listen) -> None:
+def test_compatible_options_are_accepted(listen: Listen) -> None:
     listen.check()
 
 

@@ -1,4 +1,4 @@
-"""Grants of actors that fall silent or leave without a word, with times made short."""
+"""Grants of actors that become silent or disconnect, with shortened timeouts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def vanish(link: ZmqLink) -> None:
     link._client.context.destroy(0)
 
 
-def test_who_beats_while_it_plays_keeps_its_grants(
+def test_actor_that_beats_while_playing_keeps_its_grants(
     tmp_path: Path, far_side: tuple[Learner, Receiver, str]
 ) -> None:
     side, receiver, address = far_side
@@ -74,7 +74,7 @@ def test_who_beats_while_it_plays_keeps_its_grants(
     link.close()
 
 
-def test_who_is_silent_lends_its_grants_to_others_and_loses_nothing(
+def test_silent_actor_lends_its_grants_to_others_and_loses_no_slot(
     tmp_path: Path, far_side: tuple[Learner, Receiver, str]
 ) -> None:
     side, receiver, address = far_side
@@ -98,7 +98,7 @@ def test_who_is_silent_lends_its_grants_to_others_and_loses_nothing(
     other.close()
 
 
-def test_a_host_that_vanishes_gives_its_grants_back_as_its_connections_close(
+def test_closed_connections_of_a_vanished_host_return_its_grants(
     tmp_path: Path, far_side: tuple[Learner, Receiver, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grants, "GRANT_SILENCE_S", 60.0)
@@ -116,7 +116,9 @@ def test_a_host_that_vanishes_gives_its_grants_back_as_its_connections_close(
     other.close()
 
 
-def test_two_processes_with_one_id(tmp_path: Path, far_side: tuple[Learner, Receiver, str]) -> None:
+def test_second_process_with_an_actor_id_waits_until_the_first_dies(
+    tmp_path: Path, far_side: tuple[Learner, Receiver, str]
+) -> None:
     """The second is refused in words while the first lives, and takes over when it does not."""
     side, _, address = far_side
     first = join(tmp_path, address, 3)

@@ -1,4 +1,4 @@
-"""A hostile learner at an actor and at a relay: what a message makes them build."""
+"""Fuzz tests of an actor and a relay with a hostile learner."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_welcome_builds_an_actor_or_is_refused(
 
 
 @pytest.mark.parametrize("version", [2**63 - 1, 2**63, 2**64 - 1])
-def test_a_version_that_no_page_holds_is_no_version(
+def test_weights_with_an_unstorable_version_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     local = LocalClient(tmp_path, monkeypatch, 0)

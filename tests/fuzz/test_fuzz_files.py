@@ -433,9 +433,7 @@ RUN_FILES = [METRICS, "evaluations.jsonl", "summary.json", "supervisor.json"]
 @example({"supervisor.json": ['{"host": null, "socket": "\\ud800"}']})
 @example({"summary.json": ['{"time_s": "later"}']})
 @example({METRICS: ['{"time_s": 1e400, "env_steps": NaN}', ""]})
-def test_runs_are_listed_whatever_their_files_say(
-    folder: Path, written: dict[str, list[str]]
-) -> None:
+def test_runs_with_arbitrary_files_are_listed(folder: Path, written: dict[str, list[str]]) -> None:
     place = folder / "run"
     place.mkdir(exist_ok=True)
     (place / "config.yaml").write_text("env:\n  id: CartPole-v1\n")
@@ -496,7 +494,7 @@ TORCHRUN_NAMES = [
     host=HOSTS,
     sound=st.booleans(),
 )
-def test_torchrun_says_a_place_or_is_refused(
+def test_torchrun_variables_give_a_valid_rank_or_are_refused(
     environ: dict[str, str], host: str, sound: bool
 ) -> None:
     base = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"} if sound else {}
@@ -513,7 +511,9 @@ def test_torchrun_says_a_place_or_is_refused(
 
 @fuzzed(cost=0.3)
 @given(rank=st.integers(-2, 3), world=st.integers(-1, 3), host=HOSTS, port=NUMBERS)
-def test_options_say_a_place_or_are_refused(rank: int, world: int, host: str, port: str) -> None:
+def test_rank_options_give_a_valid_rank_or_are_refused(
+    rank: int, world: int, host: str, port: str
+) -> None:
     from penstock.launch.machines import check_place
 
     config = resolve("cartpole")

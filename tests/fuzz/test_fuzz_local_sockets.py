@@ -80,7 +80,7 @@ requests = strange_msgpack | changed(REQUEST).map(packed_with) | st.sampled_from
 
 @fuzzed(cost=0.5)
 @given(sent=st.lists(requests, min_size=1, max_size=3), descriptors=st.integers(0, 3))
-def test_a_client_of_shared_memory_harms_nobody(
+def test_hostile_client_of_shared_memory_does_not_disturb_others(
     owner: Owner, sent: list[bytes], descriptors: int
 ) -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -218,7 +218,7 @@ ABOUT = {"pid": 1, "began": 1, "host": socket.gethostname(), "socket": "/nowhere
 @example(text=json.dumps({**ABOUT, "socket": "\ud800"}))
 @example(text=json.dumps({**ABOUT, "pid": "../.."}))
 @example(text=json.dumps({**ABOUT, "pid": "self", "socket": "/" + "x" * 300}))
-def test_what_a_run_says_of_its_supervisor_is_used_or_refused(
+def test_supervisor_file_of_a_run_is_used_or_refused(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "about"

@@ -1,4 +1,4 @@
-"""Hostile relays: children at a relay's server, and a parent that sends it weights."""
+"""Fuzz tests of relays: hostile children of a relay's server, and a hostile parent relay."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def server(client: Client) -> Iterator[RelayServer]:
 
 @fuzzed(cost=1)
 @given(data=st.data())
-def test_a_relay_serves_on_whatever_children_send(server: RelayServer, data: st.DataObject) -> None:
+def test_relay_keeps_serving_whatever_its_children_send(
+    server: RelayServer, data: st.DataObject
+) -> None:
     sent: list[tuple[bytes, wire.Message]] = []
     version = data.draw(st.integers(1, 100))
 
@@ -121,7 +123,7 @@ def attempt(parent: ParentRelay, at: WeightsAt, parts: list[bytes]) -> Weights |
         return parent.poll(time.monotonic())
 
 
-def test_the_sound_message_is_accepted(client: Client, tmp_path: Path) -> None:
+def test_unmodified_weights_message_is_accepted(client: Client, tmp_path: Path) -> None:
     parent = ParentRelay(client, lambda _: None, lambda _: None)
     at = WeightsAt(
         NEWEST,

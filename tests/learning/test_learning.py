@@ -1,4 +1,4 @@
-"""Agents that must reach a known return, through the real processes and both transports."""
+"""Agents reach a known return, through the real processes and both transports."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def test_ppo_solves_cartpole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_algorithm", "own_offpolicy"])
-def test_the_example_of_an_own_algorithm_solves_cartpole(tmp_path: Path, name: str) -> None:
+def test_custom_algorithm_example_solves_cartpole(tmp_path: Path, name: str) -> None:
     for file in (f"{name}.py", f"{name}.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / file, tmp_path)
     solve(tmp_path, f"{name}.yaml", least=475)
 
 
 @pytest.mark.slow
-def test_ppo_lands_on_the_moon(tmp_path: Path) -> None:
+def test_ppo_solves_lunar_lander(tmp_path: Path) -> None:
     solve(tmp_path, "lunarlander", "stop.minutes=3.5", least=200)
 
 
 @pytest.mark.slow
-def test_an_evaluation_finds_what_was_learnt(tmp_path: Path) -> None:
+def test_evaluation_confirms_the_trained_return(tmp_path: Path) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")
     command = [sys.executable, "-m", "penstock", "eval", "run", "--episodes", "20", "--json"]
@@ -82,18 +82,18 @@ def test_an_evaluation_finds_what_was_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_play_of_the_synthetic_game_is_found(tmp_path: Path) -> None:
+def test_synthetic_game_is_played_optimally(tmp_path: Path) -> None:
     assert confirmed(solve(tmp_path, "synthetic", "stop.minutes=2", least=95)) <= 100
 
 
 @pytest.mark.parametrize("core", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
-def test_who_remembers_finds_the_way(tmp_path: Path, core: str) -> None:
+def test_recurrent_policy_solves_the_memory_corridor(tmp_path: Path, core: str) -> None:
     """0.95 of the optimum: 39 of 40 turns at the end of the corridor are right."""
     solve(tmp_path, "memory", f"model.core={core}", "stop.minutes=1", least=0.95)
 
 
 @pytest.mark.slow
-def test_who_cannot_remember_finds_it_half_the_time(tmp_path: Path) -> None:
+def test_policy_without_memory_solves_half_of_the_memory_corridors(tmp_path: Path) -> None:
     """The mean of 100 returns of -1 or 1 deviates by 0.1 from 0: this allows for four of it."""
     steps = 300_000  # several times what the LSTM needs
     options = ("model.core=none", "stop.return=null", f"stop.env_steps={steps}", "stop.minutes=1")
@@ -119,7 +119,7 @@ def test_presets_on_replay_reach_their_return(tmp_path: Path, target: str, least
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "least"), [("dqn", 475), ("sac", -200)])
-def test_examples_learn(example: str, least: float) -> None:
+def test_examples_reach_their_return(example: str, least: float) -> None:
     program = Path(__file__).parents[2] / f"examples/{example}.py"
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_examples_learn(example: str, least: float) -> None:
         ("onebit_lamb", 50, 100, ("lamb", "learner.lr=0.02")),
     ],
 )
-def test_two_learners_solve_cartpole_by_one_bit_of_each_value(
+def test_two_learners_solve_cartpole_with_one_bit_optimizers(
     tmp_path: Path, codec: str, warmup: int, updates: int, options: tuple[str, ...]
 ) -> None:
     """``learner.lr`` was chosen with this scale of rewards."""
@@ -155,14 +155,14 @@ def test_two_learners_solve_cartpole_by_one_bit_of_each_value(
 
 
 @pytest.mark.slow
-def test_a_network_of_ones_own_learns(tmp_path: Path) -> None:
+def test_custom_network_example_learns(tmp_path: Path) -> None:
     for name in ("catch.py", "own_network.py", "own_network.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
     solve(tmp_path, "own_network.yaml", "stop.minutes=1", least=0.98)
 
 
 @pytest.mark.slow
-def test_a_game_of_ones_own_is_learnt_from_pixels(tmp_path: Path) -> None:
+def test_custom_pixel_game_is_learnt(tmp_path: Path) -> None:
     for name in ("catch.py", "catch.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
     solve(tmp_path, "catch.yaml", "stop.minutes=3.5", least=0.98)

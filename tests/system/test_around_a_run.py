@@ -1,4 +1,4 @@
-"""What a person does with a run: evaluate it as it goes, film it, plot it, list it, hook in."""
+"""Evaluating, recording, plotting and listing a run, with callbacks, signals and metric sinks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def evaluations(run_dir: Path) -> list[dict[str, Any]]:
     return json_lines(run_dir / "evaluations.jsonl")
 
 
-def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
+def test_run_is_evaluated_while_training_and_its_callbacks_end_it(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     (tmp_path / "hooks.py").write_text(HOOKS)
@@ -103,7 +103,7 @@ def test_a_run_is_evaluated_as_it_goes_and_its_hooks_end_it(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_after_the_end_of_a_run_does_not_cost_its_result(
+def test_signal_after_the_end_of_a_run_keeps_its_result(
     penstock: Penstock, tmp_path: Path, signum: int
 ) -> None:
     (tmp_path / "late.py").write_text(LATE.replace("SIGNUMS", f"{int(signum)},"))
@@ -153,7 +153,7 @@ def test_a_run_of_a_number_of_steps_ends_with_an_evaluation_of_its_last_weights(
 
 
 @pytest.mark.slow
-def test_an_evaluator_that_is_killed_comes_back(penstock: Penstock, tmp_path: Path) -> None:
+def test_killed_evaluator_is_restarted(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=run", "eval.every_s=0.3", "eval.episodes=2")  # which saves as often
     run = penstock("train", "cartpole", "--json", *SMALL, *options)
     run.wait_until(lambda: evaluations(tmp_path / "run"))
@@ -168,7 +168,7 @@ def test_an_evaluator_that_is_killed_comes_back(penstock: Penstock, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_an_evaluator_that_cannot_work_ends_no_run(penstock: Penstock, tmp_path: Path) -> None:
+def test_failing_evaluator_does_not_end_the_run(penstock: Penstock, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     options = ("run.dir=run", "eval.every_s=0.1", "checkpoint.every_s=0.1")
     run = penstock("train", "broken:make", "--json", *SMALL, *options, "stop.minutes=0.1")
@@ -262,7 +262,7 @@ def test_weights_of_another_game_are_refused(
         assert "set env.id and model.* as they were" in err
 
 
-def test_runs_are_listed_while_they_live_and_after(penstock: Penstock, tmp_path: Path) -> None:
+def test_runs_are_listed_during_and_after_their_life(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=runs/a")
     run.wait_until(lambda: trained(tmp_path / "runs" / "a"))
     (found,) = penstock("runs", "--json").end()[1]["runs"]
@@ -277,7 +277,7 @@ def test_runs_are_listed_while_they_live_and_after(penstock: Penstock, tmp_path:
     assert found["env_steps"] == summary["env_steps"]  # with what arrived after the last metrics
 
 
-def test_a_group_of_seeds(penstock: Penstock, tmp_path: Path) -> None:
+def test_group_of_seeds_trains_a_run_for_each_seed(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=group", "run.seed=7", *SMALL)
     group = penstock("train", "cartpole", "--seeds", "2", "--json", *options, "stop.env_steps=3e4")
     code, answer, err = group.end()
@@ -315,7 +315,7 @@ WANDB = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["hangs", "fails"])
-def test_a_library_of_metrics_that_misbehaves_ends_no_run(
+def test_failing_metrics_library_does_not_end_the_run(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     (tmp_path / "libraries").mkdir()

@@ -92,7 +92,7 @@ def test_hosts_reach_each_other_and_nothing_else(two: Hosts) -> None:
     assert len(holders(" ".join([*two.command(0, []), *two.command(1, [])]))) == 2
 
 
-def test_bytes_at_the_socket_and_at_the_interface(two: Hosts) -> None:
+def test_bytes_at_the_socket_and_at_the_interface_are_counted(two: Hosts) -> None:
     _, (handed, payload, frames) = transfer(two, 3_000_000)
     assert handed == 3_000_000
     assert payload == pytest.approx(3_000_000, rel=0.001)
@@ -147,7 +147,7 @@ def test_nothing_is_left_when_the_maker_is_killed(two: Hosts) -> None:
     assert not any(path.exists() for path in found)
 
 
-def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_root_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NoHostsError, match="network namespaces need root"), hosts(2):
         pass

@@ -59,7 +59,7 @@ def test_bytes_at_sockets_and_interfaces_are_those_worked_out_by_hand() -> None:
 
 
 @pytest.mark.slow
-def test_without_root_it_measures_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_reduce_without_root_measures_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     said: list[str] = []
     result = measure(plan(("none", "dgc", "auto"), None), said.append)
@@ -82,7 +82,7 @@ def test_without_root_it_measures_on_loopback(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_the_command_ends_with_one_object() -> None:
+def test_bench_reduce_prints_one_json_object() -> None:
     command = [sys.executable, "-m", "penstock", "bench", "reduce", "--learners", "2",
                "--parameters", "150k", "--codecs", "fp16", "--seconds", "0.05"]  # fmt: skip
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
@@ -94,7 +94,7 @@ def test_the_command_ends_with_one_object() -> None:
     assert "relative_error" in result["codecs"]["fp16"]
 
 
-def test_stopped_in_the_middle_it_leaves_nothing() -> None:
+def test_terminated_bench_reduce_leaves_no_process_or_namespace() -> None:
     command = [sys.executable, "-m", "penstock", "bench", "reduce", "--learners", "2",
                "--parameters", "150k", "--codecs", "int8"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:

@@ -50,7 +50,7 @@ def test_all_stages_have_positive_rates_and_the_whole_is_below_their_ideal(tmp_p
 
 
 @pytest.mark.slow
-def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> None:
+def test_stages_of_a_replay_algorithm_are_measured_and_compared(tmp_path: Path) -> None:
     options = ("0.2", "--target", "pendulum_sac", "--only", "write,replay_add,gather,learner")
     old = bench(*options)
     assert list(old["stages"]) == ["write", "gather", "replay_add", "learner"]
@@ -68,12 +68,12 @@ def test_stages_of_an_algorithm_with_replay_and_a_comparison(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_ceiling_of_a_learner_in_a_process_of_its_own() -> None:
+def test_learner_ceiling_is_measured_in_its_own_process() -> None:
     assert learner_rate(resolve("cartpole", []), 0.2) > 1000
     assert learner_rate(resolve("cartpole_dqn", []), 0.2) > 10
 
 
-def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
+def test_invalid_target_is_refused_in_one_sentence() -> None:
     command = [*COMMAND[:4], "--target", "cartpole_dpn", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
@@ -83,18 +83,18 @@ def test_what_is_wrong_with_a_target_is_one_sentence() -> None:
         learner_rate(wrong, 0.1)
 
 
-def test_a_run_that_fails_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_training_run_is_reported_in_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"train cartpole env.kwargs.gravity=1` failed with 2;"):
         train("cartpole", "env.kwargs.gravity=1")
     assert "gravity" in capfd.readouterr().err
 
 
-def test_a_failure_in_the_other_process_is_told() -> None:
+def test_failure_in_the_measuring_process_is_raised() -> None:
     with pytest.raises(RuntimeError, match="json:loads failed with 1: TypeError: "):
         alone("json:loads", {"text": "[]"})
 
 
-def test_messages_of_the_sizes_asked_for_come_again_and_again() -> None:
+def test_requested_message_sizes_repeat_in_turn() -> None:
     with receiving([24, 5, 300_000]) as take:
         for _ in range(50):
             take()
@@ -102,7 +102,7 @@ def test_messages_of_the_sizes_asked_for_come_again_and_again() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("only", ["wire", "whole"])
-def test_stopped_in_the_middle_it_leaves_nothing(only: str) -> None:
+def test_terminated_bench_leaves_no_process(only: str) -> None:
     with subprocess.Popen([*COMMAND, "30", "--only", only], stdout=subprocess.PIPE) as command:
         with pytest.raises(subprocess.TimeoutExpired):
             command.wait(6)

@@ -1,4 +1,4 @@
-"""A run records its best weights while it trains, where its environment can be shown."""
+"""A run records videos of its best weights while it trains, if its environment can be rendered."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_environment_that_cannot_draw_costs_one_note(penstock: Penstock, tmp_path: Path) -> None:
+def test_environment_without_rendering_causes_one_note_and_no_videos(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     run = penstock("train", "broken:make", "--json", *EVALUATED, "stop.minutes=0.4")
     code, summary, err = run.end()
@@ -68,9 +70,7 @@ def test_an_environment_that_cannot_draw_costs_one_note(penstock: Penstock, tmp_
 
 
 @pytest.mark.slow
-def test_an_evaluator_that_is_killed_takes_its_recording_along(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_recording_ends_with_its_killed_evaluator(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "cartpole", "--json", *EVALUATED, "stop.minutes=5")
 
     def recordings() -> list[psutil.Process]:

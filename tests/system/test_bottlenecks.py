@@ -1,5 +1,4 @@
-"""Runs that are made to have one bottleneck each, by a wide margin, and what `penstock profile`
-says of them."""
+"""`penstock profile` names the bottleneck of runs that are made to have exactly one."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ SINGLE = "env.wrappers=[gymnasium.wrappers:FlattenObservation]"  # turns its vec
     ],
     ids=["computes", "waits", "waits, single"],
 )
-def test_a_slow_environment(
+def test_slow_environment_is_the_verdict(
     options: list[str], kind: str, advice: str, penstock: Penstock, tmp_path: Path
 ) -> None:
     options = [*SMALL, "actors.count=1", "env.kwargs.step_time_s=0.002", *options]
@@ -87,12 +86,12 @@ def test_a_slow_environment(
 
 
 @pytest.mark.slow
-def test_a_slow_learner(penstock: Penstock, tmp_path: Path) -> None:
+def test_slow_learner_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     assert verdict_on(penstock, tmp_path, *SLOW_TRAINING)["kind"] == "slow_learner"
 
 
 @pytest.mark.slow
-def test_slow_inference(penstock: Penstock, tmp_path: Path) -> None:
+def test_slow_inference_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     # One game at a time pays for every layer's call; the learner shares that among 512 samples.
     options = (
         "actors.envs=1", "actors.unroll=128", "actors.inference=torch", "transport.slots=4",
@@ -102,7 +101,7 @@ def test_slow_inference(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_wire(penstock: Penstock, tmp_path: Path) -> None:
+def test_slow_wire_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     # One in ten of the samples that arrive is trained on, so nothing but the wire is at work.
     options = (
         "env.id=bottleneck_games:noise", "env.kwargs={obs_shape: [50000]}", "model.hidden=[1]",
@@ -114,7 +113,7 @@ def test_a_slow_wire(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_gather(penstock: Penstock, tmp_path: Path) -> None:
+def test_slow_gather_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     # Large samples, drawn again and again between the steps of a small network.
     options = (
         "env.kwargs={obs_shape: [20000]}", "model.hidden=[1]", *SMALL, "algo={name: dqn}",
@@ -125,7 +124,7 @@ def test_a_slow_gather(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_exposed_reduction(penstock: Penstock, tmp_path: Path) -> None:
+def test_exposed_reduction_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     # Two learners exchange a million gradients for each eight samples, 40 times a batch.
     options = (
         "learner.count=2", "algo={name: ppo, epochs: 10}", "learner.updates_per_batch=4",
@@ -136,13 +135,13 @@ def test_an_exposed_reduction(penstock: Penstock, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_big_lag(penstock: Penstock, tmp_path: Path) -> None:
+def test_big_lag_is_the_verdict(penstock: Penstock, tmp_path: Path) -> None:
     options = (*SLOW_TRAINING, "transport.slots=16")
     assert verdict_on(penstock, tmp_path, *options)["kind"] == "big_lag"
 
 
 @pytest.mark.slow
-def test_one_slow_actor(penstock: Penstock, tmp_path: Path) -> None:
+def test_single_slow_actor_is_named_as_straggler(penstock: Penstock, tmp_path: Path) -> None:
     times = "step_time_s: 0.0003, slow_step_time_s: 0.01"
     options = (
         "env.id=bottleneck_games:uneven", f"env.kwargs={{{times}}}", *SMALL, "actors.count=2"

@@ -25,12 +25,12 @@ def inject(*options: str) -> None:
 
 
 @pytest.mark.slow
-def test_kills_and_stops_over_zeromq() -> None:
+def test_run_over_zeromq_survives_kills_and_stops() -> None:
     kinds = ("kill:actor", "kill:connector", "kill:relay", "stop:actor", "stop:relay")
     inject("--topology", "zmq", "--faults", "6", *(f"--fault={kind}" for kind in kinds))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["bsp", "replay", "served", "hand"])
-def test_a_dozen_of_all_kinds(topology: str) -> None:
+def test_run_survives_a_dozen_faults_of_all_kinds(topology: str) -> None:
     inject("--topology", topology, "--faults", "12")

@@ -65,7 +65,9 @@ def broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sound_game_of_ones_own_passes_and_trains(penstock: Penstock, tmp_path: Path) -> None:
+def test_sound_custom_environment_passes_check_env_and_trains(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     (tmp_path / "own_game.py").write_text((EXAMPLES / "own_game.py").read_text())
     code, report, _ = penstock("check-env", "own_game:Orchard", "--steps", "300", "--json").end()
     assert (code, report["problems"]) == (0, [])
@@ -87,7 +89,7 @@ def test_a_sound_game_of_ones_own_passes_and_trains(penstock: Penstock, tmp_path
         ("nameless", "pickling"),
     ],
 )
-def test_problems_are_listed_and_the_exit_code_is_2(
+def test_check_env_lists_problems_and_exits_with_2(
     penstock: Penstock, name: str, kind: str
 ) -> None:
     code, report, _ = penstock("check-env", f"broken:{name}", "--json").end()
@@ -96,7 +98,7 @@ def test_problems_are_listed_and_the_exit_code_is_2(
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_step_that_hangs_is_told_with_its_line(penstock: Penstock) -> None:
+def test_hanging_step_is_reported_with_its_line(penstock: Penstock) -> None:
     code, report, _ = penstock("check-env", "broken:Hangs", "--hang-s", "1", "--json").end()
     assert code == 2
     [problem] = report["problems"]
@@ -106,7 +108,7 @@ def test_a_step_that_hangs_is_told_with_its_line(penstock: Penstock) -> None:
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.slow
-def test_a_step_that_hangs_and_keeps_the_lock_ends_too(penstock: Penstock) -> None:
+def test_step_that_hangs_with_the_gil_held_is_ended(penstock: Penstock) -> None:
     code, _, err = penstock("check-env", "broken:KeepsTheLock", "--hang-s", "1", "--json").end()
     assert code == 1
     assert re.search(r"broken\.py\", line \d+ in step", err)
@@ -121,7 +123,9 @@ def test_a_step_that_hangs_and_keeps_the_lock_ends_too(penstock: Penstock) -> No
         ("phys2d/CartPole-v1", 'run `pip install "gymnasium[jax]"`, then try again'),
     ],
 )
-def test_training_ends_with_one_sentence(penstock: Penstock, target: str, sentence: str) -> None:
+def test_training_in_a_broken_environment_ends_with_one_sentence(
+    penstock: Penstock, target: str, sentence: str
+) -> None:
     code, summary, err = penstock("train", target, *SMALL, "--json").end()
     assert code == 2, err
     assert sentence in summary["error"]

@@ -1,4 +1,4 @@
-"""A run whose checkpoints are in a simulated S3, resumed where nothing else of it is."""
+"""A run with checkpoints in a simulated S3 is resumed on a host that has nothing else of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`learner.compile`: the same updates by a compiled network."""
+"""`learner.compile`: a compiled network makes the same updates."""
 
 from __future__ import annotations
 

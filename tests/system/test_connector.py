@@ -1,4 +1,4 @@
-"""The connector as a real process: killed, flooded, replayed to, refused, stopped."""
+"""The connector as a real process that is killed, flooded, replayed to, refused or stopped."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def send(link: ZmqLink, sequence: int) -> None:
         fill(slot, sequence)
 
 
-def test_killed_in_the_middle_of_messages_the_actor_goes_on(tmp_path: Path, join: Join) -> None:
+def test_actor_continues_when_the_connector_is_killed_amid_messages(
+    tmp_path: Path, join: Join
+) -> None:
     """Whatever was lost, the gaps in the sequence tell; nothing torn is published."""
     address = f"ipc://{tmp_path}/wire"
     rng = random.Random(1)
@@ -150,7 +152,7 @@ def send_last(link: ZmqLink, sequence: int) -> None:
         slot.header["produced_steps"] = 8 * (sequence + 1)
 
 
-def test_a_flood_of_garbage_is_counted_and_hurts_nobody(
+def test_flood_of_garbage_is_counted_and_disturbs_no_actor(
     tmp_path: Path, side: Learner, join: Join
 ) -> None:
     port = free_port()
@@ -296,14 +298,16 @@ def stream_of(taken: Taken) -> tuple[int, int]:
     return taken.header["actor"], taken.header["sequence"]
 
 
-def test_other_hosts_are_not_let_in_without_keys(tmp_path: Path, side: Learner) -> None:
+def test_bind_for_other_hosts_needs_keys(tmp_path: Path, side: Learner) -> None:
     with role_process(tmp_path, "connector", "tcp://0.0.0.0:0") as child:
         error = heard(child, "error")
         assert "make keys with `penstock keys new`" in error["message"]
         assert exit_code(child) == 2
 
 
-def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, join: Join) -> None:
+def test_terminated_connector_takes_in_all_sent_slots(
+    tmp_path: Path, side: Learner, join: Join
+) -> None:
     address = f"ipc://{tmp_path}/wire"
     with role_process(tmp_path, "connector", address) as child:
         link = join(address)
@@ -319,7 +323,7 @@ def test_told_to_stop_it_takes_in_what_was_sent(tmp_path: Path, side: Learner, j
         assert [side.take().header["sequence"] for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_an_actor_that_plays_hears_that_the_run_is_over_before_the_connector_ends(
+def test_playing_actor_learns_of_the_end_of_the_run_before_the_connector_ends(
     tmp_path: Path, side: Learner, join: Join
 ) -> None:
     address = f"ipc://{tmp_path}/wire"
@@ -335,7 +339,7 @@ def test_an_actor_that_plays_hears_that_the_run_is_over_before_the_connector_end
         assert exit_code(child) == 0
 
 
-def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(
+def test_connector_ends_with_its_learner_and_the_actor_joins_the_next_run(
     tmp_path: Path, join: Join
 ) -> None:
     address = f"ipc://{tmp_path}/wire"
@@ -367,7 +371,7 @@ def test_it_ends_when_the_learner_does_and_the_actor_meets_the_next_run(
         link.close()
 
 
-def test_idle_connections_leave_no_core_and_no_actor_without_room(
+def test_idle_connections_take_no_processor_time_and_block_no_actor(
     tmp_path: Path, side: Learner, join: Join
 ) -> None:
     """200 that never speak, where 128 descriptors are allowed."""

@@ -1,4 +1,4 @@
-"""Processes of roles that start before the command is imported, and never outlive it."""
+"""Role processes that are started before the command is imported, and that end with it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def early_learner() -> Iterator[ShimProcess]:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("threads", "is_early"), [(1, True), (2, False)])
-def test_a_run_uses_the_early_processes_where_their_threads_are_right(
+def test_run_uses_early_processes_with_the_right_number_of_threads(
     penstock: Penstock, tmp_path: Path, threads: int, is_early: bool
 ) -> None:
     run = penstock(
@@ -91,7 +91,7 @@ def test_a_run_uses_the_early_processes_where_their_threads_are_right(
     assert run.end()[0] == 130
 
 
-def test_a_mistake_in_the_config_ends_them(
+def test_early_processes_end_after_a_config_error(
     penstock: Penstock, marked: Callable[[], list[psutil.Process]]
 ) -> None:
     code, _, err = penstock("train", "cartpole", "learner.lr=fast").end()
@@ -101,7 +101,7 @@ def test_a_mistake_in_the_config_ends_them(
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_they_end_with_the_command(
+def test_early_processes_end_with_the_command(
     penstock: Penstock, marked: Callable[[], list[psutil.Process]], signum: int
 ) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
@@ -113,7 +113,7 @@ def test_they_end_with_the_command(
     wait_until(lambda: not marked(), timeout_s=GONE_WITHIN_S)
 
 
-def test_a_command_without_standard_input_starts_as_others_do(
+def test_command_without_standard_input_trains_normally(
     tmp_path: Path, marked: Callable[[], list[psutil.Process]]
 ) -> None:
     words = [sys.executable, "-m", "penstock", "train", "cartpole", *SMALL, "run.dir=run"]
@@ -132,7 +132,7 @@ def test_a_command_without_standard_input_starts_as_others_do(
         *(["train", "cartpole", "--seeds", "3"], ["train", "cartpole", "--engine=ray"]),
     ],
 )
-def test_nothing_starts_for_a_command_without_roles(
+def test_command_without_roles_starts_no_early_process(
     arguments: list[str], marked: Callable[[], list[psutil.Process]]
 ) -> None:
     early_roles.start(arguments)
@@ -140,7 +140,7 @@ def test_nothing_starts_for_a_command_without_roles(
     assert not marked()
 
 
-def test_in_a_deleted_folder_a_command_is_refused_by_one_sentence(tmp_path: Path) -> None:
+def test_command_in_a_deleted_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
     deleted = tmp_path / "deleted"
     command = 'mkdir "$1" && cd "$1" && rmdir "$1" && shift && exec "$@"'
     words = [sys.executable, "-m", "penstock", "train", "cartpole", *SMALL]
@@ -154,14 +154,16 @@ def test_in_a_deleted_folder_a_command_is_refused_by_one_sentence(tmp_path: Path
     assert "Traceback" not in run.stderr
 
 
-def test_a_process_with_another_environment_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_process_with_other_environment_variables_is_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with early_learner() as early:
         monkeypatch.setenv("OMP_WAIT_POLICY", "active")
         assert early_roles.take(LEARNER) is None
         assert early.process.returncode is not None
 
 
-def test_a_process_that_has_died_is_replaced() -> None:
+def test_dead_early_process_is_not_used() -> None:
     with early_learner() as early:
         wait_until(lambda: early.page.role_pid)
         os.kill(early.page.role_pid, signal.SIGKILL)
@@ -169,7 +171,7 @@ def test_a_process_that_has_died_is_replaced() -> None:
         assert early_roles.take(LEARNER) is None
 
 
-def test_a_request_to_stop_before_the_role_is_obeyed_by_the_role(
+def test_stop_request_before_the_role_starts_is_obeyed_by_the_role(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,4 +1,4 @@
-"""Errors of a user's environment: each command tells what and where, by the user's own lines."""
+"""Each command reports an error of a user's environment with its place in the user's code."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_training_ends_with_the_error_and_its_place(
     assert_told(fault, summary["error"], err)
 
 
-def test_check_env_tells_the_error_and_its_place(
+def test_check_env_reports_the_error_and_its_place(
     penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fault in ("import", "constructor", "reset", "step", "exit", "stop"):
@@ -112,7 +112,7 @@ def test_check_env_tells_the_error_and_its_place(
         assert_told(fault, out + err, out + err)
 
 
-def test_eval_and_record_tell_the_error_and_its_place(
+def test_eval_and_record_report_the_error_and_its_place(
     penstock: Penstock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = (*AGENT, "stop.learner_steps=2", "run.dir=run")
@@ -154,7 +154,9 @@ def test_dropped_episodes_are_counted_and_the_run_goes_on(
     assert result["length"]["min"] == 20
 
 
-def test_slow_resets_are_no_hang(penstock: Penstock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_resets_are_not_taken_for_a_hang(
+    penstock: Penstock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULT", "slow")
     limits = ("actors.count=1", "run.hang_timeout_s=3", "stop.learner_steps=1")
     code, _, err = penstock("train", "game:Game", *AGENT, *limits, "--json").end()

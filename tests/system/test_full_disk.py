@@ -26,7 +26,7 @@ def saved_steps(run_dir: Path) -> int:
     return int(checkpoint_format.load(last).meta["progress"]["learner_steps"])
 
 
-def test_the_run_goes_on_and_saves_again_when_there_is_space(
+def test_run_survives_a_full_disk_and_saves_once_there_is_space(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     run = penstock(
@@ -74,7 +74,7 @@ def fill(disk: Path) -> Path:
             return filler
 
 
-def test_the_cause_is_known_where_the_last_checkpoint_does_not_fit(
+def test_cause_of_the_end_is_reported_when_the_last_checkpoint_does_not_fit(
     penstock: Penstock, disk: Path
 ) -> None:
     folder = disk / "run"

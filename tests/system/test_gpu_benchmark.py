@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py` on a CPU: all of its stages, and what it does with those that fail."""
+"""`benchmarks/gpu.py` on a CPU: all of its stages, and stages that fail, die or hang."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_stages_of_one_process_run_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stages_that_start_runs_do_so_on_a_cpu() -> None:
+def test_stages_that_start_runs_work_on_a_cpu() -> None:
     code, result, text = run(GPU, "--only", "utilization", "group", "pong", "tests")
     assert code == 0, text
     assert {stage["state"] for stage in result["stages"].values()} == {"done"}
@@ -59,7 +59,7 @@ def test_stages_that_start_runs_do_so_on_a_cpu() -> None:
 
 
 @pytest.mark.slow
-def test_a_stage_that_fails_dies_or_hangs_loses_no_other() -> None:
+def test_failed_killed_or_hanging_stage_does_not_cost_other_stages() -> None:
     code, result, text = run(FAILING)
     assert code == 1
     assert "ValueError: no such kernel" in text
@@ -74,7 +74,7 @@ def test_a_stage_that_fails_dies_or_hangs_loses_no_other() -> None:
 
 
 @pytest.mark.slow
-def test_stopped_within_a_stage_it_leaves_nothing() -> None:
+def test_gpu_benchmark_terminated_within_a_stage_leaves_no_process() -> None:
     command = [sys.executable, str(FAILING), "--device", "cpu", "--only", "hangs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -83,7 +83,7 @@ def test_stopped_within_a_stage_it_leaves_nothing() -> None:
         assert process.wait(60) == 128 + signal.SIGTERM  # and the fixture looks for what is left
 
 
-def test_what_no_time_is_left_for_is_left_out() -> None:
+def test_stages_beyond_the_time_limit_are_left_out() -> None:
     code, result, text = run(FAILING, "--minutes", "0")
     assert code == 0
     assert {stage["state"] for stage in result["stages"].values()} == {"left out"}
@@ -97,7 +97,7 @@ def test_figures_of_a_cpu_are_not_saved() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so() -> None:
+def test_missing_gpu_is_reported_in_one_sentence() -> None:
     done = subprocess.run([sys.executable, GPU], capture_output=True, text=True)
     assert done.returncode == 2
     [sentence] = done.stderr.splitlines()

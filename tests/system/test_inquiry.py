@@ -33,7 +33,7 @@ def ask(penstock: Penstock, command: str) -> dict[str, Any]:
     return by_name(answer)
 
 
-def test_a_living_run_tells_what_it_does_and_a_stopped_actor_for_how_long(
+def test_status_shows_the_state_of_each_process_and_how_long_an_actor_is_stopped(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
@@ -100,7 +100,7 @@ def test_stacks_come_from_a_process_that_is_stuck_in_c_with_the_interpreter_lock
 
 
 @pytest.mark.slow
-def test_where_the_supervisor_itself_is_stuck_its_processes_still_write(
+def test_stacks_are_written_even_if_the_supervisor_is_stuck(
     supervise: Supervise, penstock: Penstock
 ) -> None:
     run = supervise(actors=["work"], learner="learn")
@@ -119,7 +119,7 @@ def test_where_the_supervisor_itself_is_stuck_its_processes_still_write(
     assert run.result()["exit_code"] == 143
 
 
-def test_a_supervisor_that_was_killed_is_told_from_one_that_ended(
+def test_killed_supervisor_is_distinguished_from_an_ended_run(
     supervise: Supervise, penstock: Penstock
 ) -> None:
     run = supervise(actors=["work"], learner="learn")

@@ -1,4 +1,4 @@
-"""What a program that collects logs gets of a run with `run.log=json`."""
+"""The output of a run with `run.log=json`, as a log collector reads it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make():
 """
 
 
-def test_every_line_of_a_run_is_an_object(penstock: Penstock) -> None:
+def test_every_output_line_of_a_run_is_a_json_object(penstock: Penstock) -> None:
     run = penstock("train", "cartpole", *SMALL, "run.log=json", "stop.learner_steps=20")
     out, err = run.process.communicate(timeout=WAIT_S)
     lines = [json.loads(line) for line in out.splitlines()]
@@ -35,7 +35,7 @@ def test_every_line_of_a_run_is_an_object(penstock: Penstock) -> None:
     ]  # fmt: skip
 
 
-def test_the_failure_of_a_run_is_an_object_too(tmp_path: Path, penstock: Penstock) -> None:
+def test_failure_of_a_run_is_a_json_object(tmp_path: Path, penstock: Penstock) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     options = ("run.log=json", "run.max_restarts=0", "actors.count=1", "stop.minutes=1")
     run = penstock("train", "broken:make", "--json", *SMALL, *options)

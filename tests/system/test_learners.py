@@ -1,4 +1,4 @@
-"""Several learners under the real supervisor: one agent, whoever dies."""
+"""Several learners under the real supervisor train one agent, even when one of them dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AGAIN_S = 20.0  # within which the others train again; on a quiet machine it is 
         ),
     ],
 )
-def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
+def test_learners_train_one_agent_and_resume_from_their_checkpoint(
     penstock: Penstock, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     command = ("train", "cartpole", "--json", *THREE, *options)
@@ -57,7 +57,7 @@ def test_learners_train_one_agent_and_go_on_from_their_checkpoint(
 
 
 @pytest.mark.slow
-def test_learners_take_several_epochs_together_and_normalise_alike(
+def test_learners_train_several_epochs_with_shared_normalisation(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     options = (
@@ -85,7 +85,7 @@ def test_learners_take_several_epochs_together_and_normalise_alike(
     ],
     ids=["tap", "asp", "backup", "ssp, three shards, bf16", "asp, two shards"],
 )
-def test_learners_keep_a_servers_pace(
+def test_learners_train_with_a_parameter_server(
     penstock: Penstock, tmp_path: Path, pace: str, more: tuple[str, ...]
 ) -> None:
     """Each sees the steps of all at once, and so the number to publish at is passed, not met."""
@@ -114,7 +114,7 @@ def test_off_policy_learners_have_a_shard_of_the_replay_each(penstock: Penstock,
 @pytest.mark.parametrize(
     ("rank", "killed"), [(0, "learner"), pytest.param(2, "keeper", marks=pytest.mark.slow)]
 )
-def test_a_killed_learner_costs_the_others_moments(
+def test_killed_learner_interrupts_the_others_only_briefly(
     penstock: Penstock, tmp_path: Path, rank: int, killed: str
 ) -> None:
     run_dir = tmp_path / "run"
@@ -139,7 +139,7 @@ def test_a_killed_learner_costs_the_others_moments(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["bsp", "local_sgd"])
-def test_a_learner_that_stood_still_is_met_again(
+def test_stopped_learner_rejoins_the_group_when_it_continues(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:
     """All live, so that nobody but the learners can tell that their group has broken, and nothing

@@ -1,4 +1,4 @@
-"""Learners killed under the real supervisor at the worst of times; see also `test_learners`."""
+"""Learners killed under the real supervisor at the worst moments; see also `test_learners`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Learners:
 
 
 @pytest.mark.slow
-def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None:
+def test_run_survives_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None:
     """Half of them, the one that leads among these."""
     learners = Learners(penstock, tmp_path, 4)
     learners.begin()
@@ -90,7 +90,9 @@ def test_two_learners_killed_at_once(penstock: Penstock, tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["local_sgd", "ssp"])
-def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path, pace: str) -> None:
+def test_run_under_each_pace_survives_a_killed_learner(
+    penstock: Penstock, tmp_path: Path, pace: str
+) -> None:
     learners = Learners(penstock, tmp_path, 3, f"learner.pace={pace}")
     learners.begin()
     learners.kill([0])
@@ -107,7 +109,7 @@ def test_a_learner_killed_under_another_pace(penstock: Penstock, tmp_path: Path,
         pytest.param(0, id="leading", marks=pytest.mark.slow),
     ],
 )
-def test_a_learner_killed_while_a_group_forms(
+def test_run_survives_a_learner_killed_while_a_group_forms(
     penstock: Penstock, tmp_path: Path, victim: int
 ) -> None:
     """The group forms for as long as a member of it stands still."""
@@ -127,7 +129,7 @@ def test_a_learner_killed_while_a_group_forms(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
-def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
+def test_next_learner_saves_a_run_stopped_as_its_first_learner_dies(
     penstock: Penstock, tmp_path: Path, pace: str
 ) -> None:
     """Another one stands still, so that no group can form before the run ends."""
@@ -154,7 +156,7 @@ def test_a_run_stopped_as_its_first_learner_dies_is_saved_by_the_next(
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_that_of_all_learners_whoever_saves(
+def test_best_checkpoint_never_gets_worse_when_the_saving_learner_changes(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     learners = Learners(penstock, tmp_path, 2, "checkpoint.every_steps=20")
@@ -192,7 +194,7 @@ def runtime_folder(run: Command) -> Path:
 
 
 @pytest.mark.slow
-def test_a_resumed_first_learner_killed_before_any_group_stood_takes_nothing_with_it(
+def test_resumed_first_learner_killed_before_the_first_group_loses_no_state(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     """It alone had read the checkpoint: the other must not begin anew without it."""

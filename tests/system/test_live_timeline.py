@@ -1,4 +1,4 @@
-"""The order `timeline`: what the threads of a living run did in its last minute."""
+"""The order `timeline`: what the threads of a live run did in its last minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lockstep mode gives the same run every time, and a resumed one the same as a whole one."""
+"""The lockstep mode is deterministic, and a resumed run equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(a: checkpoint_format.Checkpoint, b: checkpoint_format.Checkpoint) -> bo
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int) -> None:
+def test_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, every: int) -> None:
     option = f"learner.publish_every={every}"
     whole = train(tmp_path / "whole", 40, option, "checkpoint.every_steps=null")
     train(tmp_path / "parts", 20, option)
@@ -52,7 +52,9 @@ def test_a_resumed_run_equals_a_whole_one_bit_for_bit(tmp_path: Path, every: int
 
 
 @pytest.mark.slow
-def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path) -> None:
+def test_resumed_ppo_with_epochs_and_normalisation_equals_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
     options = (
         *("algo.epochs=2", "learner.updates_per_batch=2", "algo.normalize_rewards=true"),
         *("algo.value_clip=0.2", "algo.target_kl=1", "model.normalize_observations=true"),
@@ -67,7 +69,9 @@ def test_so_does_one_of_several_epochs_and_everything_normalised(tmp_path: Path)
     assert parts.meta["progress"]["learner_steps"] == 40
 
 
-def test_so_does_one_with_minibatches_of_steps_and_schedules(tmp_path: Path) -> None:
+def test_resumed_ppo_with_step_minibatches_and_schedules_equals_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
     options = (
         *("actors.count=1", "actors.envs=7", "learner.updates_per_batch=5", "algo.epochs=2"),
         *("algo.minibatches=steps", "learner.lr={from: 5e-3, to: 0, steps: 400}"),
@@ -86,7 +90,7 @@ def test_so_does_one_with_minibatches_of_steps_and_schedules(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_so_does_one_with_memory(tmp_path: Path) -> None:
+def test_resumed_recurrent_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 40, target="memory")
     train(tmp_path / "parts", 20, target="memory")
     assert same(whole, train(tmp_path / "parts", 40, target="memory", resume="must"))
@@ -113,7 +117,7 @@ STACKED = "env.wrappers=[{'gymnasium.wrappers:FrameStackObservation': {stack_siz
         ),
     ],
 )
-def test_frames_that_are_written_once_teach_the_same(
+def test_storing_frames_once_gives_the_same_weights(
     tmp_path: Path, target: str, steps: int, options: tuple[str, ...]
 ) -> None:
     if target == "pong":
@@ -134,7 +138,9 @@ def test_frames_that_are_written_once_teach_the_same(
     ],
 )
 @pytest.mark.slow  # the next one is the same and more
-def test_so_does_one_that_learns_from_replay(tmp_path: Path, target: str, option: str) -> None:
+def test_resumed_replay_run_equals_an_uninterrupted_one(
+    tmp_path: Path, target: str, option: str
+) -> None:
     small = ("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1")
     options = (option, *small, "replay.checkpoint=true")
     whole = train(tmp_path / "whole", 40, *options, target=target)
@@ -154,7 +160,7 @@ KEPT = (
     "capacity",
     [pytest.param(10_000, id="growing", marks=pytest.mark.slow), pytest.param(1030, id="full")],
 )
-def test_so_does_one_whose_checkpoints_hold_the_replay(
+def test_resumed_run_continues_with_the_stored_replay_bit_for_bit(
     tmp_path: Path, capacity: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It goes on with the stored steps: at 20 more optimizer steps it has played 640 more, where an
@@ -173,7 +179,7 @@ def test_so_does_one_whose_checkpoints_hold_the_replay(
 
 
 @pytest.mark.slow
-def test_without_the_option_the_replay_begins_empty_and_that_is_said(
+def test_resume_without_a_stored_replay_begins_empty_with_a_note(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     half = train(tmp_path, 20, *KEPT, target="cartpole_dqn")
@@ -185,7 +191,7 @@ def test_without_the_option_the_replay_begins_empty_and_that_is_said(
     assert not (tmp_path / "checkpoints/last/replay/0").exists(), "that was of another moment"
 
 
-def test_a_replay_of_another_size_goes_on_with_the_newest_steps(
+def test_resume_with_another_capacity_keeps_the_newest_steps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, 40, *KEPT, target="cartpole_dqn")
@@ -196,14 +202,14 @@ def test_a_replay_of_another_size_goes_on_with_the_newest_steps(
     assert 1030 <= int(told[1]) < 512 + 40 * 32
 
 
-def test_a_run_from_replay_stops_where_it_was_told_to(tmp_path: Path) -> None:
+def test_replay_run_stops_exactly_at_its_learner_steps(tmp_path: Path) -> None:
     """Although one turn would allow it a thousand steps more."""
     options = ("replay.min_size=128", "replay.batch_size=8", "replay.samples_per_insert=32")
     stored = train(tmp_path, 30, *options, target="cartpole_dqn")
     assert stored.meta["progress"]["learner_steps"] == 30
 
 
-def test_a_signal_ends_a_turn(tmp_path: Path) -> None:
+def test_signal_ends_a_lockstep_turn(tmp_path: Path) -> None:
     """One that would take far longer than the time in which a run must end."""
     options = ["replay.min_size=3000", "replay.batch_size=1024", "replay.samples_per_insert=1e5"]
     options += ["model.hidden=[512,512]", "run.interval_s=0.05", "run.grace_s=20", "run.dir=run"]
@@ -229,13 +235,13 @@ def test_a_signal_ends_a_turn(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_seed_is_what_differs(tmp_path: Path) -> None:
+def test_only_another_seed_changes_the_weights(tmp_path: Path) -> None:
     first = train(tmp_path / "a", 20)
     assert same(first, train(tmp_path / "b", 20))
     assert not same(first, train(tmp_path / "c", 20, "run.seed=1"))
 
 
-def test_it_balances_with_batches_of_several_slots(tmp_path: Path) -> None:
+def test_steps_balance_with_batches_of_several_slots(tmp_path: Path) -> None:
     config = resolve("cartpole", [*SMALL, "learner.batch_slots=2"])
     stored = train(tmp_path / "run", 20, "learner.batch_slots=2")
     per_update = config.actor_envs * config.actors.unroll * 2

@@ -1,4 +1,4 @@
-"""Learners that were started apart, as on several machines, with actors that were too."""
+"""Learners and actors that are started separately, as on several machines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def stop(commands: list[Command]) -> None:
     assert [command.end()[0] for command in commands] == [143, 143]
 
 
-def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_path: Path) -> None:
+def test_learners_started_by_hand_end_together_and_resume_together(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     store, port = free_ports(1), free_ports(2)
     where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
 
@@ -91,7 +93,7 @@ def test_by_hand_all_end_with_one_and_go_on_together(penstock: Penstock, tmp_pat
     assert [command.end()[0] for command in played] == [0, 0], "they end with the run"
 
 
-def test_a_lost_shard_ends_all_and_they_go_on_from_the_checkpoint(
+def test_lost_shard_ends_all_learners_which_resume_from_the_checkpoint(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     store, port = free_ports(1), free_ports(4)  # two for actors, then two for shards
@@ -136,9 +138,7 @@ def test_a_lost_shard_ends_all_and_they_go_on_from_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_learner_without_a_shard_leaves_the_others_and_joins_again(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_learner_without_a_shard_may_leave_and_rejoin(penstock: Penstock, tmp_path: Path) -> None:
     store, port = free_ports(1), free_ports(3)  # two for actors, then one for the shard
     where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
 
@@ -163,7 +163,7 @@ def test_a_learner_without_a_shard_leaves_the_others_and_joins_again(
 
 
 @pytest.mark.slow
-def test_torchrun_starts_all_of_them_again_from_the_checkpoint(
+def test_torchrun_restarts_all_learners_from_the_checkpoint(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun would say that it has set it
@@ -197,7 +197,7 @@ def start(penstock: Penstock, store: int, rank: int, world: int, *options: str) 
 
 
 @pytest.mark.slow
-def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
+def test_ranks_that_never_connect_are_named(penstock: Penstock) -> None:
     store = free_ports(1)
     come = [start(penstock, store, rank, 4, "run.start_timeout_s=10") for rank in (0, 2)]
     ends = [command.end() for command in come]
@@ -212,7 +212,7 @@ def test_ranks_that_never_come_are_named(penstock: Penstock) -> None:
 
 
 @pytest.mark.slow
-def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
+def test_missing_rank_0_is_named(penstock: Penstock) -> None:
     store = free_ports(1)
     code, _, err = start(penstock, store, 1, 2, "run.start_timeout_s=5").end()
     assert code == 2
@@ -233,7 +233,7 @@ def test_so_is_rank_0_whom_all_wait_for(penstock: Penstock) -> None:
     ],
     ids=["option", "world"],
 )
-def test_learners_that_differ_are_told_in_what(
+def test_learners_with_different_configs_name_the_difference(
     penstock: Penstock, worlds: tuple[int, int], option: str, difference: str
 ) -> None:
     store = free_ports(1)
@@ -249,7 +249,7 @@ def test_learners_that_differ_are_told_in_what(
         )
 
 
-def test_a_store_whose_port_is_taken(penstock: Penstock) -> None:
+def test_taken_store_port_is_refused_in_one_sentence(penstock: Penstock) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -271,7 +271,7 @@ def test_a_store_whose_port_is_taken(penstock: Penstock) -> None:
         ),
     ],
 )
-def test_a_users_mistake_is_one_sentence(
+def test_invalid_machine_options_are_refused_in_one_sentence(
     penstock: Penstock, options: list[str], sentence: str
 ) -> None:
     bind = "--bind=tcp://127.0.0.1:7700"

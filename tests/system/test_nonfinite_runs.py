@@ -1,4 +1,4 @@
-"""Runs whose loss is never finite again, and of two learners of which one's is not."""
+"""Runs whose loss stays nonfinite, for their only learner or for one of two."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple
     return code, json.loads((folder / "summary.json").read_text())
 
 
-def test_a_loss_that_stays_so_ends_the_run_with_the_reason(
+def test_loss_that_stays_nonfinite_ends_the_run_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, summary = train(tmp_path / "run", monkeypatch, "algo.settings={last: 1000000}")
@@ -46,7 +46,7 @@ def test_a_loss_that_stays_so_ends_the_run_with_the_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
-def test_of_two_learners_one_is_skipped_and_both_go_on(
+def test_nonfinite_updates_of_one_learner_are_skipped_and_both_continue(
     pace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = 0 if pace == "ssp" else 1  # with a parameter server no learner has another rank
@@ -59,7 +59,7 @@ def test_of_two_learners_one_is_skipped_and_both_go_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", ["bsp", "local_sgd", "ssp"])
-def test_two_learners_end_together_with_the_reason(
+def test_two_learners_with_nonfinite_loss_end_together_with_the_reason(
     pace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = 0 if pace == "ssp" else 1

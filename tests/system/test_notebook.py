@@ -1,4 +1,4 @@
-"""In a notebook: `examples/quickstart.ipynb` from first cell to last, and the stop button."""
+"""All cells of `examples/quickstart.ipynb`, and the stop button of a notebook."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def start(
     )
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_committed_notebook_has_no_outputs() -> None:
     cells = json.loads(PATH.read_text())["cells"]
     assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
 

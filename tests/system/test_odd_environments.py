@@ -102,7 +102,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", CASES)
-def test_odd_environment_works_or_is_told_in_one_sentence(penstock: Penstock, name: str) -> None:
+def test_odd_environment_works_or_is_refused_in_one_sentence(penstock: Penstock, name: str) -> None:
     case = CASES[name]
     process = penstock(*case.arguments, "--json").process
     out, err = process.communicate(timeout=90)
@@ -126,9 +126,7 @@ def test_closed_stdout_does_not_disturb_a_run(
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_folder_that_is_removed_ends_its_run_with_a_sentence(
-    penstock: Penstock, folder: Path
-) -> None:
+def test_removed_run_folder_ends_the_run_with_a_sentence(penstock: Penstock, folder: Path) -> None:
     command = penstock("train", "games:Game", *SMALL, "actors.count=2", "run.dir=run", "--json")
     command.wait_until(lambda: trained(folder / "run"))
     shutil.rmtree(folder / "run")

@@ -1,4 +1,4 @@
-"""DQN and SAC in real runs, on observations of several parts."""
+"""DQN and SAC in real runs, with observations of several parts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_dqn_learns_a_game_of_several_parts_by_its_mask(folder: Path, penstock: Penstock) -> None:
+def test_dqn_learns_with_dict_observations_and_action_masks(
+    folder: Path, penstock: Penstock
+) -> None:
     """At random a step pays 1/3, and 20 of them 6.7; a game in which a forbidden action is taken
     ends the actor, which the run does not survive."""
     options = ("algo.name=dqn", "algo.discount=0.5", "model.normalize_observations=true")
@@ -95,7 +97,7 @@ def test_dqn_learns_a_game_of_several_parts_by_its_mask(folder: Path, penstock: 
     assert load_policy("policy.safetensors")(shown)[0].tolist() == [0, 1, 2, 3]
 
 
-def test_sac_trains_on_frames_and_normalised_numbers(folder: Path, penstock: Penstock) -> None:
+def test_sac_trains_on_frames_with_normalised_numbers(folder: Path, penstock: Penstock) -> None:
     """The statistics that actors get are those of what the game shows: 1000 and the deviation of an
     even distribution, 0.8 / sqrt(3) of the scale."""
     options = ("algo.name=sac", "model.normalize_observations=true", "stop.return=null")

@@ -142,7 +142,7 @@ def error_of(command: Command) -> str:
 
 @pytest.mark.parametrize("way", ["tcp", "folder"])
 @pytest.mark.parametrize("older", ["actor", "learner"])
-def test_with_an_earlier_release(
+def test_run_trains_with_actors_or_learner_of_an_earlier_release(
     start: Start, earlier: Path, tmp_path: Path, way: str, older: str
 ) -> None:
     bind = free_address() if way == "tcp" else None
@@ -158,7 +158,7 @@ def test_with_an_earlier_release(
     assert summary.get("rejected", {}) == {}
 
 
-def test_an_actor_of_another_protocol_is_told_so(
+def test_actor_of_another_protocol_is_refused_with_both_versions(
     start: Start, other_protocol: Path, tmp_path: Path
 ) -> None:
     bind = free_address()
@@ -189,7 +189,7 @@ def test_an_actor_of_another_protocol_is_told_so(
     assert summary["actors_restarted"] == 0
 
 
-def test_a_learner_of_another_protocol_is_named_to_an_actor(
+def test_actor_names_a_learner_of_another_protocol(
     start: Start, other_protocol: Path, tmp_path: Path
 ) -> None:
     bind = free_address()

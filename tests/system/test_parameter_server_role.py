@@ -65,7 +65,7 @@ def server(
         child.reap()
 
 
-def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None:
+def test_server_reports_figures_and_workers_continue_with_its_successor(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
     client = ServerClient([address], 0, optimizer, CONFIG.learner)
@@ -94,7 +94,7 @@ def test_it_reports_and_its_workers_go_on_with_a_new_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("lost", ["signal", "supervisor"])
-def test_stopped_with_its_learners_it_gives_its_state_until_they_have_left(
+def test_stopping_server_serves_its_state_until_learners_have_left(
     tmp_path: Path, lost: str
 ) -> None:
     address = f"ipc://{tmp_path}/s"
@@ -114,7 +114,7 @@ def test_stopped_with_its_learners_it_gives_its_state_until_they_have_left(
 
 
 @pytest.mark.parametrize(("grace_s", "message"), [(0.5, "other"), (60.0, "finish")])
-def test_stopped_it_does_not_wait_for_a_learner_that_stays(
+def test_stopping_server_does_not_wait_for_a_learner_that_stays(
     tmp_path: Path, grace_s: float, message: str
 ) -> None:
     """Its supervisor says "finish" when all learners have ended; else it waits for so long."""
@@ -131,7 +131,7 @@ def test_stopped_it_does_not_wait_for_a_learner_that_stays(
 
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CURVE")
-def test_on_the_network_only_who_has_the_learners_secret_is_served(tmp_path: Path) -> None:
+def test_server_on_the_network_serves_only_holders_of_the_learners_secret(tmp_path: Path) -> None:
     """Garbage, actors of the run, and 200 connections that never speak, where 128 descriptors are
     allowed: a learner that was there goes on, and one that comes later gets in."""
     folder, port = tmp_path / "keys", free_port()
@@ -169,7 +169,7 @@ def test_on_the_network_only_who_has_the_learners_secret_is_served(tmp_path: Pat
         assert late.pull(40.0) is not None  # once those that never spoke were closed
 
 
-def test_off_this_host_it_needs_keys(tmp_path: Path) -> None:
+def test_server_reachable_from_other_hosts_needs_keys(tmp_path: Path) -> None:
     with server(tmp_path, f"tcp://*:{free_port()}") as child:
         assert "can be reached from other hosts" in heard(child, "error")["message"]
         assert exit_code(child) == 2

@@ -117,7 +117,7 @@ def test_a_profile_has_all_its_files_and_its_parts_add_up(
 
 
 @pytest.mark.slow
-def test_torchs_profiler_leaves_a_trace_of_its_own(penstock: Penstock, tmp_path: Path) -> None:
+def test_torch_profiler_writes_its_own_trace(penstock: Penstock, tmp_path: Path) -> None:
     command = ("profile", "cartpole", "--seconds", "1", "--torch", "--json", "run.dir=run")
     code, _, err = penstock(*command).end()
     assert code == 0, err
@@ -126,7 +126,7 @@ def test_torchs_profiler_leaves_a_trace_of_its_own(penstock: Penstock, tmp_path:
 
 
 @pytest.mark.gpu
-def test_a_learner_on_a_gpu_is_where_its_stream_is(penstock: Penstock, tmp_path: Path) -> None:
+def test_gpu_learner_is_in_the_state_of_its_stream(penstock: Penstock, tmp_path: Path) -> None:
     options = ("learner.device=cuda", "model.hidden=[512,512]", "run.dir=run")
     code, told, err = penstock("profile", "cartpole", "--seconds", "5", "--json", *options).end()
     assert code == 0, err
@@ -147,7 +147,9 @@ def test_a_learner_on_a_gpu_is_where_its_stream_is(penstock: Penstock, tmp_path:
 
 
 @pytest.mark.slow
-def test_who_dies_in_the_window_is_in_its_profile(penstock: Penstock, tmp_path: Path) -> None:
+def test_actor_killed_within_the_window_is_in_the_profile(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     command = penstock("profile", "cartpole", "--seconds", "8", "--json", *SMALL, "run.dir=run")
     command.wait_until(lambda: any(m["learner_steps"] for m in metrics(tmp_path / "run")))
     time.sleep(WARM_UP_S + 2.0)
@@ -165,7 +167,7 @@ def test_who_dies_in_the_window_is_in_its_profile(penstock: Penstock, tmp_path: 
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_window_early_and_it_is_reported(
+def test_ctrl_c_within_the_window_reports_a_shortened_profile(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     run = penstock("profile", "cartpole", "--seconds", "600", "--json", *SMALL, "run.dir=run")
@@ -194,7 +196,7 @@ def test_ctrl_c_before_the_window_leaves_no_profile(penstock: Penstock, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path: Path) -> None:
+def test_profile_reports_a_failed_run_as_train_does(penstock: Penstock, tmp_path: Path) -> None:
     options = ("env.kwargs.crash_at_step=3", "run.max_restarts=0", "run.dir=run")
     code, told, err = penstock("profile", "synthetic", "--json", *SMALL, *options).end()
     assert (code, told["exit_code"], told["exit_reason"]) == (1, 1, "fault")
@@ -223,7 +225,7 @@ def test_a_run_that_fails_is_told_as_train_tells_it(penstock: Penstock, tmp_path
         pytest.param(("cartpole", "learner.lr=-1"), "learner.lr is -1", marks=pytest.mark.slow),
     ],
 )
-def test_bad_input_is_one_sentence(
+def test_invalid_profile_options_are_refused_in_one_sentence(
     penstock: Penstock, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     code, told, err = penstock("profile", *arguments, "--json").end()

@@ -72,7 +72,7 @@ def filled(expression: str) -> str:
     return expression.replace("$instance", ".*").replace("$__rate_interval", "30s")
 
 
-def test_the_rules_are_valid() -> None:
+def test_alert_rules_are_valid() -> None:
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
 
 

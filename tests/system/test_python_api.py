@@ -1,4 +1,4 @@
-"""`penstock.train` and what comes after it, with real processes."""
+"""`penstock.train` and the functions for a trained run, with real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def test_a_run_and_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trained_policy_acts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     overrides = {"stop.return": 200, "stop.minutes": 0.5, "run.interval_s": 0.1}
     summary = penstock.train("cartpole", overrides, run_dir=tmp_path / "run")
     assert summary.reason == "return"
@@ -70,7 +70,7 @@ def test_a_run_and_its_policy(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_refuses_to_be_written_over(tmp_path: Path) -> None:
+def test_run_resumes_and_is_not_overwritten(tmp_path: Path) -> None:
     overrides = SMALL | {"stop.learner_steps": 20, "run.dir": tmp_path}
     first = penstock.train("cartpole", overrides, progress=False)
     assert (first.reason, first.learner_steps) == ("learner_steps", 20)
@@ -128,7 +128,7 @@ class Heard(Callbacks):
         self.summary = summary
 
 
-def test_callbacks_are_objects_of_the_caller_and_get_numbers_of_the_environment(
+def test_callbacks_are_called_in_the_caller_with_recorded_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "goal.py").write_text(GOAL)
@@ -151,7 +151,7 @@ def test_callbacks_are_objects_of_the_caller_and_get_numbers_of_the_environment(
         assert metrics["env_won_mean"] == metrics["env_won_final_mean"] == 1
 
 
-def test_a_run_in_another_thread(tmp_path: Path) -> None:
+def test_run_trains_in_a_thread_other_than_the_main_one(tmp_path: Path) -> None:
     found: list[Summary] = []
 
     def train() -> None:
@@ -166,7 +166,7 @@ def test_a_run_in_another_thread(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is handlers
 
 
-def test_what_is_wrong_with_a_game_is_raised(tmp_path: Path) -> None:
+def test_unknown_environment_raises_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^environment CartPole-v9 is not registered"):
         penstock.train("CartPole-v9", {"run.dir": tmp_path})
 

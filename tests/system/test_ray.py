@@ -35,7 +35,7 @@ def nodes() -> Iterator[Any]:
         yield made
 
 
-def test_a_cluster_is_started_where_none_is_named(
+def test_local_cluster_is_started_when_no_address_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # of `--address auto`, which is not given
@@ -200,7 +200,7 @@ def test_code_of_the_user_reaches_the_hosts(tmp_path: Path, nodes: Any) -> None:
 
 
 @pytest.mark.slow
-def test_auto_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
+def test_auto_actor_count_fills_the_cluster(tmp_path: Path, nodes: Any) -> None:
     command, run_dir = train(tmp_path, nodes.address, "actors.count=auto"), tmp_path / "run"
     command.wait_until(lambda: metrics(run_dir) and last(run_dir)["actors_alive"] == 4)
     assert len(set(agents().values())) == 3
@@ -238,7 +238,7 @@ def test_bad_options_are_refused(tmp_path: Path, options: tuple[str, ...], messa
 
 
 @pytest.mark.slow
-def test_auto_is_the_cluster_of_the_environment(
+def test_address_auto_is_the_cluster_of_the_environment_variable(
     tmp_path: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", nodes.address)

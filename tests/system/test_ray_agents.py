@@ -147,7 +147,7 @@ def test_a_learner_stays_on_a_node_that_drains_until_it_ends(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restarts", [1, 0])
-def test_a_command_that_was_stopped_says_so_and_resumes_the_run(
+def test_stopped_and_continued_command_reports_it_and_resumes_the_run(
     tmp_path: Path, restarts: int
 ) -> None:
     run_dir = tmp_path / "run"

@@ -19,7 +19,7 @@ def play(run_dir: Path) -> int:
 
 
 @pytest.mark.slow
-def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> None:
+def test_elastic_actors_follow_the_nodes_of_the_cluster(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with cluster(nodes=2) as made:
         command = train(tmp_path, made.address, "actors.count=2..6")
@@ -40,7 +40,7 @@ def test_actors_come_and_go_with_the_nodes_of_the_cluster(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_actors_on_a_node_whose_end_was_announced_move_with_nothing_lost(tmp_path: Path) -> None:
+def test_actors_on_a_draining_node_move_without_losing_steps(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     with cluster(nodes=3) as made:
         command = train(tmp_path, made.address)

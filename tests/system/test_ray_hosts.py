@@ -150,7 +150,7 @@ def trains_on(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("count", ["2", "1..2"])
-def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster, count: str) -> None:
+def test_silent_host_interrupts_the_others_only_briefly(cluster: Cluster, count: str) -> None:
     with training(cluster, f"learner.count={count}", "actors.count=2") as (run_dir, log):
         wait_until(lambda: last(run_dir)["learners_alive"] == 2)
         names = ("learner-0", "learner-1", "actor-0", "actor-1")
@@ -177,7 +177,7 @@ def test_a_host_that_falls_silent_costs_the_others_moments(cluster: Cluster, cou
         wait_until(lambda: last(run_dir)["ranks"][rank]["trained_steps_per_s"] > 0)
 
 
-def test_an_only_learner_comes_back_on_another_host_with_actors_led_there(
+def test_only_learner_restarts_on_another_host_and_its_actors_follow(
     cluster: Cluster,
 ) -> None:
     options = ("actors.count=3", "checkpoint.every_s=0.5")

@@ -40,7 +40,7 @@ def node_of(role: str) -> psutil.Process:
 
 
 @pytest.mark.slow
-def test_shards_are_on_hosts_of_their_own_and_one_that_is_lost_is_replaced(
+def test_shards_run_on_separate_hosts_and_a_lost_shard_is_replaced(
     tmp_path: Path, nodes: Any
 ) -> None:
     options = (*OPTIONS, "checkpoint.every_steps=50")

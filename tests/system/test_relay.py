@@ -1,4 +1,4 @@
-"""The relay as a real process: weights for the actors of a host, across restarts of anyone."""
+"""The relay as a real process: weights reach the actors of a host across restarts."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_relay_follows_a_connector_that_was_replaced(tmp_path: Path, far: Path
         link.close()
 
 
-def test_a_relay_of_a_replaced_learner_ends_to_be_started_again(tmp_path: Path, far: Path) -> None:
+def test_relay_of_a_replaced_learner_ends_for_its_restart(tmp_path: Path, far: Path) -> None:
     address = f"ipc://{tmp_path}/wire"
     with role_process(far, "relay", address) as child:
         with learner(tmp_path) as side, connector(side, address):
@@ -110,7 +110,7 @@ def test_a_relay_of_a_replaced_learner_ends_to_be_started_again(tmp_path: Path, 
             assert exit_code(child) == EXIT_REJOIN
 
 
-def test_a_relay_told_to_stop_ends(tmp_path: Path, far: Path, side: Learner) -> None:
+def test_relay_ends_on_sigterm(tmp_path: Path, far: Path, side: Learner) -> None:
     with role_process(far, "relay", f"ipc://{tmp_path}/wire") as child:
         heard(child, "ready")
         started_s = time.monotonic()
@@ -119,7 +119,7 @@ def test_a_relay_told_to_stop_ends(tmp_path: Path, far: Path, side: Learner) -> 
         assert time.monotonic() - started_s < 2
 
 
-def test_a_relay_that_waits_says_so_and_can_be_stopped(far: Path) -> None:
+def test_relay_waiting_for_its_learner_reports_it_and_can_be_stopped(far: Path) -> None:
     with role_process(far, "relay", f"ipc://{far}/nobody") as child:
         assert heard(child, "note")["text"] == f"waiting for the learner at ipc://{far}/nobody"
         child.signal(signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_relays_fetch_weights_from_each_other(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_relays_go_on_when_their_parent_dies_or_hangs(chain: Chain, how: signal.Signals) -> None:
+def test_relays_continue_when_their_parent_dies_or_hangs(chain: Chain, how: signal.Signals) -> None:
     side, _, children, links = chain
     children[1].signal(how)
     for version in (2, 3):

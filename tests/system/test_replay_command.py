@@ -61,7 +61,7 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> None:
+def test_replay_server_serves_until_a_signal(spec: Path, signum: signal.Signals) -> None:
     options = ("--spec", str(spec), "--capacity", "1000", "--sampler", "prioritized", "--json")
     with served(*options) as (process, address):
         with ReplayClient(address) as client:
@@ -86,7 +86,7 @@ def test_it_serves_until_told_to_stop(spec: Path, signum: signal.Signals) -> Non
     assert (answer["inserted"], answer["stored"], answer["address"]) == (20, 20, address)
 
 
-def test_the_code_of_the_page_adds_and_samples(spec: Path) -> None:
+def test_documented_code_adds_and_samples(spec: Path) -> None:
     names: dict[str, Any] = {"td_error": np.ones(256)}
     exec(code("replay.md", "python", 0), names)
     names["obs"] = names["obs"].copy()  # the loop ends with obs = next_obs, which `add` refuses
@@ -97,7 +97,7 @@ def test_the_code_of_the_page_adds_and_samples(spec: Path) -> None:
     assert names["batch"].obs.shape == (8, 4)
 
 
-def test_it_accepts_no_more_clients_than_its_limit(spec: Path) -> None:
+def test_clients_beyond_max_clients_are_refused(spec: Path) -> None:
     options = ("--spec", str(spec), "--capacity", "1000", "--max-clients", "1")
     with (
         served(*options) as (_, address),
@@ -124,7 +124,7 @@ def test_it_accepts_no_more_clients_than_its_limit(spec: Path) -> None:
         ("columns: {}\nsize: 3", [], "size: Extra inputs are not permitted; the keys are columns"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_invalid_options_or_spec_are_refused_in_one_sentence(
     tmp_path: Path, text: str, options: list[str], error: str
 ) -> None:
     path = tmp_path / "spec.yaml"
@@ -138,7 +138,7 @@ def test_a_mistake_is_one_sentence(
     assert done.stderr.count("\n") == 1
 
 
-def test_idle_connections_leave_no_client_without_room(spec: Path) -> None:
+def test_idle_connections_do_not_block_clients(spec: Path) -> None:
     """200 that never speak, where 128 descriptors are allowed."""
     with ExitStack() as idle, served("--spec", str(spec), "--capacity", "1000") as (child, address):
         port = int(address.rpartition(":")[2])

@@ -70,7 +70,7 @@ def add(client: ReplayClient, first: int, count: int) -> None:
     client.flush()
 
 
-def test_a_client_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
+def test_client_continues_after_its_server_was_killed(tmp_path: Path) -> None:
     server = Server(tmp_path, "--snapshot-every", "0.3")
     try:
         assert "contains no snapshot" in server.said[0]
@@ -97,7 +97,7 @@ def test_a_client_goes_on_after_its_server_was_killed(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_what_a_client_does_not_read_does_not_grow(tmp_path: Path) -> None:
+def test_unread_replies_of_a_client_take_bounded_memory(tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:
         with ReplayClient(server.address) as client, ReplayClient(server.address) as silent:

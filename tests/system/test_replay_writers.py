@@ -115,7 +115,9 @@ def writers(rb: Replay) -> int:
     return int(rb.stats()["writers"])
 
 
-def test_writers_killed_at_random_instants(nursery_of: Callable[[str], Nursery]) -> None:
+def test_writers_killed_at_random_instants_leave_no_torn_rows(
+    nursery_of: Callable[[str], Nursery],
+) -> None:
     """No torn row, no hang, no published row lost, and all of their memory comes back."""
     rb = replay(200_000, writers=8)
     nursery = nursery_of(rb.serve())
@@ -176,7 +178,7 @@ def test_a_stopped_writer_cannot_write_into_memory_given_away(
     rb.close()
 
 
-def test_two_threads_add_while_one_samples() -> None:
+def test_adding_from_two_threads_while_sampling_keeps_rows_whole() -> None:
     rb = replay(400, writers=3)
     stop = threading.Event()
     errors: list[BaseException] = []

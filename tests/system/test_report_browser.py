@@ -123,7 +123,9 @@ def profiled(folder: Path, spans: int = SPANS) -> None:
     (folder / "trace.json").write_text(lines[0] + "\n" + ",\n".join(lines[1:]) + "\n]}\n")
 
 
-def test_every_view_of_a_file_shows_without_a_request(browser: Any, tmp_path: Path) -> None:
+def test_every_view_of_a_report_shows_without_a_network_request(
+    browser: Any, tmp_path: Path
+) -> None:
     returns = [10.0 * i for i in range(30)]
     whole = make_run(tmp_path / "whole", returns, evaluated={500: 40.0, 2500: 90.0})
     (whole / "videos").mkdir()
@@ -173,7 +175,7 @@ def test_an_embedded_picture_is_shown(browser: Any, tmp_path: Path) -> None:
     assert file.problems == []
 
 
-def test_curves_of_a_file_are_those_of_the_server(browser: Any, tmp_path: Path) -> None:
+def test_curves_of_a_report_equal_those_of_the_server(browser: Any, tmp_path: Path) -> None:
     """Also smoothed, over a part of the run, and where a resume has repeated steps."""
     folder = make_run(tmp_path / "run", [float(i * 37 % 101) for i in range(3000)], ends=False)
     with (folder / "metrics.jsonl").open("a") as lines:
@@ -221,7 +223,7 @@ def test_curves_of_a_file_are_those_of_the_server(browser: Any, tmp_path: Path) 
     assert file.problems == []
 
 
-def test_several_runs_are_compared_in_one_file(browser: Any, tmp_path: Path) -> None:
+def test_one_report_compares_several_runs(browser: Any, tmp_path: Path) -> None:
     """Curves of all runs from the start; seeds as mean and range, as the server has them; each run
     with its views."""
     runs = tmp_path / "five"
@@ -272,7 +274,9 @@ def test_several_runs_are_compared_in_one_file(browser: Any, tmp_path: Path) -> 
     assert file.problems == []
 
 
-def test_a_run_in_progress_is_compared_with_all_others(browser: Any, tmp_path: Path) -> None:
+def test_report_opens_with_the_run_in_progress_compared_with_all(
+    browser: Any, tmp_path: Path
+) -> None:
     """The file opens with the run in progress, which need not be the first of the list."""
     runs = tmp_path / "runs"
     for name in ("a", "c"):

@@ -1,4 +1,4 @@
-"""A run goes on after its checkpoints were damaged, and from a checkpoint that is named."""
+"""A run resumes after its checkpoints were damaged, and from a named checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def steps_in(folder: Path) -> int:
     return int(checkpoint_format.load(folder).meta["progress"]["learner_steps"])
 
 
-def test_a_damaged_run_goes_on_from_its_newest_whole_checkpoint(
+def test_damaged_run_resumes_from_its_newest_intact_checkpoint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -53,7 +53,7 @@ def test_a_damaged_run_goes_on_from_its_newest_whole_checkpoint(
     assert not (last / FILE).read_bytes(), "it is not begun anew over a damaged run"
 
 
-def test_a_folder_of_a_run_is_no_target_of_a_new_one(tmp_path: Path) -> None:
+def test_folder_of_a_run_is_refused_as_a_target(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: {id: CartPole-v1}\n")
     with pytest.raises(UserError, match="resume it with --resume auto, or train"):
         run.train(str(tmp_path), [], "no", True)

@@ -1,4 +1,4 @@
-"""Whichever process of a role, its shim or the supervisor is killed first: nothing stays."""
+"""No process of a role is left, whichever of role, shim and supervisor is killed first."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ TWO = [pytest.param(pair, marks=pytest.mark.slow) for pair in PAIRS]
 
 @pytest.mark.parametrize("role", ["actor", "learner"])
 @pytest.mark.parametrize("killed", [*FIRST, *TWO])
-def test_whichever_is_killed_first_nothing_stays(
+def test_killing_any_process_of_a_role_first_leaves_no_process(
     tmp_path: Path, killed: tuple[str, ...], role: str
 ) -> None:
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), role]
@@ -131,7 +131,7 @@ def test_whichever_is_killed_first_nothing_stays(
             assert supervisor.stdout.read() == "-9\n"
 
 
-def test_niceness_counts_and_ctrl_c_in_the_terminal_does_not(tmp_path: Path) -> None:
+def test_role_has_its_niceness_and_ignores_ctrl_c_of_the_terminal(tmp_path: Path) -> None:
     """Where each role was a session of its own, autogroup (`sched`(7)) gave all of them equal
     shares of the cores, whatever their niceness."""
     terminal, inside = os.openpty()
@@ -157,7 +157,7 @@ def test_niceness_counts_and_ctrl_c_in_the_terminal_does_not(tmp_path: Path) -> 
         os.close(fd)
 
 
-def test_both_guards_are_killed_and_the_supervisor_finds_what_carries_the_mark(
+def test_supervisor_kills_marked_processes_when_guard_and_keeper_are_killed(
     tmp_path: Path,
 ) -> None:
     child = start(tmp_path, "with_a_marked_daemon")
@@ -169,7 +169,7 @@ def test_both_guards_are_killed_and_the_supervisor_finds_what_carries_the_mark(
     wait_until(lambda: not any(map(lives, list(found.values())[1:])), GONE_WITHIN_S)
 
 
-def test_a_role_has_ended_when_its_own_process_has(tmp_path: Path) -> None:
+def test_role_ends_with_its_own_process(tmp_path: Path) -> None:
     """The guard's death alone gives no memory back: a stopped process still has it mapped."""
     child = start(tmp_path, "with_a_daemon", "learner", grace_s=0.5)
     found = processes(tmp_path)
@@ -211,7 +211,7 @@ def test_a_keeper_that_is_stopped_is_killed_after_its_role(tmp_path: Path) -> No
     assert not any(lives(found[name]) for name in ("keeper", "role", "daemon"))
 
 
-def test_nothing_starts_for_a_supervisor_that_is_gone(
+def test_no_role_starts_for_a_dead_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -222,7 +222,7 @@ def test_nothing_starts_for_a_supervisor_that_is_gone(
     assert child.reap() == 1
 
 
-def test_output_ends_with_the_role_whatever_its_log_can_hold(tmp_path: Path) -> None:
+def test_last_output_of_a_role_is_kept_when_its_log_overflows(tmp_path: Path) -> None:
     child = start(tmp_path, "talk")
     child.wait()
     assert child.log_tail().endswith("the last line")
@@ -241,7 +241,7 @@ def test_a_full_disk_does_not_end_a_role_that_writes(tmp_path: Path) -> None:
     assert child.reap() == 7
 
 
-def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> None:
+def test_role_can_write_after_its_keeper_is_killed(tmp_path: Path) -> None:
     """Its output is taken in by the guard then: a learner that saves gets no broken pipe."""
     child = start(tmp_path, "talk_when_asked", "learner", grace_s=10.0)
     wait_until(lambda: "ready" in child.log_tail())
@@ -255,9 +255,7 @@ def test_a_role_goes_on_writing_when_the_keeper_is_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("killed", ["guard", "keeper"])
-def test_a_learner_whose_state_others_have_ends_at_once_with_its_shim(
-    tmp_path: Path, killed: str
-) -> None:
+def test_learner_in_a_group_ends_at_once_with_its_shim(tmp_path: Path, killed: str) -> None:
     child = start(tmp_path, "work", "learner", grace_s=60.0)
     wait_until(lambda: any(message["kind"] == "ready" for message in child.receive()))
     keeper = psutil.Process(child.pid).parent()
@@ -271,7 +269,7 @@ def test_a_learner_whose_state_others_have_ends_at_once_with_its_shim(
     child.reap()
 
 
-def test_an_interpreter_that_cannot_be_executed_is_told(
+def test_missing_interpreter_is_reported_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim_process, "python", lambda *_: ["/no/such/python"])
@@ -282,7 +280,7 @@ def test_an_interpreter_that_cannot_be_executed_is_told(
 
 
 @pytest.mark.parametrize("forks", [0, 1])
-def test_a_shim_that_gets_no_process_says_so(
+def test_shim_that_cannot_fork_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forks: int
 ) -> None:
     program = f"""
@@ -310,7 +308,7 @@ shim.main()
 
 
 @pytest.mark.parametrize("function", ["socketpair", "memfd_create", "mmap", "Popen", "pidfd_open"])
-def test_a_failed_start_leaves_nothing(
+def test_failed_start_leaves_no_process_or_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:

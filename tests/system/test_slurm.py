@@ -154,7 +154,7 @@ def left() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("engine", ["ray", "none"])
-def test_a_job_trains_is_queued_again_and_resumes(slurm: None, tmp_path: Path, engine: str) -> None:
+def test_slurm_job_trains_is_requeued_and_resumes(slurm: None, tmp_path: Path, engine: str) -> None:
     run_dir = tmp_path / "run"
     options = ["stop.return=null", "stop.minutes=10", "actors.count=2", "run.dir=run"]
     size = ["--nodes", "2", "--cpus", "2", "--grace", "20", "--engine", engine]

@@ -1,4 +1,4 @@
-"""Runs whose number of actors is `auto`, with real processes."""
+"""Runs with `actors.count=auto`, with real processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_learner_that_waits_for_slow_environments_gets_more_actors(
 
 
 @pytest.mark.system
-def test_actors_end_and_come_back_and_every_step_is_accounted_for(
+def test_steps_are_accounted_for_when_actors_end_and_restart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wanted = iter([1, 3, 1, 2])

@@ -1,4 +1,4 @@
-"""Strangers on this host: one that answers in the learner's place, one that writes to the store."""
+"""Hostile processes on this host: a false learner, and one that writes to the store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def config_of(*overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "overrides", [(), ("env.id=CartPole-v1", "env.wrappers=[bait:make]")], ids=["env", "wrapper"]
 )
-def test_what_a_stranger_names_is_never_run(
+def test_actor_never_runs_code_that_a_foreign_learner_names(
     penstock: Penstock, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     (tmp_path / "bait.py").write_text(BAIT)
@@ -85,7 +85,7 @@ def test_what_a_stranger_names_is_never_run(
     assert not (tmp_path / "imported").exists()
 
 
-def test_what_is_not_allowed_is_not_run_wherever_it_comes_from(
+def test_code_outside_the_allow_list_is_not_run_from_any_learner(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     (tmp_path / "bait.py").write_text(BAIT)
@@ -100,7 +100,7 @@ def test_what_is_not_allowed_is_not_run_wherever_it_comes_from(
     assert (code, "environment bait:make must return" in answer["error"]) == (2, True)
 
 
-def test_a_config_that_cannot_be_read_is_one_sentence(penstock: Penstock) -> None:
+def test_unreadable_config_of_a_learner_is_reported_in_one_sentence(penstock: Penstock) -> None:
     with stranger({"env": {"id": 3}, "of_the_future": {}}) as address:
         code, answer, err = penstock("actor", "--connect", address, "--dir=a", "--json").end()
     assert code == 2
@@ -108,7 +108,7 @@ def test_a_config_that_cannot_be_read_is_one_sentence(penstock: Penstock) -> Non
     assert f"the config that the learner at {address} sent cannot be read" in answer["error"]
 
 
-def test_a_stranger_that_writes_to_the_store_is_one_sentence(penstock: Penstock) -> None:
+def test_foreign_data_in_the_store_is_reported_in_one_sentence(penstock: Penstock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     where = ("--rank=0", "--world=2", f"--store=127.0.0.1:{port}", "learner.reduce.interface=lo")
@@ -126,7 +126,7 @@ def test_a_stranger_that_writes_to_the_store_is_one_sentence(penstock: Penstock)
     assert "what the store holds for rank 1 is not what a learner of Penstock" in answer["error"]
 
 
-def test_actors_join_by_the_runs_folder(penstock: Penstock, tmp_path: Path) -> None:
+def test_actors_join_by_the_folder_of_the_run(penstock: Penstock, tmp_path: Path) -> None:
     """The default without --bind: a socket that only this user reaches, named by the run."""
     (tmp_path / "bait.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"

@@ -1,4 +1,4 @@
-"""What the summary, the events and the files of a run say when its learner has no last word."""
+"""Summary, events and files of a run whose learner dies without a final report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def started(penstock: Penstock, folder: Path) -> Command:
     return run
 
 
-def test_a_learner_that_is_killed_leaves_its_figures(penstock: Penstock, tmp_path: Path) -> None:
+def test_killed_learner_leaves_its_figures_in_the_summary(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     run = started(penstock, tmp_path / "run")
     os.kill(run.pid_of("learner-0"), signal.SIGKILL)
     code, answer, err = run.end()
@@ -71,7 +73,9 @@ def test_a_learner_that_is_killed_leaves_its_figures(penstock: Penstock, tmp_pat
     assert events(tmp_path / "run")[-1]["kind"] == "end"
 
 
-def test_sigterm_to_everything_leaves_figures(penstock: Penstock, tmp_path: Path) -> None:
+def test_sigterm_to_all_processes_leaves_figures_in_the_summary(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     """As a container's runtime or a batch system sends it."""
     run = started(penstock, tmp_path / "run")
     pids = [run.pid_of(name) for name in ("actor-0", "actor-1", "learner-0")]
@@ -84,7 +88,7 @@ def test_sigterm_to_everything_leaves_figures(penstock: Penstock, tmp_path: Path
     assert accounting["produced"] >= accounting["trained"]
 
 
-def test_a_secret_of_the_config_is_nowhere_in_the_run_folder(
+def test_no_file_of_the_run_folder_contains_a_secret(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "locked.py").write_text(GAME.replace(SECRET, "sword#fish-1234"))
@@ -110,9 +114,7 @@ def test_a_secret_of_the_config_is_nowhere_in_the_run_folder(
     assert open_to_others == []
 
 
-def test_a_variable_that_is_not_set_is_the_users_to_mend(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_unset_environment_variable_is_a_user_error(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "CartPole-v1", "run.dir=run", "env.kwargs.key=${env:PENSTOCK_NONE}")
     code, _, err = run.end()
     assert code == 2

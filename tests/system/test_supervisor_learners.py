@@ -1,4 +1,4 @@
-"""Several real processes that learn together, one of which dies."""
+"""Several learners in real processes, one of which dies."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ def started(supervise: Supervise, **more: Any) -> Supervised:
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_one_of_three_is_killed_replaced_and_let_in_again(
-    supervise: Supervise, victim: int
-) -> None:
+def test_killed_learner_of_three_is_replaced_and_rejoins(supervise: Supervise, victim: int) -> None:
     run = started(supervise)
     others = [rank for rank in range(3) if rank != victim]
     movers = [f"actor-{victim}", f"actor-{victim + 3}"]
@@ -93,7 +91,7 @@ def test_one_of_three_is_killed_replaced_and_let_in_again(
     assert said == [(victim, 2, 10), (victim + 3, 2, 10)]
 
 
-def test_metrics_are_of_all_learners(supervise: Supervise) -> None:
+def test_metrics_combine_all_learners(supervise: Supervise) -> None:
     run = started(supervise)
     run.signal(signal.SIGINT)
     last = run.result()["last"]
@@ -103,7 +101,7 @@ def test_metrics_are_of_all_learners(supervise: Supervise) -> None:
     assert last["accounting"]["produced"] == 150
 
 
-def test_a_learner_that_cannot_come_back_ends_the_run(supervise: Supervise) -> None:
+def test_learner_that_cannot_restart_ends_the_run(supervise: Supervise) -> None:
     learners = ["learn_together", "learn_together_until_told", "learn_together"]
     run = started(supervise, learners=learners, limits={"max_restarts": 2})
     for incarnation in range(2):

@@ -1,4 +1,4 @@
-"""Real processes that crash, hang and refuse: who is started again, and when all is given up."""
+"""Real processes that crash, hang or refuse: which are restarted, and when the run ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Supervise = Callable[..., "Supervised"]
 MOST_FDS = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def test_a_run_ends_when_its_learner_says_so(supervise: Supervise) -> None:
+def test_stop_message_of_the_learner_ends_the_run(supervise: Supervise) -> None:
     result = supervise(actors=["work", "work"], learner="stop_soon").result()
     assert (result["exit_code"], result["reason"]) == (0, "return")
     assert result["failure"] is None
@@ -32,12 +32,14 @@ def test_a_run_ends_when_its_learner_says_so(supervise: Supervise) -> None:
     assert about == {"actors_alive": 0, "actors_restarted": 0, "solved_at_s": 0.5}
 
 
-def test_what_a_role_logs_is_a_note_of_the_run(supervise: Supervise) -> None:
+def test_log_line_of_a_role_becomes_a_note_of_the_run(supervise: Supervise) -> None:
     result = supervise(actors=["work"], learner="log_and_stop").result()
     assert (result["exit_code"], result["notes"]) == (0, ["3 boards are loaded"])
 
 
-def test_an_actor_that_dies_is_replaced_and_its_steps_are_told(supervise: Supervise) -> None:
+def test_dead_actor_is_replaced_and_its_steps_are_reported_to_the_learner(
+    supervise: Supervise,
+) -> None:
     run = supervise(actors=["crash_once"], learner="learn")
     run.wait_for("actor-0: was killed by SIGKILL")
     run.wait_for_log("actor-0", "incarnation 1 works")
@@ -96,7 +98,7 @@ def starve(run: Supervised) -> None:
     run.wait_for("actor-0: could not be started: Too many open files; raise the limit of")
 
 
-def test_without_a_descriptor_an_actor_starts_again_once_there_is_one(
+def test_actor_restart_waits_for_a_free_descriptor(
     supervise: Supervise,
 ) -> None:
     run = supervise(actors=["work"], learner="learn", limits={"max_restarts": 20})
@@ -120,7 +122,7 @@ def test_a_run_that_gets_no_descriptor_ends_with_that_reason_and_is_saved(
     assert run.saved
 
 
-def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
+def test_role_that_never_starts_ends_the_run_as_a_fault(supervise: Supervise) -> None:
     limits = {"start_timeout_s": 2.5, "max_restarts": 0}  # the learner has to start in it
     result = supervise(actors=["never_ready"], learner="learn", limits=limits).result()
     assert result["exit_code"] == 1
@@ -131,7 +133,7 @@ def test_a_role_that_never_starts_is_a_fault_too(supervise: Supervise) -> None:
     )
 
 
-def test_each_part_of_a_start_has_its_own_time(supervise: Supervise) -> None:
+def test_each_phase_of_a_start_has_its_own_timeout(supervise: Supervise) -> None:
     limits = {"start_timeout_s": 2.5, "max_restarts": 0}  # less than the parts together
     run = supervise(actors=["start_in_parts"], learner="learn", limits=limits)
     run.wait_for_log("actor-0", "incarnation 0 works")
@@ -139,7 +141,7 @@ def test_each_part_of_a_start_has_its_own_time(supervise: Supervise) -> None:
     assert run.result()["exit_code"] == 143
 
 
-def test_an_actor_that_lost_its_learner_joins_again_without_a_word(supervise: Supervise) -> None:
+def test_actor_that_lost_its_learner_rejoins_without_a_note(supervise: Supervise) -> None:
     run = supervise(actors=["rejoin_twice"], learner="learn", limits={"max_restarts": 0})
     run.wait_for_log("actor-0", "incarnation 2 works")
     run.signal(signal.SIGINT)
@@ -150,9 +152,7 @@ def test_an_actor_that_lost_its_learner_joins_again_without_a_word(supervise: Su
 @pytest.mark.parametrize(
     "plan", [{"actors": ["refuse"]}, {"actors": ["work"], "learner": "refuse"}]
 )
-def test_a_mistake_of_the_user_ends_the_run_at_once(
-    supervise: Supervise, plan: dict[str, object]
-) -> None:
+def test_user_error_ends_the_run_at_once(supervise: Supervise, plan: dict[str, object]) -> None:
     result = supervise(**{"learner": "learn", **plan}).result()
     assert (result["exit_code"], result["reason"]) == (2, "user_error")
     assert result["failure"]["message"] == (
@@ -168,7 +168,7 @@ def test_a_learner_that_raises_ends_the_run_with_its_traceback(supervise: Superv
     assert "ValueError: crash of incarnation 0" in result["failure"]["traceback"]
 
 
-def test_a_learner_that_the_kernel_ends_is_told_by_signal_and_log(supervise: Supervise) -> None:
+def test_learner_killed_by_the_kernel_is_reported_with_signal_and_log(supervise: Supervise) -> None:
     result = supervise(actors=["work"], learner="segfault").result()
     assert result["exit_code"] == 1
     assert result["failure"]["message"] == "was killed by SIGSEGV"

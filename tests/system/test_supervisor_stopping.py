@@ -39,7 +39,7 @@ def runtime_folders() -> list[Path]:
         (signal.SIGHUP, 129, "terminated"),
     ],
 )
-def test_one_signal_saves_and_ends(
+def test_first_signal_saves_and_ends_the_run(
     supervise: Supervise, signum: int, exit_code: int, reason: str
 ) -> None:
     run = supervise(actors=["work", "work"], learner="learn")
@@ -53,7 +53,7 @@ def test_one_signal_saves_and_ends(
     assert result["took_s"] < 3
 
 
-def test_the_learner_hears_of_every_actor_before_it_is_asked_to_finish(
+def test_learner_is_informed_of_each_actors_end_before_finish(
     supervise: Supervise,
 ) -> None:
     run = supervise(actors=["work", "deaf"], learner="learn", limits={"grace_s": 4})
@@ -66,7 +66,7 @@ def test_the_learner_hears_of_every_actor_before_it_is_asked_to_finish(
     assert heard[-1] == {"kind": "finish"}
 
 
-def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
+def test_ctrl_c_reaches_only_the_supervisor(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="learn")
     run.wait_for("metrics")
     for process in psutil.Process(run.process.pid).children(recursive=True):
@@ -78,7 +78,7 @@ def test_ctrl_c_reaches_the_supervisor_alone(supervise: Supervise) -> None:
     assert (run.result()["exit_code"], run.saved) == (130, True)
 
 
-def test_a_second_signal_kills(supervise: Supervise) -> None:
+def test_second_signal_kills_all_roles(supervise: Supervise) -> None:
     run = supervise(actors=["work"], learner="deaf", limits={"grace_s": 60})
     run.wait_for_log("learner-0", WORKS)
     run.wait_for_log("actor-0", WORKS)
@@ -103,7 +103,7 @@ def test_a_learner_that_does_not_finish_is_killed_after_the_grace(supervise: Sup
     assert result["took_s"] < 4
 
 
-def test_a_signal_while_all_is_starting_ends_it_at_once(supervise: Supervise) -> None:
+def test_signal_during_the_start_ends_the_run_at_once(supervise: Supervise) -> None:
     run = supervise(actors=["never_ready"], learner="never_ready")
     while not runtime_folders():
         assert run.process.poll() is None
@@ -114,7 +114,7 @@ def test_a_signal_while_all_is_starting_ends_it_at_once(supervise: Supervise) ->
     assert result["took_s"] < 2
 
 
-def test_what_an_environment_has_started_ends_with_it(supervise: Supervise) -> None:
+def test_processes_of_an_environment_end_with_its_actor(supervise: Supervise) -> None:
     run = supervise(actors=["with_a_child"], learner="learn")
     run.wait_for("metrics")
     run.wait_for_log("actor-0", WORKS)
@@ -122,7 +122,7 @@ def test_what_an_environment_has_started_ends_with_it(supervise: Supervise) -> N
     assert run.result()["exit_code"] == 143
 
 
-def test_a_supervisor_that_is_killed_takes_all_with_it_and_the_learner_saves(
+def test_killed_supervisor_ends_all_roles_and_the_learner_saves(
     supervise: Supervise,
 ) -> None:
     run = supervise(actors=["work", "deaf"], learner="save_late")
@@ -164,7 +164,7 @@ def test_two_runs_do_not_share_a_folder(supervise: Supervise) -> None:
     assert run.result()["exit_code"] == 130
 
 
-def test_a_run_whose_folder_was_taken_ends_and_writes_nothing_there(
+def test_run_whose_folder_was_replaced_ends_without_writing_to_it(
     supervise: Supervise, tmp_path: Path
 ) -> None:
     run = supervise(actors=["work"], learner="learn")
@@ -180,7 +180,7 @@ def test_a_run_whose_folder_was_taken_ends_and_writes_nothing_there(
     assert (taken / "supervisor.json").read_text() == "of another run"
 
 
-def test_a_fault_of_the_supervisor_itself_leaves_nothing_and_loses_nothing(
+def test_fault_of_the_supervisor_still_saves_the_run_and_ends_all_roles(
     supervise: Supervise,
 ) -> None:
     run = supervise(actors=["work"], learner="learn", fault=True)

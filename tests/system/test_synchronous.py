@@ -29,7 +29,7 @@ def lags(folder: Path) -> Counter[int]:
 
 
 @pytest.mark.parametrize(("kind", "connectors"), [("shm", 1), ("zmq", 1), ("zmq", 2)])
-def test_no_sample_has_lag_and_none_is_dropped_though_an_actor_is_killed(
+def test_killed_actor_causes_no_lag_and_no_dropped_steps(
     kind: str, connectors: int, penstock: Callable[..., Command], tmp_path: Path
 ) -> None:
     transport = (f"transport.kind={kind}", f"transport.connectors={connectors}")
@@ -66,7 +66,7 @@ def test_each_update_of_a_batch_adds_one_to_the_lag(
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_a_batch_is_played_within_the_last_updates_of_the_one_before(
+def test_batch_is_played_during_the_last_updates_of_the_previous_batch(
     kind: str, penstock: Callable[..., Command], tmp_path: Path
 ) -> None:
     batches = ("algo.epochs=10", "learner.updates_per_batch=4", "learner.batch_slots=3")

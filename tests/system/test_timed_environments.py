@@ -1,4 +1,4 @@
-"""Runs that find the number of environments of an actor, with real processes."""
+"""Runs that determine the number of environments of an actor, with real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def notes(run_dir: Path) -> list[str]:
     return [e["text"] for e in found if e["text"].startswith("actors.envs: ")]
 
 
-def test_the_number_is_timed_stored_and_kept_by_a_resumed_run(
+def test_number_of_environments_is_timed_stored_and_kept_by_a_resume(
     penstock: Penstock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -63,9 +63,7 @@ def test_a_run_ends_at_its_limit_with_all_its_files(
 
 
 @pytest.mark.smoke
-def test_ctrl_c_saves_and_a_resumed_run_goes_on_where_it_was(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_and_a_resume_continues_from_there(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
     run.wait_until(lambda: trained(tmp_path / "run"))
     run.process.send_signal(signal.SIGINT)
@@ -84,7 +82,7 @@ def test_ctrl_c_saves_and_a_resumed_run_goes_on_where_it_was(
     assert_balanced(second)
 
 
-def test_an_actor_that_is_killed_is_replaced_while_training_goes_on(
+def test_killed_actor_is_replaced_while_training_continues(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
@@ -155,7 +153,7 @@ def test_a_run_continues_by_itself_from_the_checkpoint_of_a_learner_that_was_kil
         ("env.kwargs={sutton_barto: 1}", "sutton_barto"),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_the_users_mistake(
+def test_environment_that_cannot_be_constructed_is_a_user_error(
     penstock: Penstock, tmp_path: Path, option: str, sentence: str
 ) -> None:
     start_s = time.monotonic()
@@ -168,9 +166,7 @@ def test_an_environment_that_cannot_be_made_is_the_users_mistake(
     assert time.monotonic() - start_s < 20
 
 
-def test_a_config_that_no_message_can_hold_is_the_users_mistake(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_config_too_large_for_a_message_is_a_user_error(penstock: Penstock, tmp_path: Path) -> None:
     """Before its roles would wait for it in vain, at every restart until `run.start_timeout_s`."""
     long = f"env: {{id: CartPole-v1, kwargs: {{a: {'x' * 300_000}}}}}\n"
     (tmp_path / "long.yaml").write_text(long)
@@ -181,9 +177,7 @@ def test_a_config_that_no_message_can_hold_is_the_users_mistake(
     assert "will be started again" not in err
 
 
-def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
-    penstock: Penstock, tmp_path: Path
-) -> None:
+def test_refused_resume_leaves_the_run_unchanged(penstock: Penstock, tmp_path: Path) -> None:
     options = (*SMALL, "run.dir=run", "stop.learner_steps=5")
     assert penstock("train", "cartpole", "--json", *options).end()[0] == 0
     before = _files(tmp_path / "run")
@@ -211,7 +205,7 @@ class Both:
 
 
 @pytest.mark.timeout(200)
-def test_actors_by_hand_wait_for_a_learner_and_join_the_next(
+def test_actors_started_by_hand_wait_for_a_learner_and_join_its_successor(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     """They wait while it is interrupted, and end with the run, in shared memory or not."""
@@ -241,7 +235,7 @@ def test_actors_by_hand_wait_for_a_learner_and_join_the_next(
         assert (code, answer["exit_reason"], answer["error"]) == (0, "learner", None), err
 
 
-def test_actors_by_hand_wait_for_as_long_as_they_are_told(penstock: Penstock) -> None:
+def test_actors_started_by_hand_give_up_after_their_wait_option(penstock: Penstock) -> None:
     address = f"ipc://{os.environ['TMPDIR']}/nobody"
     code, answer, _ = penstock("actor", "--connect", address, "--wait", "0.5", "--json").end()
     assert (code, answer["exit_reason"]) == (1, "lost")

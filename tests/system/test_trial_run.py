@@ -1,4 +1,4 @@
-"""A trial that is saved and continued from its own checkpoint, or from that of another trial."""
+"""A trial that is saved and continued from its own checkpoint or from that of another trial."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def check(answer: dict[str, Any], folder: Path, rates: list[float]) -> None:
     assert json.loads((folder / "sweep" / "results.json").read_text()) == answer
 
 
-def test_a_grid_without_ray(tmp_path: Path) -> None:
+def test_grid_sweep_runs_without_ray(tmp_path: Path) -> None:
     space = "learner.lr: [0.001, 0.004]\n"
     command = start(tmp_path, space, "--no-ray", "stop.env_steps=400000", "--parallel", "2")
     code, answer, err = end(command)
@@ -72,7 +72,7 @@ def test_a_grid_without_ray(tmp_path: Path) -> None:
 
 
 @needs_tune
-def test_a_grid_by_ray_tune_with_asha(tmp_path: Path) -> None:
+def test_grid_sweep_runs_by_ray_tune_with_asha(tmp_path: Path) -> None:
     """The rung is at the end, so that no trial is stopped early."""
     space = "learner.lr: [0.001, 0.004]\n"
     limits = ("stop.env_steps=200000", "--interval", "200000")
@@ -104,7 +104,7 @@ def test_asha_stops_a_trial_that_does_not_learn(tmp_path: Path) -> None:
 
 
 @needs_tune
-def test_pbt_hands_on_weights_and_ctrl_c_ends_all_trials(tmp_path: Path) -> None:
+def test_pbt_copies_weights_between_trials_and_ctrl_c_ends_all(tmp_path: Path) -> None:
     """One trial does not learn, and takes over the weights of the other."""
     space = "learner.lr: [1e-9, 3e-3]\n"
     command = start(
@@ -138,7 +138,7 @@ def test_pbt_hands_on_weights_and_ctrl_c_ends_all_trials(tmp_path: Path) -> None
     assert [winner] in [trial["taken_over_from"][:1] for trial in answer["trials"]]
 
 
-def test_a_mistake_starts_nothing(tmp_path: Path) -> None:
+def test_invalid_space_starts_no_trial(tmp_path: Path) -> None:
     command = start(tmp_path, "learner.lrr: [1]\n", "stop.env_steps=1000")
     code, answer, err = end(command)
     assert code == 2

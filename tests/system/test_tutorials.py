@@ -25,7 +25,7 @@ def corridor(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(110)
-def test_ones_own_game_is_learnt(corridor: Path, penstock: Penstock) -> None:
+def test_custom_environment_tutorial_is_learnt(corridor: Path, penstock: Penstock) -> None:
     run = penstock("train", "corridor.yaml", *QUICK, "--json")
     status, summary, errors = run.end()
     assert status == 0, errors
@@ -58,9 +58,7 @@ def test_the_game_of_the_readme_is_checked_trained_and_played(
 
 
 @pytest.mark.timeout(110)
-def test_the_example_on_replay_trains_goes_on_and_is_evaluated(
-    tmp_path: Path, penstock: Penstock
-) -> None:
+def test_replay_example_trains_resumes_and_is_evaluated(tmp_path: Path, penstock: Penstock) -> None:
     for name in ("own_offpolicy.py", "own_offpolicy.yaml"):
         shutil.copy(Path(__file__).parents[2] / "examples" / name, tmp_path)
     small = ("replay.min_size=256", "stop.return=null")
@@ -89,7 +87,7 @@ def test_the_example_on_replay_trains_goes_on_and_is_evaluated(
         ),
     ],
 )
-def test_ones_own_network_and_algorithm_learn(
+def test_custom_network_and_algorithm_tutorials_learn(
     tmp_path: Path, penstock: Penstock, name: str, number: int, options: list[str]
 ) -> None:
     (tmp_path / f"{name}.py").write_text(code("own-algorithm.md", "python", number))

@@ -59,7 +59,7 @@ def recorded(tmp_path: Path, penstock: Penstock) -> Path:
     return tmp_path / "runs/agent"
 
 
-def test_decisions_follow_the_video(recorded: Path, screen: Screen) -> None:  # noqa: F811
+def test_decisions_follow_the_playing_video(recorded: Path, screen: Screen) -> None:  # noqa: F811
     screen.open("agent", "agent")
     screen.wait_for(".decisions .bar", "left")
     assert screen.page.locator(".decisions .bar").count() == 2
@@ -85,7 +85,7 @@ def test_decisions_follow_the_video(recorded: Path, screen: Screen) -> None:  # 
     assert screen.inspect() == []
 
 
-def test_files_of_others_are_shown_as_text_and_bounded(
+def test_foreign_decision_files_are_shown_as_text_and_bounded(
     screen: Screen,  # noqa: F811
     tmp_path: Path,
 ) -> None:

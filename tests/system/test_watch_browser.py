@@ -185,7 +185,7 @@ def screen(penstock: Penstock, tmp_path: Path, browser: Any) -> Iterator[Screen]
     assert found.problems == []
 
 
-def test_a_living_run(screen: Screen, penstock: Penstock, tmp_path: Path) -> None:
+def test_live_run_is_shown_and_updated(screen: Screen, penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=runs/live", "stop.minutes=10", "eval.every_s=2", "eval.video=false",
                "run.interval_s=0.5")  # fmt: skip
     run = penstock("train", "cartpole", *SMALL[:2], "stop.return=null", *options)
@@ -296,7 +296,7 @@ def kinds(tmp_path: Path) -> list[str]:
     return ["whole", "crashed", "empty", "seeds/seed-0", "older", "newer"]
 
 
-def test_every_view_of_runs_of_several_kinds(
+def test_every_view_shows_runs_of_several_kinds(
     screen: Screen, kinds: list[str], tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
@@ -360,7 +360,7 @@ def test_runs_are_compared_by_keyboard(screen: Screen, tmp_path: Path) -> None:
     screen.wait_for("#tab-agent[aria-selected=true]")
 
 
-def test_zooming_asks_for_the_range(screen: Screen, tmp_path: Path) -> None:
+def test_zooming_requests_the_visible_range(screen: Screen, tmp_path: Path) -> None:
     make_run(tmp_path / "runs/a", [float(i % 7) for i in range(300)])
     screen.open("a", "learning")
     plot = screen.wait_for(".card.wide .js-plotly-plot .nsewdrag")
@@ -374,7 +374,7 @@ def test_zooming_asks_for_the_range(screen: Screen, tmp_path: Path) -> None:
     screen.wait_until("!document.querySelector('.controls > button').checkVisibility()")
 
 
-def test_axe_has_no_finding(screen: Screen, kinds: list[str]) -> None:
+def test_axe_finds_no_accessibility_problem(screen: Screen, kinds: list[str]) -> None:
     for run in kinds[:3]:
         for view in VIEWS:
             screen.open(run, view)
@@ -383,7 +383,7 @@ def test_axe_has_no_finding(screen: Screen, kinds: list[str]) -> None:
             assert screen.axe() == [], (run, view)
 
 
-def test_the_keyboard_reaches_all(screen: Screen, kinds: list[str]) -> None:
+def test_keyboard_reaches_all_controls(screen: Screen, kinds: list[str]) -> None:
     screen.open(kinds[0], VIEWS[0])
     screen.wait_for(".js-plotly-plot .scatterlayer path.js-line")
     for view in VIEWS:
@@ -401,7 +401,7 @@ def test_the_keyboard_reaches_all(screen: Screen, kinds: list[str]) -> None:
         screen.page.keyboard.press("ArrowRight")
 
 
-def test_processes_of_many_hosts(screen: Screen, tmp_path: Path) -> None:
+def test_processes_of_many_hosts_are_shown(screen: Screen, tmp_path: Path) -> None:
     processes = simulated_processes(300, 40)
     made = make_run(tmp_path / "made", [1.0, 2.0, 3.0, 4.0], ends=False)
     lines = [with_processes(line, [*processes]) for line in islice(lines_like(made), 30)]
@@ -426,7 +426,7 @@ def test_processes_of_many_hosts(screen: Screen, tmp_path: Path) -> None:
             assert screen.axe() == [], view
 
 
-def test_other_views_say_that_they_show_a_sample(screen: Screen, tmp_path: Path) -> None:
+def test_flow_view_states_that_it_shows_a_sample(screen: Screen, tmp_path: Path) -> None:
     made = make_run(tmp_path / "runs/long", [1.0, 2.0, 3.0, 4.0], ends=False)
     with (made / "metrics.jsonl").open("a") as file:
         for line in islice(lines_like(made), 30_000):
@@ -437,7 +437,7 @@ def test_other_views_say_that_they_show_a_sample(screen: Screen, tmp_path: Path)
     assert screen.inspect() == []
 
 
-def test_a_long_run_is_shown_before_it_is_read(screen: Screen, tmp_path: Path) -> None:
+def test_long_run_is_shown_before_all_lines_are_read(screen: Screen, tmp_path: Path) -> None:
     made = make_run(tmp_path / "runs/long", [1.0, 2.0, 3.0, 4.0], ends=False)
     with (made / "metrics.jsonl").open("a") as file:
         for line in islice(lines_like(made), 30_000):

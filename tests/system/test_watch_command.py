@@ -26,7 +26,7 @@ from train_command import SMALL, WAIT_S, Penstock, address_of, assert_balanced, 
 pytestmark = pytest.mark.system
 
 
-def test_a_living_run_is_saved_and_stopped(penstock: Penstock, tmp_path: Path) -> None:
+def test_live_run_is_saved_and_stopped_by_the_page(penstock: Penstock, tmp_path: Path) -> None:
     run = penstock("train", "cartpole", "run.dir=runs/a", "stop.minutes=5", "--json", *SMALL)
     run.wait_until(lambda: trained(tmp_path / "runs/a"))
     address = address_of(penstock("watch", "runs", "--port", "0", "--json"))
@@ -64,7 +64,7 @@ def test_a_living_run_is_saved_and_stopped(penstock: Penstock, tmp_path: Path) -
         assert now()["state"] == "stopped"
 
 
-def test_a_page_beside_a_run_ends_with_it(penstock: Penstock, tmp_path: Path) -> None:
+def test_page_of_train_watch_ends_with_its_run(penstock: Penstock, tmp_path: Path) -> None:
     options = ("run.dir=a", "stop.minutes=5", *SMALL)
     run = penstock("train", "cartpole", "--watch", "--json", *options)
     events = tmp_path / "a/logs/events.jsonl"
@@ -97,7 +97,7 @@ while True:
 """
 
 
-def test_a_page_beside_a_run_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
+def test_page_of_train_watch_ends_with_a_killed_supervisor(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [1.0, 2.0])
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "a")])
     try:
@@ -118,7 +118,9 @@ def listens(process: psutil.Process) -> bool:
     return any(found.status == psutil.CONN_LISTEN for found in process.net_connections("tcp"))
 
 
-def test_mistakes_are_one_sentence(penstock: Penstock, tmp_path: Path) -> None:
+def test_invalid_watch_arguments_are_refused_in_one_sentence(
+    penstock: Penstock, tmp_path: Path
+) -> None:
     (tmp_path / "runs").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -81,7 +81,9 @@ def test_the_wheel_holds_regular_files_with_data_and_the_typing_mark(
     assert {*others, *presets} <= {entry.filename for entry in entries}
 
 
-def test_the_installed_wheel_imports_whole_and_answers(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_imports_every_module_and_runs_its_command(
+    wheel: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
     python, site = home / "bin" / "python", next(home.glob("lib/python*/site-packages"))

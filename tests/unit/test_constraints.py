@@ -57,7 +57,7 @@ def test_no_package_is_pinned_twice() -> None:
     assert dict(both).keys() & dict(cuda).keys() == {"torch"}
 
 
-def test_all_that_torch_for_cuda_requires_is_pinned() -> None:
+def test_all_requirements_of_torch_for_cuda_are_pinned() -> None:
     cuda = dict(pins("constraints-cuda.txt"))
     assert cuda.pop("torch") == "2.13.0", "update OF_CUDA from the metadata of the new wheel"
     required = [Requirement(line) for line in OF_CUDA.split()]
@@ -87,7 +87,7 @@ def test_a_cpu_build_does_not_satisfy_the_constraint() -> None:
         ("installed-cuda", ["CUDA=0"], "constraints.txt"),
     ],
 )
-def test_make_installs_the_chosen_file_and_keeps_to_it(
+def test_make_installs_the_chosen_constraints_and_keeps_them(
     tmp_path: Path, built: str | None, arguments: list[str], file: str | None
 ) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):

@@ -1,4 +1,4 @@
-"""What the pages of docs/ name must exist: options, commands, pages."""
+"""Options, commands, files and pages that docs/ names exist."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def rows_of_names() -> list[tuple[set[str], set[str]]]:
     return [row for row in found if row[0]]
 
 
-def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> None:
+def test_page_and_errors_agree_on_option_names_of_other_libraries() -> None:
     tables = (option_aliases.ON_POLICY, option_aliases.OFF_POLICY)
     told = {name: {table[name] for table in tables if name in table} for name in tables[0]}
     rows = rows_of_names()
@@ -79,7 +79,7 @@ def test_the_names_of_other_libraries_are_told_alike_by_page_and_errors() -> Non
     assert of_rows - told.keys() - own_keys == without_one_meaning
 
 
-def test_the_names_of_other_libraries_stand_for_options_that_exist() -> None:
+def test_option_names_of_other_libraries_map_to_existing_options() -> None:
     here = {*option_aliases.ON_POLICY.values(), *option_aliases.OFF_POLICY.values()}
     assert set(re.findall(r"[a-z]+\.[a-z_]+", " ".join(here))) <= OPTIONS
 
@@ -154,7 +154,7 @@ def test_commands_of_a_page_are_accepted(words: list[str]) -> None:
     resolve(given["target"], overrides)
 
 
-def test_the_pages_on_clusters_have_commands() -> None:
+def test_cluster_pages_have_commands() -> None:
     found = {page: len(commands_of(page)) for page in PAGES}
     assert found[ROOT / "README.md"] > 0
     assert found[ROOT / "docs" / "many-machines.md"] > 8
@@ -191,7 +191,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in sorted(ours) if not (ROOT / name).is_file()] == []
 
 
-def test_the_import_rule_of_the_pages_is_the_one_that_is_checked() -> None:
+def test_documented_import_rule_equals_the_checked_one() -> None:
     settings = tomllib.loads(text_of(ROOT / "pyproject.toml"))["tool"]["importlinter"]
     layers = [re.findall(r"penstock\.(\w+)", row) for row in settings["contracts"][0]["layers"]]
     block = re.search(r"\n    cli\n(    .*\n)*", text_of(ROOT / "CONTRIBUTING.md"))
@@ -202,7 +202,7 @@ def test_the_import_rule_of_the_pages_is_the_one_that_is_checked() -> None:
     assert re.findall(r"\w+", chain[0]) == [folder for row in layers for folder in row]
 
 
-def test_figures_of_the_readme_are_those_of_the_results() -> None:
+def test_readme_figures_equal_the_committed_results() -> None:
     section = text_of(ROOT / "README.md").partition("## How fast")[2].partition("\n## ")[0]
     numbers = set(re.findall(NUMBER, re.sub(r"<img .*?>", "", section)))
     results = set(re.findall(NUMBER, text_of(ROOT / "docs" / "results" / "README.md")))

@@ -1,4 +1,4 @@
-"""The example of a game of one's own: what its pixels show decides what it pays."""
+"""The example of a custom environment: its pixels determine its rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPISODE = 9  # eight steps, and the one that resets
 
 
 @pytest.mark.parametrize("follows", [True, False])
-def test_a_paddle_that_follows_the_ball_catches_it_and_one_that_flees_does_not(
+def test_paddle_that_follows_the_ball_catches_it(
     monkeypatch: pytest.MonkeyPatch, follows: bool
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))

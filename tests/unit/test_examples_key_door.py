@@ -26,7 +26,7 @@ def beside(cell: tuple[int, int]) -> list[tuple[int, int]]:
     return [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)]
 
 
-def test_the_best_return_is_that_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_return_equals_that_of_an_exhaustive_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     game = import_module("key_door").KeyDoor()
     for seed in range(20):

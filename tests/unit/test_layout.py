@@ -1,4 +1,4 @@
-"""The import name, the links behind it, and what importing a room may bring along."""
+"""The import name, its links, and which modules importing a package may load."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ def python_files() -> Iterator[Path]:
         yield from (ROOT / top).rglob("*.py")
 
 
-def test_penstock_links_to_every_room_and_to_nothing_else() -> None:
+def test_penstock_links_to_every_package_and_to_nothing_else() -> None:
     links = {
         path.name: os.readlink(path) for path in (ROOT / "penstock").iterdir() if path.is_symlink()
     }
     assert links == {room: f"../{room}" for room in ROOMS}
 
 
-def test_penstock_holds_no_room_of_its_own() -> None:
+def test_penstock_contains_only_links() -> None:
     entries = {path.name for path in (ROOT / "penstock").iterdir() if not path.is_symlink()}
     assert entries - {"__pycache__"} == {"__init__.py", "__main__.py", "py.typed"}
 
 
-def test_every_folder_with_python_in_a_room_is_a_package() -> None:
+def test_every_folder_with_python_files_is_a_package() -> None:
     folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
 
 
-def test_pyproject_lists_what_is_on_disk() -> None:
+def test_pyproject_lists_the_packages_on_disk() -> None:
     assert SETUPTOOLS["package-dir"] == folders_on_disk()
     assert sorted(SETUPTOOLS["packages"]) == sorted(folders_on_disk())
 
 
-def test_every_room_is_a_layer_and_its_bare_name_is_banned() -> None:
+def test_every_package_is_a_layer_and_its_bare_name_is_banned() -> None:
     layers = PYPROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
     layered = [name for layer in layers for name in re.split(r" [|:] ", layer)]
     assert sorted(layered) == [f"penstock.{room}" for room in ROOMS]
@@ -81,7 +81,7 @@ def imported_names(path: Path) -> Iterator[str]:
             yield "." * node.level + (node.module or "")
 
 
-def test_rooms_are_imported_through_penstock_only() -> None:
+def test_packages_are_imported_only_through_penstock() -> None:
     bare = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in python_files()
@@ -126,7 +126,7 @@ def test_a_class_name_exists_once() -> None:
 
 
 @pytest.mark.parametrize("package", SETUPTOOLS["packages"])
-def test_a_package_imports_from_the_link(package: str) -> None:
+def test_every_package_imports_through_its_link(package: str) -> None:
     module = importlib.import_module(package)
     assert module.__file__ is not None
     assert Path(module.__file__).resolve().parent == ROOT / folders_on_disk()[package]
@@ -178,5 +178,7 @@ def test_configs_import_without_numpy_torch_and_zmq(
     ["penstock.core.*", "penstock.transport.shm.*", "penstock.replay.*", "penstock.envs.*",
      "penstock.transport"],
 )  # fmt: skip
-def test_samples_need_neither_torch_nor_zmq(name: str, heavy_after: dict[str, list[str]]) -> None:
+def test_modules_for_samples_import_neither_torch_nor_zmq(
+    name: str, heavy_after: dict[str, list[str]]
+) -> None:
     assert set(heavy_after[name]) <= {"numpy"}

@@ -181,7 +181,7 @@ def table_of_the_page() -> list[str]:
     return re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)
 
 
-def test_the_way_of_a_sample_is_short() -> None:
+def test_path_of_a_sample_has_the_documented_files() -> None:
     files = way_of_a_sample("cartpole", "actors.envs=4", "actors.unroll=8", "actors.count=1")
     assert table_of_the_page() == files, "docs/architecture.md has another way"
     assert files[0] == "envs/vector_env.py"

@@ -1,4 +1,4 @@
-"""An actor that goes from one learner to another: the same games, a new stream, nothing lost."""
+"""An actor that moves to another learner keeps its environments and begins a new stream."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def same_games(before: Taken, after: Taken, spec: SlotSpec) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_to_another_learner_and_back(
+def test_actor_moves_to_another_learner_and_back(
     tmp_path: Path, config: Config, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[BatchedEnv] = []
@@ -197,7 +197,7 @@ def test_to_another_learner_and_back(
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_who_lost_its_learner_goes_to_the_one_that_it_is_given(
+def test_actor_that_lost_its_learner_joins_the_assigned_one(
     tmp_path: Path, config: Config, kind: str
 ) -> None:
     with learner(tmp_path, 1, config, kind) as second:
@@ -213,7 +213,7 @@ def test_who_lost_its_learner_goes_to_the_one_that_it_is_given(
         assert_accounted(take_all(second), 1)
 
 
-def test_who_is_given_to_nobody_waits_without_haste_and_ends_when_told(
+def test_unassigned_actor_retries_slowly_and_ends_on_request(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Path] = []
@@ -263,9 +263,7 @@ def test_environments_are_closed_when_an_actor_ends(
             assert len(closed) == 1
 
 
-def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(
-    tmp_path: Path, config: Config
-) -> None:
+def test_actor_waiting_over_the_wire_can_be_reassigned(tmp_path: Path, config: Config) -> None:
     with (
         learner(tmp_path, 1, config, "zmq") as second,
         actor(tmp_path, config, "zmq", learner=0) as one,
@@ -278,7 +276,7 @@ def test_who_waits_for_its_learner_over_the_wire_can_be_given_to_another(
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_the_next_process_of_the_only_learner_is_joined_in_the_same_environments(
+def test_actor_joins_the_restarted_learner_in_the_same_environments(
     tmp_path: Path, config: Config, kind: str
 ) -> None:
     alone = config.model_copy(update={"learner": config.learner.model_copy(update={"count": 1})})

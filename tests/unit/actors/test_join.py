@@ -1,4 +1,4 @@
-"""An actor that waits for its learner: who is told of it."""
+"""An actor that waits for its learner: its notes, timeouts and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELSEWHERE = {"kind": "learner", "index": 1, "address": None, "incarnation": 2}
 @pytest.mark.parametrize(
     ("address", "notes"), [(None, 0), ("ipc:///tmp/by-hand", 1)], ids=["train", "by hand"]
 )
-def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
+def test_only_an_actor_started_by_hand_reports_that_it_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, notes: int
 ) -> None:
     monkeypatch.setattr(join, "SAY_SO_AFTER_S", 0.05)
@@ -48,7 +48,7 @@ def test_an_actor_by_hand_says_that_it_waits_and_one_of_a_run_does_not(
     page.close()
 
 
-def test_an_actor_by_hand_gives_up_after_its_wait(tmp_path: Path) -> None:
+def test_actor_started_by_hand_gives_up_after_its_wait(tmp_path: Path) -> None:
     nobody = f"ipc://{tmp_path}/nobody"
     ctx = context(tmp_path, address=nobody, wait_s=0.2)
     assert not ctx.gave_up
@@ -60,7 +60,7 @@ def test_an_actor_by_hand_gives_up_after_its_wait(tmp_path: Path) -> None:
     )
 
 
-def test_a_host_without_memory_is_a_fault_and_not_waited_for(tmp_path: Path) -> None:
+def test_lack_of_shared_memory_is_a_fault_without_retries(tmp_path: Path) -> None:
     def connect() -> None:
         raise OSError(errno.ENOMEM, "no memory")
 

@@ -1,4 +1,4 @@
-"""What an environment says of each row reaches the slots of a learner."""
+"""Columns and `info` values that an environment declares reach the slots of a learner."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def fill(cfg: Config) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
-def test_a_learner_gets_what_the_environment_says_of_each_row(kind: str, tmp_path: Path) -> None:
+def test_learner_receives_the_recorded_columns_of_each_row(kind: str, tmp_path: Path) -> None:
     cfg = config("seat_game:Pair")
     info = probe(cfg.env)
     spec, layout = slot_spec(cfg, info), network_shape(cfg, info).layout
@@ -152,7 +152,7 @@ def test_a_learner_gets_what_the_environment_says_of_each_row(kind: str, tmp_pat
         assert slot.header["steps"] == np.count_nonzero(slot.columns["alive"])
 
 
-def test_single_environments_record_too() -> None:
+def test_single_environments_record_columns() -> None:
     """Also through wrappers; the step that only resets has a value of 0."""
     columns = fill(
         config(f"{__name__}:Wind", "env.wrappers=[gymnasium.wrappers:RecordEpisodeStatistics]")
@@ -162,7 +162,7 @@ def test_single_environments_record_too() -> None:
 
 
 @pytest.mark.parametrize("maker", ["Goal", "goals"])
-def test_numbers_of_infos_are_recorded_where_steps_have_them(maker: str) -> None:
+def test_info_values_are_recorded_in_the_steps_that_have_them(maker: str) -> None:
     """The fifth row only resets."""
     columns = fill(config(f"{__name__}:{maker}", "env.record=[won, far]"))
     alive, given = columns["alive"][:, 0], columns["far_given"][:, 0]
@@ -193,7 +193,7 @@ def test_a_column_that_the_environment_declares_is_recorded_once() -> None:
         ("Goal", "reward", "two columns of a slot would be called reward"),
     ],
 )
-def test_a_key_that_cannot_be_recorded_is_one_sentence(maker: str, key: str, words: str) -> None:
+def test_unrecordable_key_is_refused_in_one_sentence(maker: str, key: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         fill(config(f"{__name__}:{maker}", f"env.record=[{key}]"))
 
@@ -224,7 +224,9 @@ def test_an_evaluation_counts_the_steps_in_which_a_row_plays() -> None:
         ("outcome", r"records outcome by its metadata\['recorded'\], and the info of a step"),
     ],
 )
-def test_what_contradicts_itself_is_one_sentence(lies: str, words: str) -> None:
+def test_contradictory_flags_of_an_environment_are_refused_in_one_sentence(
+    lies: str, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         fill(config("seat_game:Pair", f"env.kwargs={{lies: {lies}}}"))
 
@@ -238,7 +240,7 @@ def test_what_contradicts_itself_is_one_sentence(lies: str, words: str) -> None:
         ({"reward": "<f4"}, "two columns of a slot would be called reward"),
     ],
 )
-def test_a_declaration_that_cannot_be_is_one_sentence(
+def test_invalid_declaration_of_recorded_columns_is_refused_in_one_sentence(
     recorded: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(Wind.metadata, "recorded", recorded)
@@ -247,7 +249,7 @@ def test_a_declaration_that_cannot_be_is_one_sentence(
         slot_spec(cfg, probe(cfg.env))
 
 
-def test_a_slot_without_recorded_columns_is_what_it_was() -> None:
+def test_environment_without_recorded_columns_adds_no_column() -> None:
     cfg = resolve("cartpole", [*SMALL])
     info = probe(cfg.env)
     assert info.recorded == ()

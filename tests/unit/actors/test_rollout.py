@@ -56,7 +56,7 @@ def unrolls(count: int, *options: str) -> list[dict[str, Any]]:
     return filled
 
 
-def test_columns_are_what_a_vector_environment_gives_step_by_step() -> None:
+def test_columns_equal_the_steps_of_a_vector_environment() -> None:
     vector = gymnasium.make_vec("CartPole-v1", ENVS, vectorization_mode="vector_entry_point")
     obs, _ = vector.reset(seed=SEED)
     over = np.zeros(ENVS, bool)
@@ -119,7 +119,7 @@ def test_discounted_returns_are_summed_up_within_each_episode() -> None:
     assert "discounted_return" not in unrolls(1)[0]
 
 
-def test_a_state_that_0_1_saved_is_continued() -> None:
+def test_rollout_state_of_version_0_1_is_restored() -> None:
     """In it discounted returns stand beside the rest."""
     config = resolve(
         "cartpole", [f"actors.envs={ENVS}", "algo.normalize_rewards=true", "algo.reward_scale=1"]
@@ -168,7 +168,7 @@ def test_small_rewards_count_in_a_large_return(discount: float | None) -> None:
         assert columns["discounted_return"][-1].item() == 20_000_010
 
 
-def test_a_shortened_first_episode_is_no_result() -> None:
+def test_shortened_first_episode_does_not_count_as_a_return() -> None:
     config = resolve("pendulum_sac", ["actors.envs=1", "actors.unroll=350"])
     game = make(config.env, 1, first=0, stagger=True)
     spec = slot_spec(config, game.info)
@@ -184,7 +184,7 @@ def test_a_shortened_first_episode_is_no_result() -> None:
     assert returns[324] == pytest.approx(columns["reward"][125:325].sum(), rel=1e-5)
 
 
-def test_a_nan_observation_is_one_sentence() -> None:
+def test_nan_observation_is_refused_in_one_sentence() -> None:
     config = resolve("synthetic", ["actors.envs=2", "env.kwargs.nan_at_step=3"])
     game = make(config.env, 2)
     spec = slot_spec(config, game.info)
@@ -211,7 +211,7 @@ class Unsound(CartPoleVectorEnv):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2e6, 1000000.0625])
-def test_a_reward_that_no_transport_takes_is_one_sentence(value: float) -> None:
+def test_out_of_range_reward_is_refused_in_one_sentence(value: float) -> None:
     vector = Unsound(ENVS)
     vector.value = value
     game = BatchedEnv("unsound", vector, 1, "")
@@ -244,7 +244,7 @@ class Shuts(gymnasium.Env[Any, Any]):
         return {"it": 0, "action_mask": self.mask}, 0.0, False, False, {}
 
 
-def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
+def test_mask_without_an_allowed_action_for_a_choice_is_refused_in_one_sentence() -> None:
     config = resolve("cartpole_ppo", ["actors.envs=2", "learner.updates_per_batch=1"])
     game = BatchedEnv("it", SyncVectorEnv([Shuts] * 2), 1, "how")
     spec = slot_spec(config, game.info)
@@ -254,7 +254,7 @@ def test_a_mask_that_shuts_one_choice_of_several_is_one_sentence() -> None:
     game.close()
 
 
-def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_sends_beats_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a second: an unroll that takes longer than grants last must keep them."""
     config = resolve("cartpole", [f"actors.envs={ENVS}", f"actors.unroll={UNROLL}"])
     game = make(config.env, ENVS)
@@ -276,7 +276,7 @@ def test_it_says_that_it_lives_between_the_steps(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("row", range(0, UNROLL, 3))
-def test_an_unroll_that_was_given_up_is_continued_by_the_next(
+def test_abandoned_unroll_is_continued_by_the_next(
     row: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its learner was lost at ``row``; the same environments play on for another one."""

@@ -1,4 +1,4 @@
-"""Frames that an actor stores once come back from replay as the stacks that it saw."""
+"""Frames that an actor stores once are restored by replay as the stacks that the actor saw."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def play(config: Config, replay: Replay | None, slots: int) -> list[dict[str, np
     ("options", "slots", "ends"),
     [(OPTIONS, 12, 8), pytest.param(LIVES, 24, 6, marks=pytest.mark.slow)],
 )
-def test_stacks_come_back_from_frames(options: tuple[str, ...], slots: int, ends: int) -> None:
+def test_stacks_are_restored_from_single_frames(
+    options: tuple[str, ...], slots: int, ends: int
+) -> None:
     whole = play(resolve("pong_apex", [*options, "transport.frame_stack=null"]), None, slots)
     config = resolve("pong_apex", list(options))
     game = make(config.env, ENVS, 1)
@@ -98,7 +100,7 @@ def test_stacks_come_back_from_frames(options: tuple[str, ...], slots: int, ends
     replay.close()
 
 
-def test_a_first_unroll_that_was_given_up_is_continued_by_the_next(
+def test_abandoned_first_unroll_is_continued_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = resolve("pong_apex", list(OPTIONS))
@@ -142,7 +144,7 @@ def test_returns_and_lengths_are_those_of_games_where_lives_are_episodes() -> No
     assert games >= 2
 
 
-def test_a_frame_stack_refuses_an_environment_that_says_which_rows_play() -> None:
+def test_frame_stack_refuses_an_environment_that_marks_playing_rows() -> None:
     config = resolve("pong_apex", list(OPTIONS))
     env = make(config.env, ENVS, 1)
     spec = slot_spec(config, env.info)

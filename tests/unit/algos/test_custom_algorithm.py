@@ -1,4 +1,4 @@
-"""An algorithm of one's own: what it may leave out, its settings, and what is said of mistakes."""
+"""Custom algorithms: optional parts, settings, and error messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def batch(made: Trainer) -> StagingBatch:
     return staged
 
 
-def test_a_loss_is_enough(write: Write) -> None:
+def test_custom_algorithm_needs_only_a_loss(write: Write) -> None:
     cfg = config(write(PLAIN), "algo.reward_clip=1", "algo.epochs=2")
     made = Trainer(cfg, probe(cfg.env))
     staged = batch(made)
@@ -105,7 +105,7 @@ def test_a_loss_is_enough(write: Write) -> None:
         ("(total, sums.repeat(2))", r"loss returned statistics of shape \[2\], and STATISTICS"),
     ],
 )
-def test_what_a_loss_returns_is_checked(returned: str, sentence: str, write: Write) -> None:
+def test_return_value_of_a_loss_is_checked(returned: str, sentence: str, write: Write) -> None:
     text = PLAIN.replace("return values", "total, sums = values")
     cfg = config(write(f"{text}    return {returned}\n"))
     made = Trainer(cfg, probe(cfg.env))
@@ -113,7 +113,7 @@ def test_what_a_loss_returns_is_checked(returned: str, sentence: str, write: Wri
         made.step(batch(made))
 
 
-def test_it_may_have_all_that_others_have(write: Write) -> None:
+def test_custom_algorithm_may_define_columns_process_and_figures(write: Write) -> None:
     entry = write(
         PLAIN
         + """
@@ -168,7 +168,7 @@ class Algorithm:
         ("1 / 0", "{}", [], "failed with ZeroDivisionError"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(
+def test_mistakes_of_a_custom_algorithm_are_refused_in_one_sentence(
     write: Write, text: str, entry: str, options: list[str], sentence: str
 ) -> None:
     cfg = config(entry.format(write(text)), *options)
@@ -198,7 +198,9 @@ Settings = {}
         ("Checked", "algo.settings.cost=-1", "cost: Input should be greater than 0; correct algo"),
     ],
 )
-def test_settings_are_checked(write: Write, kind: str, option: str, sentence: str) -> None:
+def test_settings_of_a_custom_algorithm_are_checked(
+    write: Write, kind: str, option: str, sentence: str
+) -> None:
     cfg = config(write(SETTINGS.replace("{}", kind)), option)
     with pytest.raises(UserError, match=sentence):
         Trainer(cfg, probe(cfg.env))
@@ -279,7 +281,7 @@ def random_batch() -> dict[str, Any]:
     }
 
 
-def test_one_on_replay_trains_and_resumes(off_policy: str) -> None:
+def test_custom_replay_algorithm_trains_and_resumes(off_policy: str) -> None:
     made, other = (OffPolicyTrainer(replayed(f"{off_policy}:Choices"), CHOICES) for _ in range(2))
     assert len(made.update(random_batch())) == 8
     figures = {"grad_norm", "learning_rate"}
@@ -306,7 +308,7 @@ RETURNS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("returned", RETURNS)
-def test_what_take_returns_is_checked(returned: str, off_policy: str, write: Write) -> None:
+def test_return_value_of_take_is_checked(returned: str, off_policy: str, write: Write) -> None:
     entry = write(
         OFF_POLICY
         + f"""
@@ -322,7 +324,7 @@ class Wrong(Choices):
         trainer.update(random_batch())
 
 
-def test_an_update_that_lacks_something_is_refused(off_policy: str, write: Write) -> None:
+def test_update_class_with_missing_methods_is_refused(off_policy: str, write: Write) -> None:
     entry = write(
         OFF_POLICY
         + """
@@ -338,7 +340,7 @@ class Lacks(Choices):
         OffPolicyTrainer(replayed(f"{entry}:Lacks"), CHOICES)
 
 
-def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> None:
+def test_custom_replay_algorithm_has_columns_that_fit_the_actions(off_policy: str) -> None:
     choices, numbers = replayed(f"{off_policy}:Choices"), replayed(f"{off_policy}:Numbers")
     spec = slot_spec(choices, CHOICES)
     columns = spec.views(spec.zeros())
@@ -368,7 +370,7 @@ def test_one_on_replay_has_the_columns_that_fit_the_actions(off_policy: str) -> 
     assert "priority" not in [column.name for column in slot_spec(numbers, one).columns]
 
 
-def test_one_on_replay_may_have_columns_of_its_own(off_policy: str) -> None:
+def test_custom_replay_algorithm_may_define_its_own_columns(off_policy: str) -> None:
     cfg = replayed(f"{off_policy}:Own", "algo.settings.epsilon=0.25", "algo.n_step=5")
     spec = slot_spec(cfg, CHOICES)
     columns = spec.views(spec.zeros())
@@ -379,7 +381,7 @@ def test_one_on_replay_may_have_columns_of_its_own(off_policy: str) -> None:
     assert algorithm(cfg.algo).data(cfg.algo) == Transitions(5)
 
 
-def test_what_its_slots_hold_of_actions_its_sampler_records(off_policy: str) -> None:
+def test_action_sampler_must_record_every_action_column(off_policy: str) -> None:
     good, bad = replayed(f"{off_policy}:Choices"), replayed(f"{off_policy}:Unrecorded")
     assert algorithm(good.algo).action_sampler(good, CHOICES, 0, 0)
     with pytest.raises(UserError, match="action_sampler does not record q_taken, which its slots"):
@@ -436,12 +438,14 @@ def test_a_module_of_the_other_kind_is_refused(
         (["algo.data=fresh"], "algo.data is 'fresh'; it must be 'unrolls' or 'transitions'; the"),
     ],
 )
-def test_what_does_not_go_with_its_data_is_refused(options: list[str], sentence: str) -> None:
+def test_options_that_contradict_the_data_spec_are_refused(
+    options: list[str], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         config("own_offpolicy", *options)
 
 
-def test_an_entry_is_asked_for() -> None:
+def test_missing_entry_option_is_reported() -> None:
     with pytest.raises(UserError, match=r"algo\.entry is missing; it must be `module`"):
         resolve("Acrobot-v1", ["algo.name=custom"])
 
@@ -484,7 +488,7 @@ def test_the_example_on_replay_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("of", ["the tutorial", "the example"])
-def test_what_is_shown_of_an_own_algorithm_trains(of: str, write: Write) -> None:
+def test_tutorial_and_example_algorithms_train(of: str, write: Write) -> None:
     """Two actions are nearly alike at first, so that the entropy is log 2."""
     example = (EXAMPLES / "own_algorithm.py").read_text()
     entry = write(example if of == "the example" else code("own-algorithm.md", "python", 1))
@@ -497,5 +501,5 @@ def test_what_is_shown_of_an_own_algorithm_trains(of: str, write: Write) -> None
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_short(path: Path) -> None:
+def test_custom_algorithm_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 130

@@ -1,4 +1,4 @@
-"""Figures of a batch, from sums over its samples, against numpy on the samples."""
+"""Figures of a batch, computed from sums over its samples, against numpy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_ratio_beyond_all_bounds_leaves_the_sums_finite(log_rho: float) -> Non
     assert found["rho_clipped"] == (log_rho > 0)
 
 
-def test_targets_of_one_value_explain_nothing() -> None:
+def test_constant_targets_have_no_explained_variance() -> None:
     ones = torch.ones(5)
     sums = batch_sums(ones, 0 * ones, ones, ones, 3 * ones, rho_clip=1.0)
     found = figures(dict(zip((*MOMENTS, *LAG), (sums / 5).tolist(), strict=True)))
@@ -69,5 +69,5 @@ def test_targets_of_one_value_explain_nothing() -> None:
     assert found["value_target_std"] == 0
 
 
-def test_other_statistics_stay_as_they_are() -> None:
+def test_other_statistics_are_passed_through() -> None:
     assert figures({"advantage": 1.0, "weight": 2.0}) == {"advantage": 1.0, "weight": 2.0}

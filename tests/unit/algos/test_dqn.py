@@ -1,4 +1,4 @@
-"""DQN against numbers by hand: targets on a table of Q-values, priorities on short slots."""
+"""DQN against figures by hand: targets on a table of Q-values, priorities of short slots."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def transitions(*rows: tuple[int, int, float, int, float, float]) -> dict[str, T
         (False, [0.5 + 0.9 * 7 - 1, -1 + 0.81 * 7 - 2, 2 - 4]),
     ],
 )
-def test_differences_of_one_step_two_steps_and_a_terminal(
+def test_td_errors_of_one_step_two_steps_and_a_terminal(
     double: bool, expected: list[float]
 ) -> None:
     batch = transitions(
@@ -85,7 +85,7 @@ def test_differences_of_one_step_two_steps_and_a_terminal(
         (False, [0.5 + 0.9 * 7 - 1, -1 + 0.9 * 0 - 2, 1 + 0.5 * 9 - 4]),
     ],
 )
-def test_targets_are_of_allowed_actions(double: bool, expected: list[float]) -> None:
+def test_targets_use_only_allowed_actions(double: bool, expected: list[float]) -> None:
     batch = transitions(
         (0, 0, 0.5, 1, 0.9, 1.0), (0, 1, -1.0, 0, 0.9, 1.0), (1, 1, 1.0, 2, 0.5, 1.0)
     )
@@ -152,7 +152,7 @@ BASE = {
 }
 
 
-def test_priorities_sum_n_rewards_and_go_on_with_the_actors_value() -> None:
+def test_priorities_sum_n_rewards_and_bootstrap_with_the_actors_value() -> None:
     found = priorities(**BASE)
     expected = [
         1 + 0.5 * 2 + 0.25 * 40 - 10,
@@ -164,7 +164,7 @@ def test_priorities_sum_n_rewards_and_go_on_with_the_actors_value() -> None:
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_termination_ends_the_sum_and_wins(truncated: bool) -> None:
+def test_termination_ends_the_n_step_sum_and_overrides_truncation(truncated: bool) -> None:
     ends = [F, F, T, F, F]
     alive = [T, T, T, F, T]
     extra = {"truncated": ends} if truncated else {}
@@ -179,14 +179,14 @@ def test_truncation_goes_on_with_the_value_of_the_final_observation() -> None:
     assert found == pytest.approx([*expected, max(expected)])
 
 
-def test_a_last_row_that_terminated_is_known_exactly() -> None:
+def test_terminated_last_row_has_an_exact_priority() -> None:
     found = priorities(**BASE, terminated=[F, F, F, F, T])
     assert found[3:] == pytest.approx([4 + 0.5 * 5 - 1, 5 - 1])
     found = priorities(**BASE, truncated=[F, F, F, F, T])
     assert found[3] == pytest.approx(4 + 0.5 * 80 - 1)
 
 
-def test_a_slot_of_one_step_and_one_shorter_than_n() -> None:
+def test_priorities_of_slots_of_one_step_and_shorter_than_n() -> None:
     one = {name: values[:1] for name, values in BASE.items()}
     assert priorities(**one) == [1.0]
     assert priorities(**one, terminated=[T]) == [9.0]
@@ -242,7 +242,7 @@ def test_priorities_of_random_slots_are_those_of_a_plain_loop(n: int, seed: int)
     np.testing.assert_allclose(columns["priority"], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_columns_of_a_slot() -> None:
+def test_slot_has_the_columns_of_dqn() -> None:
     class Game:
         observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
         action_space = spaces.Discrete(6)
@@ -255,7 +255,7 @@ def test_columns_of_a_slot() -> None:
         assert found[name] == ("<f4", (), "unroll")
 
 
-def test_process_clips_before_it_compares() -> None:
+def test_process_clips_rewards_before_computing_priorities() -> None:
     spec = SlotSpec(2, 1, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
     columns = spec.views(spec.zeros())
     columns["reward"][:] = [[-7.0], [3.0]]
@@ -274,7 +274,9 @@ def test_process_clips_before_it_compares() -> None:
         ("reward", 1e9, "a reward of 1e\\+09, and rewards must lie"),
     ],
 )
-def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
+def test_received_slot_with_invalid_values_is_refused(
+    column: str, value: float, sentence: str
+) -> None:
     spec = SlotSpec(2, 2, dqn.columns(spaces.Box(-1, 1, (3,)), spaces.Discrete(2)))
     columns = spec.views(spec.zeros())
     make_receive(DqnConfig(), TWO)(columns)
@@ -284,7 +286,7 @@ def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: st
 
 
 @pytest.mark.parametrize("pad", [-1, 2])
-def test_a_stack_refers_to_no_side_rows(pad: int) -> None:
+def test_frame_stack_column_uses_no_side_rows(pad: int) -> None:
     stacks = spaces.Box(0, 255, (4, 8, 8), np.uint8)
     spec = SlotSpec(2, 2, newest_frames(dqn.columns(stacks, spaces.Discrete(2)), 4))
     columns = spec.views(spec.zeros())

@@ -21,7 +21,7 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values)[:, None]
 
 
-def test_three_steps_by_hand() -> None:
+def test_advantages_of_three_steps_match_a_sum_by_hand() -> None:
     """Deltas: 1 + .5 * 4 - 2 = 1; 2 + .5 * 6 - 4 = 1; 3 + .5 * 8 - 6 = 1; carried by .5 * .5."""
     none = flags(steps=3)
     found = gae(
@@ -81,7 +81,7 @@ def plain(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
-def test_random_episodes(gae_lambda: float, dtype: torch.dtype) -> None:
+def test_random_episodes_match_the_definition(gae_lambda: float, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(0)
     steps, envs = 20, 7
     terminated, truncated, alive = random_ends(rng, steps, envs, 0.15)

@@ -1,4 +1,4 @@
-"""IMPALA's columns, its preparation of slots, and its loss against one written out in float64."""
+"""IMPALA's columns and checks of slots, and its loss against one written in float64."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_loss_statistics_and_gradient_are_those_of_the_sum_over_alive_rows(
     assert not sums.requires_grad
 
 
-def test_rows_that_nobody_decided_change_nothing() -> None:
+def test_rows_that_are_not_alive_do_not_change_the_gradients() -> None:
     net, batch, cfg = make_net(), make_batch(), ImpalaConfig(normalize_advantages=True)
     other = {name: tensor.clone() for name, tensor in batch.items()}
     dead = ~batch["alive"]
@@ -203,7 +203,7 @@ def test_at_equal_weights_the_learner_reproduces_the_actors_log_probabilities(
         assert sums["rho_clipped"] == 0
 
 
-def test_columns_of_a_slot() -> None:
+def test_slot_has_the_columns_of_impala() -> None:
     config = resolve("cartpole", ["actors.envs=8", "actors.unroll=4"])
     spec = slot_spec(config, Game())
     shapes = {
@@ -225,7 +225,7 @@ def test_columns_of_a_slot() -> None:
     }
 
 
-def test_a_game_that_no_network_fits_has_no_slots() -> None:
+def test_environment_without_a_fitting_network_has_no_slot_spec() -> None:
     class Words(Game):
         action_space = spaces.Text(3)
 
@@ -251,7 +251,7 @@ def test_process_clips_then_scales_in_place_and_leaves_shown_returns_raw() -> No
     np.testing.assert_allclose(views["reward"], [[-0.1, 0.05], [0.1, 0.0]])
 
 
-def test_actors_and_connectors_need_no_torch_for_it() -> None:
+def test_importing_algorithms_for_actors_imports_no_torch() -> None:
     code = (
         "import sys, penstock.algos, penstock.models.acting.policy; print('torch' in sys.modules)"
     )
@@ -278,7 +278,9 @@ def _sound() -> dict[str, np.ndarray[Any, Any]]:
         ("behaviour_logp", np.nan, "column behaviour_logp"),
     ],
 )
-def test_what_a_stranger_sent_is_checked(column: str, value: float, sentence: str) -> None:
+def test_received_slot_with_invalid_values_is_refused(
+    column: str, value: float, sentence: str
+) -> None:
     columns = _sound()
     impala.check(columns, TWO_ACTIONS)
     columns[column][1, 1] = value

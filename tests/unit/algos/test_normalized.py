@@ -1,4 +1,4 @@
-"""Normalised values against their definition, where rounding would show."""
+"""Normalised values against their definition, where rounding errors would show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_equal_values_become_zero() -> None:
             assert not found.any(), (count, tenths)
 
 
-def test_other_learners_rows_count_as_much_as_own() -> None:
+def test_rows_of_other_learners_have_equal_weight() -> None:
     """Own rows are 1 and 3, others 5 and 7: of all four the mean is 4, the variance 5."""
 
     def add_others(sums: Tensor) -> None:

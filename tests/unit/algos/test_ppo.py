@@ -1,4 +1,4 @@
-"""PPO's loss, its columns of a batch and the end of a batch, against numpy row by row."""
+"""PPO's loss, its columns of a batch and its early stop, against numpy row by row."""
 
 from __future__ import annotations
 
@@ -221,7 +221,9 @@ def classical(net: Any, batch: dict[str, Tensor], cfg: PpoConfig) -> float:
 @pytest.mark.parametrize("normalize", ["none", "minibatch", "batch"])
 @pytest.mark.parametrize("advantages", ["gae", "vtrace"])
 @pytest.mark.parametrize("rho_clip", [1.0, 3.0])
-def test_without_lag_it_is_classical_ppo(advantages: Any, normalize: Any, rho_clip: float) -> None:
+def test_without_lag_the_loss_equals_classical_ppo(
+    advantages: Any, normalize: Any, rho_clip: float
+) -> None:
     """To 1e-6 a sample; the gradient by central differences of the classical loss."""
     cfg = PpoConfig(advantages=advantages, normalize_advantages=normalize, rho_clip=rho_clip)
     behaviour, batch = make_net(seed=1), make_batch(steps=10)
@@ -250,7 +252,7 @@ def test_without_lag_it_is_classical_ppo(advantages: Any, normalize: Any, rho_cl
             assert gradient[i] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-6)
 
 
-def test_lag_takes_nothing_of_the_clip() -> None:
+def test_policy_lag_does_not_narrow_the_clip_range() -> None:
     """Before the first update no ratio is clipped, however far the behaviour policy is."""
     net, batch = make_net(), make_batch()
     for advantages in ("gae", "vtrace"):
@@ -302,7 +304,7 @@ def test_the_gradient_is_that_of_the_loss(cfg: PpoConfig) -> None:
             assert gradient[i] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-5)
 
 
-def test_what_is_prepared_needs_no_more_than_some_environments_at_a_time() -> None:
+def test_preparing_by_parts_equals_preparing_the_whole_batch() -> None:
     net, batch = make_net(), make_batch()
     for cfg in (*CONFIGS, PpoConfig(target_kl=0.1)):
         whole = prepared(net, batch, cfg)
@@ -326,7 +328,7 @@ def test_targets_and_advantages_add_up_and_are_normalised_over_the_batch() -> No
     assert not over["advantage"][~alive].any()
 
 
-def test_rows_that_nobody_decided_change_nothing() -> None:
+def test_rows_that_are_not_alive_do_not_change_the_gradients() -> None:
     net, batch, cfg = make_net(), make_batch(), PpoConfig(value_clip=0.1)
     other = {name: tensor.clone() for name, tensor in batch.items()}
     dead = ~batch["alive"]
@@ -367,7 +369,7 @@ def test_micro_batches_and_dealt_environments_add_up_to_the_whole() -> None:
         torch.testing.assert_close(sum(sums), wholly[1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_batch_is_left_where_the_policy_has_moved_too_far() -> None:
+def test_epochs_of_a_batch_stop_beyond_target_kl() -> None:
     before, net = make_net(seed=1), make_net()
     batch = prepared(before, make_batch(), PpoConfig(target_kl=1.0))
     old, now = said(before, batch["obs"])[0][:-1], said(net, batch["obs"])[0][:-1]
@@ -385,7 +387,7 @@ def test_a_batch_is_left_where_the_policy_has_moved_too_far() -> None:
     np.testing.assert_allclose(heard, [[kl * alive, alive]] * 2, rtol=1e-5)
 
 
-def test_what_other_learners_say_decides_together() -> None:
+def test_target_kl_is_compared_with_the_mean_of_all_learners() -> None:
     net = make_net()
     batch = prepared(net, make_batch(), PpoConfig(target_kl=1.0))
 
@@ -396,7 +398,7 @@ def test_what_other_learners_say_decides_together() -> None:
     assert not ppo.going_on(net, batch, PpoConfig(target_kl=0.01), (slice(0, 4),), others_are_far)
 
 
-def test_numbers_and_several_choices_are_learnt_alike() -> None:
+def test_loss_is_finite_for_continuous_and_multi_discrete_actions() -> None:
     batch = make_batch()
     rng = np.random.default_rng(0)
     shapes: list[tuple[Choices | Numbers, np.ndarray[Any, Any]]] = [

@@ -111,7 +111,7 @@ class Planes:
         return planes[:, :1] * action[:, 0] + planes[:, 1:] * obs[:, 0]
 
 
-def test_critics_learn_the_smaller_target_less_the_price_of_certainty() -> None:
+def test_critic_targets_use_the_smaller_critic_and_the_entropy_term() -> None:
     critics = Planes((1.0, 2.0), (3.0, 4.0))
     targets = Planes((10.0, 0.0), (0.0, 5.0))
     batch = {
@@ -139,7 +139,7 @@ def test_critics_learn_the_smaller_target_less_the_price_of_certainty() -> None:
     np.testing.assert_allclose(critics.planes.grad, expected, rtol=1e-5)
 
 
-def test_the_actor_follows_the_smaller_critic_and_leaves_the_critics_alone() -> None:
+def test_actor_loss_uses_the_smaller_critic_and_gives_critics_no_gradient() -> None:
     critics = Planes((1.0, 0.0), (-2.0, 0.0))
     obs = torch.zeros(2, 1)
     action = torch.tensor([[0.5], [-0.25]], requires_grad=True)
@@ -174,7 +174,7 @@ def sound() -> dict[str, np.ndarray[Any, Any]]:
     return spec.views(spec.zeros())
 
 
-def test_columns_of_a_slot() -> None:
+def test_slot_has_the_columns_of_sac() -> None:
     config = resolve("Acrobot-v1", ["algo.name=sac", "actors.envs=2", "actors.unroll=4"])
     spec = slot_spec(config, Game())
     views = spec.views(spec.zeros())
@@ -183,7 +183,7 @@ def test_columns_of_a_slot() -> None:
     assert "behaviour_logp" not in views
 
 
-def test_process_scales_rewards_alone() -> None:
+def test_process_scales_only_rewards() -> None:
     columns = sound()
     columns["reward"][:] = [[-7.0, 0.5], [2.0, 0.0]]
     columns["episode_return"][:] = 7.0
@@ -195,7 +195,7 @@ def test_process_scales_rewards_alone() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"), [(1.5, "an action of 1.5"), (-2.0, "an action of 2"), (np.nan, "action")]
 )
-def test_what_a_stranger_sent_is_checked(value: float, sentence: str) -> None:
+def test_received_slot_with_invalid_values_is_refused(value: float, sentence: str) -> None:
     columns = sound()
     columns["action"][0, 0] = [1.0, -1.0]
     make_receive(SacConfig(), Game())(columns)

@@ -1,4 +1,4 @@
-"""Stacks that are made of frames written once are, bit for bit, those that the actor saw."""
+"""Stacks that are made of single frames equal those that the actor saw, bit for bit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def episodes(
         (2, 20, (1,), "<f4"),
     ],
 )
-def test_of_any_episodes(
+def test_stacks_of_random_episodes_equal_those_of_the_actor(
     seed: int, depth: int, unroll: int, frame: tuple[int, ...], dtype: str
 ) -> None:
     rng, envs, before = np.random.default_rng(seed), 5, 8
@@ -90,7 +90,7 @@ def test_of_any_episodes(
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_too() -> None:
+def test_stacks_on_a_gpu_equal_those_on_a_cpu() -> None:
     rng = np.random.default_rng(0)
     newest, older = (torch.from_numpy(rng.integers(0, 256, shape, np.uint8)) for shape in
                      ((21, 64, 84, 84), (64, 3, 84, 84)))  # fmt: skip
@@ -138,7 +138,9 @@ def cartpole(padding: str) -> tuple[str, ...]:
         ("cartpole", cartpole("zero"), 40, {0, 2}),
     ],
 )
-def test_of_games(target: str, options: tuple[str, ...], slots: int, kinds: set[int]) -> None:
+def test_stacks_of_real_games_equal_those_of_the_actor(
+    target: str, options: tuple[str, ...], slots: int, kinds: set[int]
+) -> None:
     if target == "pong":
         pytest.importorskip("ale_py")
     whole = play(resolve(target, [*options, "transport.frame_stack=null"]), slots)
@@ -155,7 +157,7 @@ def test_of_games(target: str, options: tuple[str, ...], slots: int, kinds: set[
     assert sum(int((~slot["alive"]).sum()) for slot in whole) >= 8
 
 
-def test_a_slot_of_pong_is_little_more_than_a_quarter() -> None:
+def test_pong_slot_with_single_frames_has_little_more_than_a_quarter_of_the_bytes() -> None:
     pytest.importorskip("ale_py")
     config = resolve("pong", ["transport.frame_stack=4"])
     info = probe(config.env)
@@ -173,7 +175,7 @@ def test_frames_must_be_the_first_axis() -> None:
         slot_spec(config, probe(config.env))
 
 
-def test_stacks_that_do_not_move_on_are_refused() -> None:
+def test_stacks_that_do_not_shift_by_one_frame_are_refused() -> None:
     options = ["transport.frame_stack=4", "env.kwargs.obs_shape=[4,8,8]", "actors.envs=4"]
     with pytest.raises(UserError, match=r"frame_stack=null"):
         play(resolve("synthetic", options), 1)
@@ -194,7 +196,7 @@ def test_a_shift_is_checked_only_within_an_episode() -> None:
     check_shift(last, frames, begins)
 
 
-def test_what_comes_over_the_wire_tells_of_known_beginnings() -> None:
+def test_received_slot_with_an_unknown_kind_of_beginning_is_refused() -> None:
     from penstock.algos.impala import algorithm as impala
 
     space = spaces.Box(0, 255, (4, 8, 8), np.uint8)

@@ -83,7 +83,7 @@ def targets_of(inputs: dict[str, Any], trace: VTrace) -> list[float]:
     return targets[:, 0].tolist()
 
 
-def test_three_steps_by_hand() -> None:
+def test_targets_of_three_steps_match_a_sum_by_hand() -> None:
     half = Fraction(1, 2)
     rhos = [Fraction(2), half, Fraction(1)]  # clipped: 1, 1/2, 1
     deltas = [1 + half * 2 - 1, half * (2 + half * 4 - 2), 3 + half * 8 - 4]
@@ -116,7 +116,7 @@ def test_truncation_bootstraps_from_the_final_observation_and_termination_from_n
     assert torch.equal(vtrace(**both, discount=0.5).errors, trace.errors)
 
 
-def test_what_follows_an_end_does_not_reach_what_lies_before_it() -> None:
+def test_values_after_an_episode_end_do_not_affect_steps_before_it() -> None:
     ended, alive = [False, True, False, False], [True, True, False, True]
     for flag in ("terminated", "truncated"):
         calm = one_env([0.0] * 5, [1.0] * 4, alive=alive, **{flag: ended})
@@ -195,7 +195,7 @@ def test_random_cases_agree_with_the_definition(case: dict[str, Any]) -> None:
         np.testing.assert_allclose(trace.advantages[:, env], advantages, rtol=1e-4, atol=1e-4)
 
 
-def test_inputs_stay_as_they_are_and_outputs_carry_no_gradient() -> None:
+def test_inputs_are_unchanged_and_outputs_carry_no_gradient() -> None:
     inputs = one_env([1.0, 2.0, 3.0], [1.0, 1.0], log_rhos=[1.0, -1.0])
     inputs["values"].requires_grad_()
     before = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -206,7 +206,7 @@ def test_inputs_stay_as_they_are_and_outputs_carry_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["values", "rewards", "alive"])
-def test_a_wrong_shape_is_refused(name: str) -> None:
+def test_inputs_of_wrong_shape_are_refused(name: str) -> None:
     inputs = one_env([1.0, 2.0, 3.0], [1.0, 1.0])
     inputs[name] = inputs[name][:-1]
     with pytest.raises(AssertionError):

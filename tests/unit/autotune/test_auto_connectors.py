@@ -1,4 +1,4 @@
-"""The number of connectors follows from what receiving takes and what the learner trains."""
+"""The number of connectors follows from the times of receiving and of training a step."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def measured() -> Measured:
         (1e300, 1e-300, 15, 15),  # their ratio is infinite
     ],
 )
-def test_as_many_as_keep_up_and_have_a_core(
+def test_connectors_are_as_many_as_keep_up_and_have_a_core(
     receive: float, train: float, cores: float, number: int
 ) -> None:
     assert needed(Costs(receive, train), cores) == number
 
 
-def test_a_number_stays(measured: Measured) -> None:
+def test_explicit_number_of_connectors_is_kept(measured: Measured) -> None:
     config = resolve("cartpole", ["transport.connectors=2"])
     assert with_connectors(config, measured) == (config, "")
     assert not measured.configs
 
 
-def test_costs_are_timed_once(measured: Measured) -> None:
+def test_connector_costs_are_timed_once(measured: Measured) -> None:
     config, note = with_connectors(resolve("cartpole", AUTO), measured)
     assert config.transport.connectors == 3
     assert note == (
@@ -84,9 +84,7 @@ def test_costs_are_timed_once(measured: Measured) -> None:
 
 
 @pytest.mark.parametrize("entries", [[["x"]], [[float("inf"), 1e-6]], [[0.0, 1e-6]], [[1e-6, 0.0]]])
-def test_a_file_that_is_not_sound_is_replaced(
-    entries: Any, tmp_path: Path, measured: Measured
-) -> None:
+def test_damaged_cache_file_is_replaced(entries: Any, tmp_path: Path, measured: Measured) -> None:
     with_connectors(resolve("cartpole", AUTO), measured)
     [path] = tmp_path.glob("cache/penstock/connectors/*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": entries}))
@@ -94,7 +92,7 @@ def test_a_file_that_is_not_sound_is_replaced(
     assert len(measured.configs) == 2
 
 
-def test_a_timeout_names_the_option_that_raises_it() -> None:
+def test_timing_timeout_names_the_option_to_raise() -> None:
     def measure(config: Config) -> list[list[Any]]:
         raise TimeoutExpired([sys.executable], 340.0)
 
@@ -120,7 +118,7 @@ def test_a_timeout_names_the_option_that_raises_it() -> None:
         ),
     ],
 )
-def test_where_nothing_is_timed_there_is_one(
+def test_config_that_needs_no_timing_has_one_connector(
     target: str, overrides: tuple[str, ...], note: str, measured: Measured
 ) -> None:
     config, found = with_connectors(resolve(target, overrides), measured)
@@ -129,7 +127,7 @@ def test_where_nothing_is_timed_there_is_one(
     assert not measured.configs
 
 
-def test_learners_of_several_hosts_need_a_number() -> None:
+def test_learners_on_several_hosts_need_an_explicit_number_of_connectors() -> None:
     with pytest.raises(UserError, match=r"of one run on one host, and 2 learners need"):
         check_not_auto(resolve("cartpole", AUTO), "2 learners need the same number")
 
@@ -144,7 +142,7 @@ class Cluster:
         pass
 
 
-def test_on_a_cluster_they_are_refused_before_anything_is_timed(
+def test_auto_connectors_on_a_cluster_are_refused_before_any_timing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
     monkeypatch.setattr(run, "make_engine", lambda name, context: Cluster())
@@ -156,12 +154,12 @@ def test_on_a_cluster_they_are_refused_before_anything_is_timed(
     assert not measured.configs
 
 
-def test_a_config_in_which_nothing_was_timed_has_one_connector(tmp_path: Path) -> None:
+def test_unresolved_auto_starts_one_connector(tmp_path: Path) -> None:
     specs = topology.train(resolve("cartpole", AUTO), tmp_path)
     assert [spec.name for spec in specs if spec.role == "connector"] == ["connector-0"]
 
 
-def test_real_costs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_connector_costs_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "BUDGET_S", 0.05)
     monkeypatch.setattr(measuring, "MESSAGE_S", 0.0)
     [[receive, train]] = measuring.time_connector(resolve("cartpole", AUTO).model_dump(mode="json"))

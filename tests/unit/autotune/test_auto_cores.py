@@ -1,4 +1,4 @@
-"""How many actors play and how many threads train, by what a run measures of itself."""
+"""The numbers of actors and training threads follow from measurements of the run."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def numbers(found: Split | None) -> tuple[int, int] | None:
         (0.04, 8.0, None),  # hardly ever waits
     ],
 )
-def test_a_learner_that_waits_gets_the_actors_that_it_lacks(
+def test_waiting_learner_gets_the_missing_actors(
     waits: float, idle_cores: float, actors: int | None
 ) -> None:
     load = LOAD._replace(learner_waits=waits, actor_waits=0.02, idle_cores=idle_cores)
     assert numbers(split().decide(load)) == (None if actors is None else (actors, 1))
 
 
-def test_more_actors_do_not_help_where_they_wait_too() -> None:
+def test_no_actors_are_added_while_actors_wait() -> None:
     load = LOAD._replace(learner_waits=0.5, actor_waits=0.5, idle_cores=8.0)
     assert split().decide(load) is None
 
 
-def test_actors_are_added_up_to_the_most_and_for_all_learners_alike() -> None:
+def test_actors_are_added_equally_for_all_learners_up_to_the_limit() -> None:
     starved = LOAD._replace(learner_waits=0.9, actor_waits=0.0, idle_cores=99.0)
     three = split(actors=3, most=9, learners=3)
     assert [numbers(three.decide(starved)) for _ in range(3)] == [(6, 1), (9, 1), None]
@@ -63,14 +63,12 @@ def test_actors_are_added_up_to_the_most_and_for_all_learners_alike() -> None:
         (1.0, 1, 1),
     ],
 )
-def test_actors_that_the_learner_does_not_need_end(
-    actor_waits: float, least: int, actors: int | None
-) -> None:
+def test_surplus_actors_end(actor_waits: float, least: int, actors: int | None) -> None:
     found = split(actors=8, least=least).decide(LOAD._replace(actor_waits=actor_waits))
     assert numbers(found) == (None if actors is None else (actors, 1))
 
 
-def test_a_thread_is_kept_if_it_gives_a_quarter_of_what_is_possible() -> None:
+def test_added_thread_is_kept_if_it_gives_a_quarter_of_the_possible_gain() -> None:
     chosen = split()
     idle = LOAD._replace(idle_cores=2.0)
     assert numbers(chosen.decide(idle)) == (2, 2)
@@ -83,7 +81,7 @@ def test_a_thread_is_kept_if_it_gives_a_quarter_of_what_is_possible() -> None:
     assert chosen.decide(idle._replace(ceiling=1260.0)) is None  # it is not tried again
 
 
-def test_a_thread_is_taken_back_when_others_need_the_cores() -> None:
+def test_added_thread_is_removed_when_others_need_the_cores() -> None:
     chosen = split()
     chosen.decide(LOAD._replace(idle_cores=1.0))
     assert chosen.decide(LOAD._replace(ceiling=1800.0)) is None
@@ -91,7 +89,7 @@ def test_a_thread_is_taken_back_when_others_need_the_cores() -> None:
     assert numbers(chosen.decide(LOAD._replace(ceiling=400.0))) == (2, 1)
 
 
-def test_a_thread_needs_a_core_for_each_learner_and_a_fed_one() -> None:
+def test_thread_is_added_only_with_a_core_for_each_learner_and_enough_samples() -> None:
     assert split(learners=4, actors=4).decide(LOAD._replace(idle_cores=2.0)) is None
     fed = LOAD._replace(learner_waits=0.03, idle_cores=2.0)
     assert split().decide(fed) is None
@@ -111,7 +109,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_decisions_are_of_five_seconds_in_which_all_actors_play() -> None:
+def test_decisions_need_five_seconds_in_which_all_actors_play() -> None:
     chosen = split()
     ledgers = {"learner-0": {"wait": 0.9}, "actor-0": {"step": 1.0}, "actor-1": {"step": 1.0}}
     used = {"learner-0": 0.1, "actor-0": 0.5, "actor-1": 0.5}
@@ -134,7 +132,7 @@ ACTORS_USED = dict.fromkeys(PLAYING, 0.4)
 
 
 @pytest.mark.usefixtures("idle")
-def test_the_start_of_a_learner_that_was_restarted_is_no_measurement() -> None:
+def test_start_of_a_restarted_learner_is_not_measured() -> None:
     chosen = split(actors=8, most=8, most_threads=1)
     chosen.interval({"learner-0": {"forward": 1.0}, **PLAYING}, ACTORS_USED, [5e3], 8, 0.0)
     # Its first report, after 20 s: it has waited for nothing, and all actors for it.
@@ -147,7 +145,7 @@ def test_the_start_of_a_learner_that_was_restarted_is_no_measurement() -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_a_learner_without_the_other_keeps_its_threads() -> None:
+def test_learner_that_waits_for_another_keeps_its_threads() -> None:
     chosen = split(actors=8, most=8, most_threads=2, learners=2)
     both = {f"learner-{i}": {"forward": 1.0} for i in range(2)} | PLAYING
     used = {**ACTORS_USED, "learner-0": 1.0, "learner-1": 1.0}
@@ -166,7 +164,7 @@ def test_a_learner_without_the_other_keeps_its_threads() -> None:
 
 
 @pytest.mark.usefixtures("idle")
-def test_what_is_saved_meanwhile_is_no_reason_for_fewer_actors_or_threads() -> None:
+def test_saving_checkpoints_does_not_reduce_actors_or_threads() -> None:
     chosen = split(actors=8, most=8, most_threads=1)
     used = {**ACTORS_USED, "learner-0": 1.0}
     trains = {"learner-0": {"forward": 1.0}, **PLAYING}
@@ -176,7 +174,7 @@ def test_what_is_saved_meanwhile_is_no_reason_for_fewer_actors_or_threads() -> N
         assert chosen.interval(now, used, [5e3], 8, float(second)) is None
 
 
-def test_the_numbers_are_fixed_unless_they_are_auto() -> None:
+def test_only_auto_numbers_are_tuned() -> None:
     auto = ["actors.count=auto", "learner.threads=auto"]
 
     def of(*options: str) -> CoreSplit | None:
@@ -191,7 +189,7 @@ def test_the_numbers_are_fixed_unless_they_are_auto() -> None:
     assert found.now[:2] == (3, 1)
 
 
-def test_actors_stay_where_only_threads_are_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_count_is_kept_when_only_threads_are_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_tuner, "usable_cores", lambda: 8.0)
     found = CoreSplit.of(resolve("cartpole", ["actors.count=6", "learner.threads=auto"]))
     assert found is not None
@@ -199,7 +197,7 @@ def test_actors_stay_where_only_threads_are_auto(monkeypatch: pytest.MonkeyPatch
     assert numbers(found.decide(LOAD._replace(idle_cores=2.0))) == (6, 2)
 
 
-def test_most_actors_follow_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maximum_of_actors_follows_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "usable_cores", lambda: 16.0)
     assert cores.most_actors(resolve("cartpole", ["actors.count=auto"])) == 64
     options = ["actors.count=auto", "learner.count=3"]

@@ -97,7 +97,7 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_smallest_number_after_which_little_is_gained() -> None:
+def test_smallest_number_with_little_further_gain_is_chosen() -> None:
     assert enough({8: 1.0, 16: 0.95}) == 8
     assert enough({8: 1.0, 16: 0.8, 32: 0.79}) == 16
     assert enough({8: 1.0, 16: 0.8, 32: 0.7}) == 32
@@ -105,13 +105,15 @@ def test_the_smallest_number_after_which_little_is_gained() -> None:
     assert enough({8: 1.0}) == 8
 
 
-def test_a_number_stays(tmp_path: Path, measured: Measured) -> None:
+def test_explicit_number_of_environments_is_kept(tmp_path: Path, measured: Measured) -> None:
     config = resolve("cartpole")
     assert with_envs(config, tmp_path, "no", measured) == (config, "")
     assert not measured.configs
 
 
-def test_the_number_is_timed_once(tmp_path: Path, measured: Measured, cache: Path) -> None:
+def test_number_of_environments_is_timed_once(
+    tmp_path: Path, measured: Measured, cache: Path
+) -> None:
     config, note = with_envs(AUTO, tmp_path, "no", measured)
     assert config.actors.envs == 32
     assert note == (
@@ -139,7 +141,7 @@ def test_the_number_is_timed_once(tmp_path: Path, measured: Measured, cache: Pat
     "entries",
     [None, [], [[16]], [[16, -1.0]], [[16, 1]], [["16", 1e-6]], [[17, 1e-6]], [[32, 1e-6]], {}],
 )
-def test_a_file_that_is_not_sound_is_replaced(
+def test_damaged_cache_file_is_replaced(
     entries: Any, tmp_path: Path, measured: Measured, cache: Path
 ) -> None:
     with_envs(AUTO, tmp_path, "no", measured)
@@ -189,7 +191,7 @@ def test_the_user_is_shown_that_a_run_times_its_environments(
     assert shown == ["timing steps of CartPole-v1 for actors.envs=auto, which takes seconds"]
 
 
-def test_callbacks_are_refused_before_anything_is_timed(
+def test_invalid_callbacks_are_refused_before_any_timing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Measured
 ) -> None:
     monkeypatch.setattr(measuring, "step_seconds", measured)
@@ -199,9 +201,7 @@ def test_callbacks_are_refused_before_anything_is_timed(
     assert not measured.configs
 
 
-def test_in_one_process_and_of_one_number_nothing_is_timed(
-    tmp_path: Path, measured: Measured
-) -> None:
+def test_lockstep_and_a_single_candidate_need_no_timing(tmp_path: Path, measured: Measured) -> None:
     lockstep = resolve("cartpole", ["actors.envs=auto", "transport.kind=inproc"])
     config, note = with_envs(lockstep, tmp_path, "no", measured)
     assert config.actors.envs == 16
@@ -225,7 +225,7 @@ def test_a_resumed_run_keeps_its_number(run_dir: Path, measured: Measured) -> No
         with_envs(changed, run_dir, "must", measured)
 
 
-def test_a_resumed_run_of_an_unknown_number_is_refused(run_dir: Path, measured: Measured) -> None:
+def test_resume_without_a_known_number_is_refused(run_dir: Path, measured: Measured) -> None:
     with pytest.raises(UserError, match=r"its run began with is not known; set actors\.envs to"):
         with_envs(AUTO, run_dir, "auto", measured)
     assert not measured.configs
@@ -252,13 +252,13 @@ def test_an_environment_that_cannot_be_timed_leaves_the_smallest_number(
         (["actors.envs=2048", "actors.env_threads=512"], [512, 1024]),
     ],
 )
-def test_threads_are_tried_up_to_one_for_each_environment(
+def test_thread_candidates_go_up_to_one_per_environment(
     options: list[str], expected: list[int]
 ) -> None:
     assert measuring.thread_choices(resolve("cartpole", options)) == expected
 
 
-def test_threads_are_timed_where_they_step_the_environments(
+def test_threads_are_timed_only_for_environments_that_they_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "waiting_envs.py").write_text(ENVS)

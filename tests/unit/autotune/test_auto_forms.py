@@ -1,4 +1,4 @@
-"""Networks are timed by real passes, and times are cached by machine and network."""
+"""Forms of networks are timed by real passes, and cached by machine and network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SECONDS = {
 }
 
 
-def test_the_fastest_is_chosen_and_cached(timed: Counter[ComputeForm], cache: Path) -> None:
+def test_fastest_form_is_chosen_and_cached(timed: Counter[ComputeForm], cache: Path) -> None:
     first = time_forms(TASK, FORMS)
     assert (first.form, first.cached) == (("bf16", "channels_last", 256), False)
     assert set(timed) == set(FORMS)
@@ -104,7 +104,7 @@ def test_the_cache_is_bounded_and_lists_the_newest_first(
         {"shape": CnnShape(1, 36, 36, discrete(3), 1 / 255)},
     ],
 )
-def test_another_task_is_timed_anew(timed: Counter[ComputeForm], other: dict[str, Any]) -> None:
+def test_another_task_is_timed_again(timed: Counter[ComputeForm], other: dict[str, Any]) -> None:
     time_forms(TASK, FORMS)
     timed.clear()
     assert not time_forms(TASK._replace(**other), FORMS).cached
@@ -114,7 +114,7 @@ def test_another_task_is_timed_anew(timed: Counter[ComputeForm], other: dict[str
 @pytest.mark.parametrize(
     "own", [Processor("another", machine.processor().flags), Processor("x", frozenset({"a"}))]
 )
-def test_another_processor_is_timed_anew(
+def test_another_processor_is_timed_again(
     timed: Counter[ComputeForm], own: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time_forms(TASK, FORMS)
@@ -140,7 +140,7 @@ def spoiled(value: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(9))
-def test_a_file_that_is_not_sound_is_replaced(
+def test_damaged_cache_file_is_replaced(
     number: int, timed: Counter[ComputeForm], cache: Path
 ) -> None:
     found = time_forms(TASK, FORMS)
@@ -167,7 +167,7 @@ def test_times_of_a_foreign_file_choose_among_the_allowed_forms_only(
     assert time_forms(TASK, FORMS).form in FORMS
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle(
+def test_unwritable_cache_folder_does_not_prevent_a_choice(
     timed: Counter[ComputeForm], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(
     assert cached_timings() == {}
 
 
-def test_a_race_ends_in_time_and_has_the_form_by_rule() -> None:
+def test_timing_stays_within_its_budget_and_includes_the_default_form() -> None:
     now = [0.0]
 
     def time_pass(form: ComputeForm) -> float:
@@ -193,7 +193,7 @@ def test_a_race_ends_in_time_and_has_the_form_by_rule() -> None:
     assert {form.rows for form in found} == {256, 100, 60}
 
 
-def test_of_long_passes_all_formats_are_timed_by_short_ones(
+def test_formats_of_long_passes_are_timed_by_short_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows: Counter[int] = Counter()
@@ -219,7 +219,7 @@ def test_of_long_passes_all_formats_are_timed_by_short_ones(
     assert now[0] < 1.5 * form_tuner.BUDGET_S
 
 
-def test_a_race_ends_where_other_programs_have_the_processor() -> None:
+def test_timing_ends_when_other_programs_use_the_processor() -> None:
     def time_pass(form: ComputeForm) -> float:
         time.sleep(0.02)  # no processor time passes
         return 1e-6
@@ -231,7 +231,7 @@ def test_a_race_ends_where_other_programs_have_the_processor() -> None:
     assert time.monotonic() - began_s < 5.0
 
 
-def test_a_slow_first_pass_is_enough_to_leave_a_form() -> None:
+def test_form_with_a_slow_first_pass_is_dropped() -> None:
     calls: Counter[ComputeForm] = Counter()
 
     def time_pass(form: ComputeForm) -> float:

@@ -1,4 +1,4 @@
-"""A learner's form: chosen by time where the options leave it open, and kept by a resume."""
+"""The form in which a learner computes: timed if the options leave it open, kept by a resume."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pixels(*options: str) -> Config:
         (("learner.micro_batch=100",), ("bf16", "contiguous", 100)),
     ],
 )
-def test_what_the_options_leave_open_is_timed(
+def test_only_forms_that_the_options_leave_open_are_timed(
     options: tuple[str, ...], expected: Any, info: EnvInfo
 ) -> None:
     config, note = with_training_form(pixels(*options), info)
@@ -68,21 +68,21 @@ def test_what_the_options_leave_open_is_timed(
     assert make_trainer(config, info).form == expected
 
 
-def test_an_update_that_is_always_one_pass_is_timed_as_one(info: EnvInfo) -> None:
+def test_update_that_needs_one_pass_is_timed_as_one_pass(info: EnvInfo) -> None:
     options = ("algo.normalize_advantages=true", "learner.micro_batch=40")
     config, note = with_training_form(pixels(*options), info)
     assert (config.learner.precision, config.learner.micro_batch) == ("bf16", 160)
     assert note.endswith("; an update is always one pass, since its loss needs all of it")
 
 
-def test_nothing_is_timed_where_nothing_is_open(info: EnvInfo) -> None:
+def test_no_form_is_timed_when_the_options_fix_all(info: EnvInfo) -> None:
     fixed = ("learner.precision=fp32", "learner.memory_format=contiguous", "learner.micro_batch=9")
     before = pixels(*fixed)
     assert with_training_form(before, info) == (before, "")
     assert make_trainer(before, info).form == ("fp32", "contiguous", 9)
 
 
-def test_without_times_the_form_depends_on_nothing_but_the_config(info: EnvInfo) -> None:
+def test_form_without_timing_depends_only_on_the_config(info: EnvInfo) -> None:
     assert make_trainer(pixels(), info).form == ("fp32", "channels_last", 256)
 
 
@@ -94,7 +94,9 @@ def test_without_times_the_form_depends_on_nothing_but_the_config(info: EnvInfo)
         ("cartpole_dqn", ("replay.batch_size=77",), (77, 1)),
     ],
 )
-def test_the_observations_of_an_update(target: str, options: tuple[str, ...], size: Any) -> None:
+def test_number_of_observations_of_an_update_is_computed(
+    target: str, options: tuple[str, ...], size: Any
+) -> None:
     config = resolve(target, [*options])
     assert update_size(config, probe(config.env)) == size
 
@@ -136,7 +138,7 @@ def test_a_resume_in_another_form_is_logged(
 @pytest.mark.parametrize(
     "value", [None, 5, [], [["fp32", "auto", 256]], [["fp99", "auto", 1], "x"]]
 )
-def test_a_form_that_is_none_is_not_kept(
+def test_invalid_form_in_a_checkpoint_is_ignored(
     tmp_path: Path, info: EnvInfo, monkeypatch: pytest.MonkeyPatch, value: Any
 ) -> None:
     manager = CheckpointManager(tmp_path, make_trainer(pixels(), info))

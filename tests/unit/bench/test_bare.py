@@ -1,4 +1,4 @@
-"""The plain form of a target's network: as many parameters and as many outputs as the target's."""
+"""The bare form of a target's network has the same numbers of parameters and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ TARGETS = [
 
 
 @pytest.mark.parametrize(("target", "overrides"), TARGETS)
-def test_it_has_the_parameters_of_the_targets_network(target: str, overrides: list[str]) -> None:
+def test_bare_network_has_as_many_parameters_as_the_targets(
+    target: str, overrides: list[str]
+) -> None:
     config = resolve(target, overrides)
     network = BareNetwork.of(config, on_learner=True)
     assert network is not None
@@ -31,7 +33,9 @@ def test_it_has_the_parameters_of_the_targets_network(target: str, overrides: li
 
 
 @pytest.mark.parametrize(("target", "overrides"), TARGETS)
-def test_learning_computes_a_gradient_of_all_parameters(target: str, overrides: list[str]) -> None:
+def test_bare_learning_computes_gradients_of_all_parameters(
+    target: str, overrides: list[str]
+) -> None:
     network = BareNetwork.of(resolve(target, overrides), on_learner=True)
     assert network is not None
     network.forward(Form(False, False, 3)).square().sum().backward()
@@ -40,7 +44,7 @@ def test_learning_computes_a_gradient_of_all_parameters(target: str, overrides: 
 
 
 @pytest.mark.parametrize("stage", ["bare_inference", "bare_learner"])
-def test_rounds_name_the_form_that_was_fastest(stage: str) -> None:
+def test_rounds_name_the_fastest_form(stage: str) -> None:
     found = rounds(resolve("cartpole", []).model_dump(mode="json"), stage, 0.05)
     assert len(found["rates"]) == ROUNDS
     assert min(found["rates"]) > 0
@@ -57,7 +61,7 @@ def seconds_of(form: Form) -> float:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_passes_on_a_gpu_are_whole_updates_and_the_fastest_is_compiled_and_captured_too(
+def test_fastest_pass_on_a_gpu_is_also_tried_compiled_and_captured(
     monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     options = ["actors.envs=32", "actors.unroll=20", "learner.batch_slots=2"]
@@ -90,7 +94,7 @@ def test_passes_on_a_gpu_are_whole_updates_and_the_fastest_is_compiled_and_captu
     assert "channels_last, graph, 320 rows" in str(form)
 
 
-def test_no_more_than_two_calls_are_queued() -> None:
+def test_at_most_two_calls_are_queued() -> None:
     told: list[str] = []
 
     class Event:
@@ -109,7 +113,7 @@ def test_no_more_than_two_calls_are_queued() -> None:
     assert told == ["call", "until 0", "call", "until 1", "call", "until 3"]
 
 
-def test_a_network_with_memory_has_no_plain_form() -> None:
+def test_recurrent_network_has_no_bare_form() -> None:
     assert rounds(resolve("memory", []).model_dump(mode="json"), "bare_learner", 0.05) == {}
 
 

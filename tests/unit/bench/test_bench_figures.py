@@ -1,4 +1,4 @@
-"""What `penstock bench` accepts, and what it makes of figures: by numbers worked out by hand."""
+"""Options of `penstock bench`, and its figures against those worked out by hand."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_the_ideal_is_cores_over_the_core_seconds_of_a_step() -> None:
     assert ideal(driven, 2, 900.0, on_gpu=True) == 900.0
 
 
-def test_there_is_no_ideal_where_a_part_of_it_was_not_measured() -> None:
+def test_ideal_is_none_when_a_part_was_not_measured() -> None:
     core_s = {"environment": 1e-3, "inference": 1e-3, "write": 1e-3}
     assert ideal(core_s, 2, 0.0, on_gpu=False) is None
     assert predict({"encode": {"rate": 3.0, "core_ms": 1.0}}, 2) is None
 
 
-def test_the_ideal_of_stages_as_they_stand_in_a_result() -> None:
+def test_ideal_is_computed_from_the_stages_of_a_result() -> None:
     stages = {
         name: {"rate": 7.0, "core_ms": 0.25}
         for name in ("environment", "inference", "write", "encode")
@@ -59,7 +59,7 @@ def test_the_ideal_of_stages_as_they_stand_in_a_result() -> None:
     assert predict(stages, 4) == 7.0
 
 
-def test_the_whole_has_as_many_environments_as_the_stages(
+def test_whole_run_has_as_many_environments_as_the_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[tuple[str, ...]] = []
@@ -77,7 +77,7 @@ def test_the_whole_has_as_many_environments_as_the_stages(
     assert f"actors.envs={resolve(target, []).actor_envs}" in overrides
 
 
-def test_a_quota_is_the_cores_of_the_ideal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ideal_uses_the_cpu_quota_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = {"rates": [7.0], "core_ms": 0.25, "on_gpu": False}
     measured = [(name, stage) for name in SHARING]
     monkeypatch.setattr(stages, "_measured", lambda config, plan: measured)
@@ -112,7 +112,7 @@ def test_spread_is_from_the_slowest_to_the_fastest_round() -> None:
         ([100.0, 100.0, 100.0], [100.0, 100.0, 60.0], 0.4, "same"),
     ],
 )
-def test_what_changed_beyond_the_spread_of_the_rounds(
+def test_change_counts_only_beyond_the_spread_of_the_rounds(
     old: list[float], new: list[float], noise: float, verdict: str
 ) -> None:
     [change] = compare(result(encode=old), result(encode=new))
@@ -122,7 +122,7 @@ def test_what_changed_beyond_the_spread_of_the_rounds(
     assert change.verdict == verdict
 
 
-def test_only_what_both_results_have_is_compared_and_the_whole_too() -> None:
+def test_stages_in_both_results_and_the_whole_are_compared() -> None:
     old = result(encode=[1.0], wire=[1.0]) | {"achieved_rates": [1000.0, 1010.0]}
     new = result(wire=[1.0], gather=[1.0]) | {"achieved_rates": [500.0, 510.0]}
     changes = {change.stage: change.verdict for change in compare(old, new)}
@@ -145,7 +145,7 @@ def test_results_of_two_machines_are_compared_with_a_warning() -> None:
     assert "cpu unknown then and Epyc now, cores unknown then and 2 now" in said
 
 
-def test_the_machine_is_told_as_the_system_tells_it(tmp_path: Path) -> None:
+def test_machine_description_matches_the_system(tmp_path: Path) -> None:
     found = machine()
     assert f": {found['cpu']}\n" in Path("/proc/cpuinfo").read_text()
     assert found["cores"] == len(os.sched_getaffinity(0))
@@ -155,7 +155,7 @@ def test_the_machine_is_told_as_the_system_tells_it(tmp_path: Path) -> None:
     assert commit_of(tmp_path) == "unknown"
 
 
-def test_the_commit_is_of_the_checkout_and_of_no_repository_around_it(tmp_path: Path) -> None:
+def test_commit_is_that_of_the_checkout_and_not_of_an_outer_repository(tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "-C", str(tmp_path)]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run([*git, *words], check=True)
@@ -169,7 +169,7 @@ def test_the_commit_is_of_the_checkout_and_of_no_repository_around_it(tmp_path: 
 # ----------------------------------------------------------------------------------------- rates
 
 
-def test_a_round_counts_what_was_done_at_least_once() -> None:
+def test_round_makes_at_least_one_call() -> None:
     calls: list[int] = []
     waited: list[int] = []
     found = one_round(Work(lambda: calls.append(1), 10, lambda: waited.append(1)), 0.0)
@@ -177,7 +177,7 @@ def test_a_round_counts_what_was_done_at_least_once() -> None:
     assert found.rate > 0
 
 
-def test_works_take_turns_and_each_is_called_once_before() -> None:
+def test_works_alternate_after_one_warm_up_call_each() -> None:
     calls: list[str] = []
     works = {name: Work(lambda name=name: calls.append(name), 1) for name in "ab"}  # type: ignore[misc]
     found = rounds_of(works, 0.0)
@@ -185,7 +185,7 @@ def test_works_take_turns_and_each_is_called_once_before() -> None:
     assert {name: len(rounds) for name, rounds in found.items()} == {"a": ROUNDS, "b": ROUNDS}
 
 
-def test_each_stage_takes_the_seconds_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_stage_takes_the_requested_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     spent_s: list[float] = []
 
     def one_round(work: Work, seconds: float) -> Round:
@@ -198,7 +198,7 @@ def test_each_stage_takes_the_seconds_that_are_asked_for(monkeypatch: pytest.Mon
     assert sum(spent_s) == pytest.approx(2.0 * len(found))
 
 
-def test_a_run_is_split_into_parts_after_it_got_warm() -> None:
+def test_run_is_split_into_parts_after_its_warm_up() -> None:
     # 10 steps a second at first, then 100, then 200.
     points = [(0.0, 0), (1.0, 10), (2.0, 110), (3.0, 210), (4.0, 410), (5.0, 610)]
     assert rate_between(points[0], points[1]) == 10
@@ -240,7 +240,9 @@ def test_by_default_all_stages_and_the_whole_are_measured() -> None:
         ),
     ],
 )
-def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_bench_options_are_refused_in_one_sentence(
+    changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UserError) as error:
         plan(**changes)
     assert str(error.value).startswith(sentence)
@@ -257,31 +259,31 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
         '{"target": "cartpole", "stages": {}, "machine": {"packages": "torch"}}',
     ],
 )
-def test_a_result_to_compare_with_must_be_one_of_the_same_target(tmp_path: Path, text: str) -> None:
+def test_compared_result_must_be_of_the_same_target(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text)
     with pytest.raises(UserError, match="--compare"):
         plan(old=str(tmp_path / "old.json"))
 
 
 @pytest.mark.parametrize("target", ["pong", "cartpole"])
-def test_results_of_this_project_can_be_compared_with(target: str) -> None:
+def test_committed_results_can_be_compared_with(target: str) -> None:
     path = CHECKOUT / f"benchmarks/results/bench_{target}.json"
     found = plan(target=target, old=str(path)).old
     assert found is not None
     assert [c.verdict for c in compare(found, found) if c.stage == "whole"] == ["same"]
 
 
-def test_a_result_may_stand_below_other_output(tmp_path: Path) -> None:
+def test_result_is_found_below_other_output(tmp_path: Path) -> None:
     old = {"target": "cartpole", "stages": {}}
     (tmp_path / "old.json").write_text("hello\n" + json.dumps(old) + "\n")
     assert plan(old=str(tmp_path / "old.json")).old == old
 
 
-def test_a_stage_that_did_nothing_is_not_compared() -> None:
+def test_stage_without_calls_is_not_compared() -> None:
     assert compare(result(wire=[0.0, 0.0]), result(wire=[1.0, 1.0])) == []
 
 
-def test_without_a_checkout_what_needs_one_is_refused(
+def test_options_that_need_a_checkout_are_refused_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkout, "BENCHMARKS", tmp_path / "benchmarks")

@@ -32,7 +32,7 @@ def copiers() -> list[str]:
 
 
 @pytest.mark.parametrize("stage", ["environment", "bare_environment"])
-def test_a_game_that_refuses_what_its_mask_forbids_can_be_measured(stage: str) -> None:
+def test_environment_stages_choose_only_actions_that_the_mask_allows(stage: str) -> None:
     config = resolve("broken_envs:Masked", ["actors.envs=3"])
     with contextlib.ExitStack() as stack:
         step = getattr(Parts(config, stack), stage)()

@@ -1,4 +1,4 @@
-"""The data in place that a learner's ceiling is measured on: valid, and as much as is said."""
+"""The batches on which a learner's ceiling is measured are valid and of the stated size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.learner.trainer import Trainer
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_unrolls_are_what_a_connector_would_take_in(slots: int) -> None:
+def test_staged_unrolls_pass_the_checks_of_a_connector(slots: int) -> None:
     config = resolve("cartpole", [f"learner.batch_slots={slots}"])
     info = probe(config.env)
     trainer = make_trainer(config, info)
@@ -27,7 +27,7 @@ def test_unrolls_are_what_a_connector_would_take_in(slots: int) -> None:
     assert set(np.unique(batch.arrays["action"])) == {0, 1}
 
 
-def test_training_on_it_changes_next_to_nothing() -> None:
+def test_training_at_the_ceiling_rate_hardly_changes_parameters() -> None:
     config = resolve("cartpole", [f"learner.lr={LEARNING_RATE}"])
     info = probe(config.env)
     trainer = make_trainer(config, info)

@@ -61,13 +61,13 @@ def layers(vector: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.split(vector, [math.prod(shape) for _, shape in SMALL]))
 
 
-def test_the_usual_size_is_the_network_that_plays_atari() -> None:
+def test_default_size_is_the_atari_network() -> None:
     shape = CnnShape(channels=4, height=84, width=84, actions=discrete(6), obs_scale=1 / 255)
     assert tuple(entries(1_700_000)) == shape.layout.entries
     assert shape.layout.size == 1_687_719
 
 
-def test_other_sizes_come_close() -> None:
+def test_network_of_another_size_is_close_to_it() -> None:
     # 16 units are 16 * (3136 + 1 + 7) = 50,304 values.
     for wanted in (200_000, 5_000_000, 20_000_000):
         assert abs(sum(math.prod(s) for _, s in entries(wanted)) - wanted) <= 50_304 / 2
@@ -76,24 +76,24 @@ def test_other_sizes_come_close() -> None:
 @pytest.mark.parametrize(
     ("text", "count"), [("1.7M", 1_700_000), ("300k", 300_000), ("200000", 200_000), ("1g", 10**9)]
 )
-def test_sizes_as_text(text: str, count: int) -> None:
+def test_sizes_are_parsed_from_text(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "many", "nan", "-1M", "100", "2G", "1.7MB"])
-def test_sizes_that_are_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--parameters .*must be a number such as 1\.7M"):
         parse_count(text)
 
 
-def test_where_a_backward_pass_spends_its_time() -> None:
+def test_backward_pass_time_is_divided_among_layers() -> None:
     # Multiplications: weights times the places that a convolution's output has.
     weights = [8192 * 400, 32, 32768 * 81, 64, 36864 * 49, 64, 1605632, 512, 3072, 6, 512, 1]
     expected = [weight / sum(weights) for weight in weights]
     assert shares_of_backward(entries(1_700_000)) == pytest.approx(expected)
 
 
-def test_layers_have_a_heavy_tail_and_a_scale_of_their_own() -> None:
+def test_gradients_of_layers_are_heavy_tailed_with_individual_scales() -> None:
     values = layers(draw(Draws(SMALL, rank=0, world=1), 0))
     sizes = [layer.numel() for layer in values]
     assert sizes[4:8] == [36864, 64, 50176, 16]
@@ -133,7 +133,7 @@ def test_ranks_and_steps_share_only_the_signal() -> None:
     assert signs_alike(*means) > 0.7
 
 
-def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
+def test_simulated_backward_takes_the_set_time_and_returns_its_gradient() -> None:
     parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in SMALL)
     cfg = LearnerConfig(count=2).reduce
     codec = make_codec(CodecContext(cfg, parts, SIZE, torch.device("cpu"), 2, 0))
@@ -156,7 +156,7 @@ def test_a_simulated_backward_takes_its_time_and_gives_its_gradient() -> None:
     assert all(before[0] > after[0] for before, after in pairwise(edges))
 
 
-def test_learners_are_waited_for_as_long_as_they_compute(
+def test_computing_learner_is_awaited_and_a_stuck_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "log").write_text("waits for the others\n")

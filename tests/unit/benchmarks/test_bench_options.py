@@ -1,4 +1,4 @@
-"""What `penstock bench reduce` accepts, and what it says of the rest."""
+"""Options of `penstock bench reduce`, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_by_default_every_codec_is_measured_fp32_first() -> None:
     assert made.links is None
 
 
-def test_fp32_is_always_measured_and_nothing_twice() -> None:
+def test_fp32_is_always_measured_and_no_codec_twice() -> None:
     assert plan(codecs="int8,dgc,int8").codecs == ("none", "int8", "dgc")
     assert plan(codecs="dgc,none").codecs == ("none", "dgc")
 
@@ -44,14 +44,16 @@ def test_fp32_is_always_measured_and_nothing_twice() -> None:
         ({"parameters": "much"}, "--parameters much: it must be a number such as 1.7M"),
     ],
 )
-def test_mistakes_are_one_sentence(changes: dict[str, object], sentence: str) -> None:
+def test_invalid_bench_reduce_options_are_refused_in_one_sentence(
+    changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(UserError) as error:
         plan(**changes)
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
 
 
-def test_links_that_were_asked_for_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_links_need_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UserError) as error:
         measure(plan(links="100mbit,1gbit"), print)

@@ -1,4 +1,4 @@
-"""What `penstock bench --peers` makes of other systems' runs, and what is read of their output."""
+"""How `penstock bench --peers` reads and summarises runs of other systems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_peers_are_those_that_are_installed(tmp_path: Path) -> None:
     assert set(find("cartpole", tmp_path)) == {"sample_factory", "sample_factory_vector"}
 
 
-def test_of_a_peer_the_median_run_counts_and_one_that_never_solves_it_is_the_slowest() -> None:
+def test_median_run_of_a_peer_counts_with_unsolved_runs_as_slowest() -> None:
     runs = [{"case": "cartpole", "steps_per_s": rate} for rate in (10.0, 30.0, 20.0)]
     runs += [{"case": "cartpole", "error": "it broke"}]
     runs += [{"case": "cartpole-475", "solved_at_s": at_s} for at_s in (8.0, None, 12.0)]

@@ -20,7 +20,7 @@ from faults.vitals import slope
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_seed_gives_the_same_faults() -> None:
+def test_equal_seeds_give_equal_faults() -> None:
     kinds = TOPOLOGIES["zmq"].kinds
     assert schedule(7, kinds, 50) == schedule(7, kinds, 50)
     assert schedule(7, kinds, 50) != schedule(8, kinds, 50)
@@ -35,7 +35,7 @@ def test_faults_are_those_of_the_topology_and_within_bounds() -> None:
             assert GAP_S[0] <= fault.gap_s <= GAP_S[1]
 
 
-def test_a_leak_has_a_slope_and_noise_has_none() -> None:
+def test_slope_interval_excludes_zero_for_a_leak_and_not_for_noise() -> None:
     times = [float(t) for t in range(100)]
     noise = [(-1.0) ** t for t in range(100)]
     low, high = slope(times, noise).interval
@@ -51,7 +51,7 @@ def answer(**terms: Any) -> dict[str, Any]:
     return {"accounting": {**sound, "in_flight": 1, **terms}, "trained_steps": 6}
 
 
-def test_accounting_is_checked() -> None:
+def test_unbalanced_accounting_is_detected() -> None:
     check_balance(answer())
     with pytest.raises(Broken, match="does not balance, by -1"):
         check_balance(answer(trained=7))
@@ -91,7 +91,7 @@ def test_training_goes_on_when_two_lines_in_a_row_grow(tmp_path: Path) -> None:
         progress.close()
 
 
-def test_what_the_page_on_reliability_names_exists() -> None:
+def test_faults_and_tests_named_on_the_reliability_page_exist() -> None:
     page = (ROOT / "docs" / "reliability.md").read_text()
     named = set(re.findall(r"`([a-z]+:[a-z-]+)`", page))
     assert named <= {kind for topology in TOPOLOGIES.values() for kind in topology.kinds}

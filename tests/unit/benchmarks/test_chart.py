@@ -1,4 +1,4 @@
-"""The comparison on the front page is that of the results."""
+"""The chart on the front page matches the committed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/gpu.py: comparisons, and finding what makes the host wait."""
+"""Parts of benchmarks/gpu.py: comparisons, and finding calls that make the host wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GPU = Options("cuda", 8.0)
         ("group", Finding("seconds", math.inf), None, None),
     ],
 )
-def test_figures_stand_beside_what_is_expected(
+def test_figures_are_compared_with_their_expected_values(
     stage: str, finding: Finding, ratio: float | None, met: bool | None
 ) -> None:
     found = compared(stage, finding, GPU)
@@ -51,7 +51,7 @@ def test_figures_stand_beside_what_is_expected(
     assert ("MISSED" in line(found)) == (met is False)
 
 
-def test_a_gradient_of_nan_is_not_as_expected() -> None:
+def test_nan_gradient_misses_the_expectation() -> None:
     bad, good = torch.tensor([math.nan, 1.0]), torch.ones(2)
     found = difference({"actor": good, "critics": bad}, {"actor": good, "critics": good})
     assert math.isnan(found)
@@ -61,7 +61,7 @@ def test_a_gradient_of_nan_is_not_as_expected() -> None:
     assert "MISSED" in line(compare)
 
 
-def test_figures_of_a_cpu_are_not_compared_and_answers_are() -> None:
+def test_figures_of_a_cpu_are_not_compared_but_answers_are() -> None:
     cpu = Options("cpu", 0.1)
     assert compared("pong", Finding("minutes to 18", 12.0), cpu)["met"] is None
     assert compared("group", Finding("two learners trained", False), cpu)["met"] is False
@@ -76,7 +76,7 @@ ORDERED = (  # the checks that need an order of streams
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_checks_of_a_device_have_the_orders_that_they_need(
+def test_device_checks_pass_on_a_simulated_device(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(set_up, "busy", lambda device: None)
@@ -90,7 +90,7 @@ def test_checks_of_a_device_have_the_orders_that_they_need(
     ("method", "check"),
     [("wait_event", "_streams"), ("wait_stream", "_streams"), ("used_on", "_used_on")],
 )
-def test_a_device_without_an_order_does_not_pass(
+def test_device_check_fails_when_an_ordering_is_missing(
     method: str, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(set_up, "busy", lambda device: None)
@@ -109,7 +109,7 @@ def test_each_place_that_waits_is_found() -> None:
     assert waits_in(update) == [f"{name}:{first + 1}", f"{name}:{first + 3}"]
 
 
-def test_the_long_update_has_one_pass_so_that_its_launches_fit_the_drivers_queue() -> None:
+def test_long_update_is_one_pass() -> None:
     target, *options = CASES["ppo"]
     config = resolve(target, [*options, *EPOCHS, *LONG])
     batch = config.actor_envs * config.actors.unroll * config.learner.batch_slots
@@ -117,7 +117,9 @@ def test_the_long_update_has_one_pass_so_that_its_launches_fit_the_drivers_queue
     assert batch // config.learner.updates_per_batch <= config.learner.micro_batch
 
 
-def test_a_result_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_file_is_replaced_atomically(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(CHECKOUT / "benchmarks")
     from gpu import Report
 
@@ -137,7 +139,7 @@ def test_a_result_is_never_half_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_text() == before
 
 
-def test_without_a_compiler_a_learner_has_a_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceiling_is_measured_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def learner(network: str, options: Options, *further: str) -> float:
         if further:
             raise RuntimeError
@@ -154,7 +156,7 @@ def test_without_a_compiler_a_learner_has_a_ceiling(monkeypatch: pytest.MonkeyPa
         assert (compiled.value, compiled.note) == (None, "RuntimeError: ")
 
 
-def test_graphs_are_measured_after_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graphs_are_measured_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture that fails may leave torch unable to measure the rest."""
     monkeypatch.setattr(ceilings, "learner", lambda *_: 8.0)
     monkeypatch.setattr(ceilings, "one_pass", lambda *_: None)
@@ -180,7 +182,7 @@ def test_the_page_of_results_names_the_gpu_of_its_record() -> None:
         ("import pytest\n@pytest.fixture\ndef it(): 1 / 0\ndef test_it(it): pass", 1, True),
     ],
 )
-def test_a_file_that_lacks_a_package_is_left_out_and_other_errors_count(
+def test_missing_package_skips_only_its_test_file_and_other_errors_count(
     tmp_path: Path, code: str, failed: int, is_an_error: bool
 ) -> None:
     (tmp_path / "test_missing.py").write_text("import a_package_that_is_not_installed")
@@ -221,7 +223,9 @@ def test_pong_on_many_cores_has_large_minibatches_and_little_lag(cores: int) -> 
     assert steps // config.learner.updates_per_batch == 64 * config.first_actors
 
 
-def test_pong_is_trained_by_two_actors_and_within_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pong_stage_trains_with_two_actors_within_the_call_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[str, ...]] = []
 
     def train(*options: str) -> dict[str, Any]:

@@ -24,13 +24,13 @@ from penstock.core import cgroup
         ([None], None),
     ],
 )
-def test_a_seed_that_did_not_solve_the_game_counts(
+def test_seed_that_did_not_solve_the_game_is_included(
     times: list[float | None], median_s: float | None
 ) -> None:
     assert cartpole.median_s([{"solved_at_s": at_s} for at_s in times]) == median_s
 
 
-def test_the_memory_of_a_run_that_failed_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_failed_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(command: Any, **options: Any) -> subprocess.Popen[bytes]:
         return made([sys.executable, "-c", "import sys; sys.exit(3)"])
 

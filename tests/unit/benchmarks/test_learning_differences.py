@@ -22,7 +22,7 @@ def test_a_difference_without_spread_is_its_share_of_the_gain() -> None:
     assert difference_share([first, second], 10.0, mean) == pytest.approx([-0.2, -0.2])
 
 
-def test_one_collapsed_run_widens_the_interval_of_means_and_not_of_interquartile_means() -> None:
+def test_collapsed_run_widens_the_interval_of_means_but_not_of_interquartile_means() -> None:
     first, second = np.full(16, 100.0), np.full(16, 100.0)
     first[0] = 0.0
     found = difference_share([first, second], 0.0, mean)
@@ -31,7 +31,7 @@ def test_one_collapsed_run_widens_the_interval_of_means_and_not_of_interquartile
     assert difference_share([first, second], 0.0, iqm) == pytest.approx([0.0, 0.0])
 
 
-def test_the_mean_over_a_run_is_of_the_way_that_it_plays_in() -> None:
+def test_mean_over_a_run_uses_the_evaluated_way_to_play() -> None:
     assert course_mean(RUN) == pytest.approx(5.0)
 
 

@@ -38,7 +38,7 @@ def test_every_byte_that_is_sent_counts_once(pair: Pair) -> None:
     assert tcp_nbytes() - before == 123_460
 
 
-def test_what_nobody_has_read_yet_counts_too(pair: Pair) -> None:
+def test_unread_bytes_count(pair: Pair) -> None:
     here, _ = pair
     here.setblocking(False)
     before, handed = tcp_nbytes(), 0
@@ -61,7 +61,7 @@ def test_only_tcp_counts() -> None:
             assert tcp_nbytes() == before
 
 
-def test_counting_leaves_connections_and_descriptors_as_they_are(pair: Pair) -> None:
+def test_counting_does_not_affect_connections_or_descriptors(pair: Pair) -> None:
     here, there = pair
     descriptors = os.listdir("/proc/self/fd")
     tcp_nbytes()
@@ -80,12 +80,12 @@ def test_an_interface_counts_whole_frames(pair: Pair) -> None:
     assert sent.packets > before.packets
 
 
-def test_payload_is_what_headers_leave() -> None:
+def test_payload_excludes_headers() -> None:
     # 3 packets of 1448, 1448 and 1000 bytes behind 14 (Ethernet) + 20 (IP) + 32 (TCP) each.
     before, after = Interface(5000, 10), Interface(5000 + 1514 + 1514 + 1066, 13)
     assert after.payload_since(before) == 1448 + 1448 + 1000
 
 
-def test_an_interface_that_is_not_there() -> None:
+def test_missing_interface_is_an_oserror() -> None:
     with pytest.raises(OSError, match="no network interface nowhere0"):
         interface("nowhere0")

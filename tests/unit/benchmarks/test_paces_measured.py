@@ -47,7 +47,7 @@ def test_each_pace_can_train_each_task(task: str, pace: str) -> None:
     assert (config.run.seed, config.stop.env_steps, config.has_evaluator) == (3, None, False)
 
 
-def test_figures_of_a_curve() -> None:
+def test_figures_are_computed_from_a_curve() -> None:
     assert [goal_s(CURVE, goal) for goal in (10.0, 11.0, 41.0)] == [2.0, 3.0, None]
     assert mean_over_time(CURVE) == pytest.approx((2 * 10 + 1 * 40 + 2 * 20) / 5)
 
@@ -61,7 +61,7 @@ def test_a_row_has_medians_over_seeds_and_counts_those_that_reached_the_goal() -
     assert row([run | {"goal_s": None} for run in runs])[0] == "0 of 3"
 
 
-def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None:
+def test_learner_process_is_stopped_repeatedly(tmp_path: Path) -> None:
     script = tmp_path / "role.py"
     script.write_text("import time\nwhile True: time.sleep(0.01)\n")
     (tmp_path / "metrics.jsonl").touch()
@@ -87,7 +87,7 @@ def test_the_process_of_a_learner_stands_again_and_again(tmp_path: Path) -> None
     assert counts[0] >= 2
 
 
-def test_a_learner_that_was_restarted_is_stalled_too(tmp_path: Path) -> None:
+def test_restarted_learner_is_stalled_again(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     script = tmp_path / "role.py"
     script.write_text("import time\nwhile True: time.sleep(0.01)\n")

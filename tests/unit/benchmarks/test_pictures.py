@@ -1,4 +1,4 @@
-"""The pictures of the documentation: small ones, and one sentence where they cannot be made."""
+"""Pictures of the documentation: their sizes, and errors where they cannot be made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.configs.errors import UserError
 ROOT = Path(__file__).parents[3]
 
 
-def test_pictures_are_small() -> None:
+def test_pictures_of_the_docs_are_small() -> None:
     found = [path for path in (ROOT / "docs" / "images").rglob("*") if path.is_file()]
     assert len(found) > 15
     assert [path.name for path in found if path.stat().st_size > pictures.NBYTES] == []
@@ -63,7 +63,9 @@ def test_the_last_panel_of_a_terminal_is_shown(tmp_path: Path) -> None:
         terminal.frame()
 
 
-def test_a_run_has_a_terminal_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictured_run_has_a_terminal_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = "import sys, time; print('╭', sys.stdout.isatty(), flush=True); time.sleep(100)"
     monkeypatch.setattr(pictures, "_penstock", lambda *arguments: [sys.executable, *arguments])
     with pictures.Terminal.running(tmp_path, "-c", script) as terminal:

@@ -1,4 +1,4 @@
-"""The runs that benchmarks/watch_page.py makes are runs to the page."""
+"""The runs that benchmarks/watch_page.py simulates are valid runs for the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def real(tmp_path: Path) -> Path:
     return make_run(tmp_path / "real", [float(i) for i in range(10)])
 
 
-def test_a_living_run_of_many_processes(real: Path, tmp_path: Path) -> None:
+def test_simulated_live_run_shows_many_processes(real: Path, tmp_path: Path) -> None:
     processes = simulated_processes(300, 40)
     lines = (with_processes(line, [*processes]) for line in lines_like(real))
     before = list(islice(lines, 40))
@@ -48,7 +48,7 @@ def test_a_living_run_of_many_processes(real: Path, tmp_path: Path) -> None:
     assert not (run.folder / "supervisor.json").exists()
 
 
-def test_long_runs_share_one_file(real: Path, tmp_path: Path) -> None:
+def test_long_runs_share_one_metrics_file(real: Path, tmp_path: Path) -> None:
     made = long_runs(tmp_path / "long", real, 3, 500)
     assert [path.name for path in made] == ["run-00", "run-01", "run-02"]
     assert len({(path / METRICS).stat().st_ino for path in made}) == 1

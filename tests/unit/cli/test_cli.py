@@ -1,4 +1,4 @@
-"""The command line: what it prints where, and with which exit code."""
+"""The command line: its output streams and exit codes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def in_process(
     return (code if isinstance(code, int) else 0), captured.out, captured.err
 
 
-def test_the_limits_of_a_replay_server_are_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_options_set_the_limits_of_a_replay_server(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.cli import app, replay_server
 
     limits: list[Any] = []
@@ -78,14 +78,14 @@ def test_the_schema_of_a_file_is_printed_as_json() -> None:
     assert out.count("\n") == 1
 
 
-def test_without_arguments_it_prints_its_help() -> None:
+def test_penstock_without_arguments_prints_its_help() -> None:
     code, out, err = command()
     assert (code, err) == (0, "")
     for names in COMMANDS:
         assert f"\n  {names[0]} " in out
 
 
-def test_the_help_groups_the_commands_by_what_they_are_for() -> None:
+def test_help_groups_the_commands_by_purpose() -> None:
     code, out, _ = command("--help")
     groups = {text.split(":")[0]: text for text in out.split("\n\n") if "\n  " in text}
     assert code == 0
@@ -94,7 +94,7 @@ def test_the_help_groups_the_commands_by_what_they_are_for() -> None:
     assert "\n  train " in groups["Train"]
 
 
-def test_the_help_imports_nothing_that_is_slow() -> None:
+def test_help_imports_no_slow_library() -> None:
     slow = {"torch", "gymnasium", "numpy", "pydantic", "rich", "zmq", "matplotlib"}
     code = (
         "import sys; sys.argv = ['penstock', '--help']\n"
@@ -106,7 +106,7 @@ def test_the_help_imports_nothing_that_is_slow() -> None:
     assert done.stdout.splitlines()[-1] == "slow: []", done.stderr
 
 
-def test_who_starts_and_watches_a_run_imports_no_torch() -> None:
+def test_supervisor_and_profile_command_import_no_torch() -> None:
     code = (
         "import sys, penstock.launch.run, penstock.cli.profile; "
         "print({'torch', 'matplotlib'} & set(sys.modules))"
@@ -115,7 +115,7 @@ def test_who_starts_and_watches_a_run_imports_no_torch() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_a_command_in_a_folder_from_elsewhere_imports_nothing_there(tmp_path: Path) -> None:
+def test_command_imports_no_module_of_the_current_folder(tmp_path: Path) -> None:
     """Libraries try to import modules that are not installed: ruamel.yaml one of this name."""
     (tmp_path / "_ruamel_yaml.py").write_text("open('imported', 'w')")
     run = tmp_path / "run"
@@ -128,7 +128,7 @@ def test_a_command_in_a_folder_from_elsewhere_imports_nothing_there(tmp_path: Pa
     assert not (tmp_path / "imported").exists()
 
 
-def test_the_version() -> None:
+def test_version_option_prints_the_version() -> None:
     assert command("--version") == (0, f"{penstock.__version__}\n", "")
 
 
@@ -197,7 +197,7 @@ def test_wrong_usage_is_exit_code_2(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_a_sentence_on_standard_error(
+def test_user_error_is_one_sentence_on_standard_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -214,7 +214,7 @@ def test_a_mistake_is_a_sentence_on_standard_error(
     assert sentence in last_line(out)["error"]
 
 
-def test_a_name_in_a_mistake_cannot_change_the_terminal(
+def test_error_text_contains_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, err = in_process(monkeypatch, capsys, "runs", "no\x1b[2J\udcffwhere")
@@ -222,7 +222,7 @@ def test_a_name_in_a_mistake_cannot_change_the_terminal(
 
 
 @pytest.mark.parametrize("arguments", [["runs"], ["eval"], ["train", "--resume-from"]])
-def test_a_path_that_is_too_long_is_a_mistake(
+def test_too_long_path_is_a_user_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     target = ["cartpole"] if "--resume-from" in arguments else []
@@ -233,7 +233,7 @@ def test_a_path_that_is_too_long_is_a_mistake(
     assert last_line(out)["exit_code"] == 2
 
 
-def test_a_folder_that_the_user_may_not_read_is_a_mistake(
+def test_unreadable_folder_is_a_user_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def find(folder: str) -> None:
@@ -246,7 +246,7 @@ def test_a_folder_that_the_user_may_not_read_is_a_mistake(
     assert err.startswith(f"penstock: {said}")
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_a_mistake(tmp_path: Path) -> None:
+def test_too_low_limit_of_open_files_is_a_user_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "train", "cartpole", "run.dir=run"],
         cwd=tmp_path,
@@ -259,7 +259,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_a_mistake(tmp_path: Path) -> N
     assert "the limit of 10 open files" in done.stderr
 
 
-def test_a_mistake_leaves_no_folder(
+def test_user_error_leaves_no_run_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -277,7 +277,7 @@ def test_a_mistake_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_named_wandb_is_no_library(
+def test_folder_named_wandb_is_not_taken_for_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "wandb").mkdir()  # as offline runs leave one
@@ -287,7 +287,7 @@ def test_a_folder_named_wandb_is_no_library(
         sinks.check_libraries(resolve("cartpole", ["run.wandb=games"]))
 
 
-def test_elsewhere_than_on_linux_training_is_refused(
+def test_training_is_refused_on_other_systems_than_linux(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
@@ -296,7 +296,7 @@ def test_elsewhere_than_on_linux_training_is_refused(
     assert err.startswith("penstock: training needs Linux, and this is darwin;")
 
 
-def test_config_show_prints_what_would_run() -> None:
+def test_config_show_prints_the_resolved_config() -> None:
     code, out, err = command("config", "show", "pong", "actors.count=8")
     assert (code, err) == (0, "")
     assert "count: 8\n" in out
@@ -360,7 +360,7 @@ def test_the_supervisor_starts_without_the_slow_libraries() -> None:
 
 
 @pytest.mark.parametrize("name", ["eval", "record", "play"])
-def test_a_policy_is_played_in_one_way(
+def test_sample_and_greedy_together_are_refused(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = in_process(monkeypatch, capsys, name, "run", "--sample", "--greedy")
@@ -369,7 +369,7 @@ def test_a_policy_is_played_in_one_way(
 
 
 @pytest.mark.parametrize("option", ["--by", "--x"])
-def test_the_axis_of_a_plot_has_its_name_and_that_of_before(
+def test_plot_accepts_the_current_and_the_former_axis_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     from penstock.monitor import plot
@@ -409,7 +409,7 @@ command.main()
 """
 
 
-def test_the_exit_code_of_ctrl_c_does_not_depend_on_what_it_interrupts(tmp_path: Path) -> None:
+def test_ctrl_c_gives_exit_code_130_wherever_it_interrupts(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
     words = [sys.executable, "-m", "interrupted"]
     assert subprocess.run(words, cwd=tmp_path, check=False).returncode == 130

@@ -1,4 +1,4 @@
-"""What a shell gets when it asks for completions, by the protocol of environment variables."""
+"""Shell completions, requested through environment variables as shells do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_targets_are_presets_and_yaml_files(tmp_path: Path) -> None:
         ("nothing.of", ""),
     ],
 )
-def test_options_and_their_values(words: str, expected: str, tmp_path: Path) -> None:
+def test_options_and_their_values_are_completed(words: str, expected: str, tmp_path: Path) -> None:
     assert bash(tmp_path, "train", "cartpole", *words.split()) == expected.split()
 
 
@@ -97,7 +97,7 @@ def test_options_of_the_algorithm_are_those_of_the_target_or_of_an_override(
     ]
 
 
-def test_a_shell_that_keeps_words_whole_gets_whole_words_with_help(tmp_path: Path) -> None:
+def test_fish_and_zsh_get_whole_words_with_help(tmp_path: Path) -> None:
     line = "penstock train pong_apex algo.name=sac algo.name=i"
     fish = {"_PENSTOCK_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     assert completed(tmp_path, **fish, _TYPER_COMPLETE_ARGS=line) == ["algo.name=impala"]
@@ -114,6 +114,6 @@ def test_a_shell_that_keeps_words_whole_gets_whole_words_with_help(tmp_path: Pat
     )
 
 
-def test_the_script_for_a_shell_is_printed(tmp_path: Path) -> None:
+def test_completion_script_for_a_shell_is_printed(tmp_path: Path) -> None:
     lines = completed(tmp_path, _PENSTOCK_COMPLETE="source_bash")
     assert "complete -o default -F _penstock_completion penstock" in lines

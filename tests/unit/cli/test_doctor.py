@@ -1,3 +1,5 @@
+"""`penstock doctor`: limits of control groups, and warnings about a machine."""
+
 from __future__ import annotations
 
 import copy
@@ -65,7 +67,7 @@ def test_processes_killed_for_memory_are_counted(
     assert cgroup.oom_kills(tmp_path / "fs", tmp_path / "cgroup") == 3
 
 
-def test_cgroup_1_keeps_each_controller_apart(tmp_path: Path) -> None:
+def test_cgroup_1_limits_are_read_per_controller(tmp_path: Path) -> None:
     ours = tmp_path / "cgroup"
     ours.write_text("4:memory:/job\n1:cpu,cpuacct:/job\n0::/\n")
     group(
@@ -78,7 +80,7 @@ def test_cgroup_1_keeps_each_controller_apart(tmp_path: Path) -> None:
     assert cgroup.memory_nbytes(tmp_path / "fs", ours) == 1 << 30
 
 
-def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
+def test_missing_control_groups_mean_no_limit(tmp_path: Path) -> None:
     assert cgroup.cores(tmp_path, tmp_path / "absent") is None
     assert cgroup.memory_nbytes(tmp_path, tmp_path / "absent") is None
 
@@ -112,12 +114,12 @@ def test_a_good_machine_has_no_warning() -> None:
         ({"bytecode": False}, "torch has no cached bytecode"),
     ],
 )
-def test_what_hurts_is_one_sentence(changes: dict[str, Any], start: str) -> None:
+def test_each_problem_of_a_machine_is_one_sentence(changes: dict[str, Any], start: str) -> None:
     [sentence] = warnings(**changes)
     assert sentence.startswith(start)
 
 
-def test_the_load_of_a_host_is_none_of_a_container_with_a_part_of_its_cores() -> None:
+def test_load_of_the_host_is_ignored_in_a_container_with_a_quota() -> None:
     cores = {"present": 64, "usable": 64, "cgroup": 2.5, "load": 9.0}  # most cores are idle
     [sentence] = warnings(cores=cores)
     assert sentence.startswith("the control group limits this process to 2.5 of 64 cores")
@@ -134,7 +136,7 @@ def test_this_machine_can_be_examined(tmp_path: Path, monkeypatch: pytest.Monkey
     assert doctor.describe(facts).startswith("system    Linux")
 
 
-def test_numbers_of_environments_have_a_line_each() -> None:
+def test_each_timed_number_of_environments_has_a_line() -> None:
     facts = GOOD | {"envs": ["a: 32, 2 µs a step", "b: 8"], "warnings": []}
     assert [line for line in doctor.describe(facts).splitlines() if line[:4] == "envs"] == [
         "envs      a: 32, 2 µs a step",
@@ -151,7 +153,7 @@ def test_numbers_of_environments_have_a_line_each() -> None:
         ({"bf16": True, "bf16_faster": None}, "bf16 yes"),
     ],
 )
-def test_it_says_whether_bf16_is_used(cores: dict[str, Any], said: str) -> None:
+def test_doctor_reports_whether_bf16_is_used(cores: dict[str, Any], said: str) -> None:
     facts = GOOD | {"cores": GOOD["cores"] | cores}
     [line] = [
         line for line in doctor.describe(facts | {"warnings": []}).splitlines() if "bf16" in line

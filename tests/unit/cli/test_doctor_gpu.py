@@ -1,4 +1,4 @@
-"""The GPU part of `penstock doctor`, with the facts of machines that have GPUs."""
+"""The GPU part of `penstock doctor`, with facts of machines that have GPUs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_h100_has_no_warning() -> None:
     ]
 
 
-def test_gpus_of_one_kind_are_counted() -> None:
+def test_equal_gpus_are_counted_on_one_line() -> None:
     assert warnings(2) == []
     line = doctor_gpu.describe(facts_of(2))[0]
     assert line.startswith("gpu       2 x NVIDIA H100 80GB HBM3 (79.6 GiB, ")
@@ -129,7 +129,7 @@ def test_a_gpu_that_torch_does_not_use_is_described() -> None:
         ),
     ],
 )
-def test_a_gpu_that_torch_cannot_use_is_one_sentence(
+def test_gpu_unusable_for_torch_is_reported_in_one_sentence(
     cuda: dict[str, Any], start: str, end: str
 ) -> None:
     [sentence] = warnings(**UNUSED, cuda=cuda)
@@ -161,7 +161,7 @@ def test_without_a_gpu_every_build_of_torch_is_fine() -> None:
         (2, {"cuda": {"no_peers": [[0, 1]]}}, "GPUs 0 and 1 cannot access each other's memory"),
     ],
 )
-def test_what_makes_a_gpu_slow_is_one_sentence(
+def test_each_cause_of_a_slow_gpu_is_one_sentence(
     number: int, changes: dict[str, Any], start: str
 ) -> None:
     [sentence] = warnings(number, **changes)
@@ -181,7 +181,9 @@ def test_one_gpu_needs_no_shared_memory_of_nccl() -> None:
         ([9, 0], None),
     ],
 )
-def test_a_gpu_without_code_is_one_sentence(capability: list[int], remedy: str | None) -> None:
+def test_gpu_without_compiled_code_is_reported_in_one_sentence(
+    capability: list[int], remedy: str | None
+) -> None:
     found = warnings(gpu={"name": "NVIDIA GPU", "capability": capability})
     if remedy is None:
         assert found == []
@@ -271,7 +273,7 @@ def two_h100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_h100")
-def test_torch_is_asked_for_its_gpus(tmp_path: Path) -> None:
+def test_gpu_facts_are_read_from_torch(tmp_path: Path) -> None:
     facts = doctor_gpu.examine(tmp_path, tmp_path / "version")
     assert json.loads(json.dumps(facts)) == facts
     first = H100["gpu"][0]
@@ -283,7 +285,7 @@ def test_torch_is_asked_for_its_gpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_h100")
-def test_the_reason_why_torch_finds_none_is_kept(
+def test_reason_why_torch_finds_no_gpu_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def init() -> None:

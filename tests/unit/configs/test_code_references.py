@@ -1,4 +1,4 @@
-"""What a config that came from elsewhere may make an actor run."""
+"""Which code a config from another user may make an actor run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_option_that_names_code_or_a_file_is_found() -> None:
         (["model.entry=nets:Net"], (), False, "model.entry 'nets:Net', which this actor would"),
     ],
 )
-def test_what_is_refused(
+def test_untrusted_code_references_are_refused(
     overrides: list[str], allow: tuple[str, ...], trusted: bool, refused: str | None
 ) -> None:
     config = resolve("my_game:make_env" if overrides == OWN else "CartPole-v1", overrides)

@@ -1,4 +1,4 @@
-"""A target by another algorithm than its own: what is kept, and which preset it is then."""
+"""A target with another algorithm than its own: the preset and the options that are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.configs.load import resolve, resolve_target
 from penstock.configs.section import Section
 
 
-def test_another_algorithm_starts_from_its_own_defaults_wherever_it_is_named() -> None:
+def test_another_algorithm_starts_from_its_defaults_in_any_order_of_overrides() -> None:
     plain = resolve("x:f", ["algo.name=dqn", "env.kind=vector"]).algo
     for name in ("algo.name=dqn", "algo={name: dqn}"):
         assert resolve("synthetic", [name]).algo == plain
@@ -73,7 +73,9 @@ def test_a_preset_with_another_algorithm_is_that_of_its_game_and_the_algorithm()
 
 
 @pytest.mark.parametrize("algo", ["impala", "dqn"])
-def test_a_preset_lends_another_algorithm_its_environment_alone(algo: str, tmp_path: Path) -> None:
+def test_preset_with_another_algorithm_keeps_only_the_environment(
+    algo: str, tmp_path: Path
+) -> None:
     given = [f"algo.name={algo}", "learner.eps=1e-3"]
     lent = ["algo.reward_scale=0.1", "env.kind=vector"]
     plain = resolve("x:f", [*given, *lent]).model_dump(exclude={"env"})
@@ -95,7 +97,7 @@ def test_a_preset_lends_another_algorithm_its_environment_alone(algo: str, tmp_p
 
 
 @pytest.mark.parametrize("target", ["ALE/Pong-v5", "pong", "pong_apex"])
-def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None:
+def test_environment_with_several_presets_takes_that_of_the_algorithm(target: str) -> None:
     """And not that of any Atari game, whose algorithm is the same."""
     for algo, name in (("ppo", "pong"), ("dqn", "pong_apex"), ("impala", "pong_impala")):
         found = resolve_target(target, [f"algo.name={algo}", "learner.eps=1"])
@@ -114,7 +116,7 @@ def test_a_game_with_presets_takes_the_one_of_the_algorithm(target: str) -> None
         ("Acrobot-v1", "dqn", None, 1.0),
     ],
 )
-def test_another_algorithm_keeps_what_tells_of_the_game(
+def test_another_algorithm_keeps_options_that_describe_the_environment(
     target: str, algo: str, clip: float | None, scale: float
 ) -> None:
     found = resolve(target, [f"algo.name={algo}"]).algo
@@ -124,7 +126,7 @@ def test_another_algorithm_keeps_what_tells_of_the_game(
     assert (own.discount, own.reward_clip, own.reward_scale) == (0.5, 2.0, 3.0)
 
 
-def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) -> None:
+def test_options_that_describe_the_environment_can_be_overridden(tmp_path: Path) -> None:
     over = tmp_path / "over.yaml"
     over.write_text("base: breakout\nalgo: {name: impala, discount: 0.9}\n")
     found = resolve(str(over)).algo
@@ -137,5 +139,5 @@ def test_what_tells_of_the_game_is_laid_over_as_anything_else(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("algo", [ImpalaConfig, PpoConfig, CustomConfig, DqnConfig, SacConfig])
-def test_every_algorithm_has_the_options_that_tell_of_the_game(algo: type[Section]) -> None:
+def test_every_algorithm_has_the_options_that_describe_the_environment(algo: type[Section]) -> None:
     assert set(REWARD_OPTIONS) <= algo.model_fields.keys()

@@ -1,4 +1,4 @@
-"""What does not go together among several learners is refused, and the advice works."""
+"""Contradictory options of learner groups are refused with advice that works."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("overrides", "text", "advice"), CASES.values(), ids=CASES.keys())
-def test_what_excludes_each_other_is_refused(
+def test_contradictory_group_options_are_refused_and_the_advice_works(
     overrides: list[str], text: str, advice: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -226,11 +226,11 @@ def test_codecs_of_plain_gradients_suit_every_optimizer(codec: str, optimizer: s
 
 
 @pytest.mark.parametrize("codec", ["onebit_adam", "zeroone_adam"])
-def test_codecs_that_send_the_momentum_of_adam_suit_every_optimizer_with_it(codec: str) -> None:
+def test_codecs_of_adams_momentum_accept_adamw(codec: str) -> None:
     choice = [f"learner.reduce.codec={codec}", "learner.optimizer=adamw"]
     resolve("Acrobot-v1", [*FOUR, *choice, "learner.weight_decay=0.1"])
 
 
-def test_a_server_does_not_know_which_values_decay() -> None:
+def test_weight_decay_is_refused_with_a_parameter_server() -> None:
     with pytest.raises(UserError, match=r"learner\.optimizer adamw works by layers"):
         resolve("Acrobot-v1", [*FOUR, "learner.pace=ssp", "learner.optimizer=adamw"])

@@ -81,7 +81,7 @@ def test_the_id_of_several_presets_stands_for_that_of_the_algorithm_asked_for() 
     assert resolve_target("Pendulum-v1").name == "pendulum_sac"
 
 
-def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None:
+def test_atari_game_without_preset_takes_the_common_atari_settings() -> None:
     freeway = resolve("ALE/Freeway-v5")
     breakout = resolve("breakout", ["env.id=ALE/Freeway-v5"])
     assert freeway == breakout
@@ -89,7 +89,7 @@ def test_any_other_atari_game_takes_the_settings_that_suit_all_of_them() -> None
     assert resolve("ALE/Freeway-v5", ["algo.name=dqn"]).env.kwargs == breakout.env.kwargs
 
 
-def test_without_its_return_a_preset_holds_nothing() -> None:
+def test_preset_without_stop_return_has_no_hold_time() -> None:
     assert resolve("doom_basic").stop.hold_s == 30
     assert resolve("doom_basic", ["stop.return=null"]).stop.hold_s == 0
     with pytest.raises(UserError, match=r"stop\.hold_s 5 counts from the moment"):
@@ -113,7 +113,7 @@ def test_a_file_starts_from_the_defaults_or_from_its_base(tmp_path: Path) -> Non
     assert resolve_target(str(plain)).origin == f"file {plain}"
 
 
-def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
+def test_maps_are_merged_and_an_empty_map_clears() -> None:
     pong = resolve("pong").env.kwargs
     assert resolve("pong", ["env.kwargs={frameskip: 2}"]).env.kwargs == {**pong, "frameskip": 2}
     assert resolve("pong", ["env.kwargs={}"]).env.kwargs == {}
@@ -126,7 +126,7 @@ def test_maps_are_laid_over_and_an_empty_map_clears() -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_the_description_of_a_preset_is_whole_sentences(name: str) -> None:
+def test_preset_descriptions_are_whole_sentences(name: str) -> None:
     text = presets()[name]
     assert text.endswith(".")
     assert "#" not in text
@@ -137,7 +137,7 @@ def test_a_description_of_several_lines_is_shown_whole() -> None:
     assert presets()["breakout"].endswith("penstock train ALE/Seaquest-v5.")
 
 
-def test_an_override_leaves_the_preset_as_it_was() -> None:
+def test_override_does_not_change_the_preset() -> None:
     before = resolve("pong")
     resolve("pong", ["env.kwargs.frameskip=2", "learner.lr=1"])
     assert resolve("pong") == before
@@ -221,7 +221,7 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
         load_run(tmp_path / "nothing")
 
 
-def test_a_run_of_a_version_without_the_option_scales_as_it_did(tmp_path: Path) -> None:
+def test_run_without_the_scale_option_scales_by_bytes(tmp_path: Path) -> None:
     cfg = resolve("pong")
     assert cfg.model.scale == "bounds"
     lines = dump(cfg).splitlines()
@@ -269,11 +269,11 @@ def test_every_config_survives_yaml(
 
 
 @pytest.mark.parametrize("word", ["off", "no", "y", "1e6", "0x10", "null", "~", "2024-01-01", "="])
-def test_text_that_looks_like_something_else_stays_text(word: str) -> None:
+def test_text_that_resembles_another_yaml_type_stays_text(word: str) -> None:
     assert parse(write({"a": word}), "x")[0] == {"a": word}
 
 
-def test_lines_are_those_of_the_keys() -> None:
+def test_line_numbers_are_those_of_the_keys() -> None:
     values, lines = parse("a:\n  b: 1\n  c: {d: 2}\n\ne: [3]\n", "x")
     assert values == {"a": {"b": 1, "c": {"d": 2}}, "e": [3]}
     assert lines == {("a",): 1, ("a", "b"): 2, ("a", "c"): 3, ("a", "c", "d"): 3, ("e",): 5}

@@ -1,4 +1,4 @@
-"""Mistakes in files and overrides: the sentence, the place, the nearest name."""
+"""Errors in files and overrides name the place and the nearest valid option."""
 
 from __future__ import annotations
 
@@ -75,27 +75,27 @@ def test_an_unknown_option_is_refused_with_the_nearest(unknown: str, meant: str)
         ),
     ],
 )
-def test_an_option_of_another_library_is_refused_with_the_one_that_means_it(
+def test_option_of_another_library_is_refused_with_its_equivalent(
     algo: str, unknown: str, here: str
 ) -> None:
     expected = f"override {unknown}=1: there is no option {unknown}; the equivalent is {here}"
     assert refusal("CartPole-v1", f"algo.name={algo}", f"{unknown}=1") == expected
 
 
-def test_a_slip_in_an_option_of_another_library_is_found_too() -> None:
+def test_misspelled_option_of_another_library_names_the_equivalent() -> None:
     assert nearest("learner.learning_rat", "ppo") == "the equivalent of learning_rate is learner.lr"
     expected = "the equivalent of total_timesteps is stop.env_steps"
     assert nearest("total_timestep", "ppo") == expected
 
 
-def test_an_option_without_its_section_is_found_in_every_algorithm() -> None:
+def test_option_without_its_section_names_the_full_option() -> None:
     assert nearest("gae_lambda", "ppo") == "the nearest option is algo.gae_lambda"
     expected = "the nearest option is algo.gae_lambda, of algo.name ppo"
     assert nearest("gae_lambda", "impala") == expected
 
 
 @pytest.mark.parametrize("algo", algorithms())
-def test_every_slip_of_one_letter_finds_the_option(algo: str) -> None:
+def test_every_option_misspelled_by_one_letter_is_suggested(algo: str) -> None:
     for name in options(algo):
         section, _, key = name.partition(".")
         if len(key) > 3:
@@ -158,12 +158,12 @@ def test_a_wrong_value_of_another_algorithm_is_named_with_its_rule() -> None:
         ("learner.staleness=1e20", "a whole number of at least 0, of at most 9223372036854775807;"),
     ],
 )
-def test_numbers_beyond_what_any_machine_has_are_refused(override: str, rule: str) -> None:
+def test_numbers_beyond_any_machine_are_refused(override: str, rule: str) -> None:
     """A digit too many would exhaust the machine or end a process with a library's message."""
     assert f"; it must be {rule}" in refusal("boxing", override)
 
 
-def test_an_option_like_nothing_gets_the_choices() -> None:
+def test_option_unlike_any_other_is_refused_with_the_choices() -> None:
     assert refusal("pong", "weights.zzz=1") == (
         "override weights.zzz=1: there is no option weights.zzz; weights has dtype"
     )
@@ -205,7 +205,7 @@ def test_all_mistakes_are_shown_each_at_its_own_place() -> None:
     ]
 
 
-def test_the_last_override_counts_and_is_the_one_named() -> None:
+def test_last_override_of_an_option_counts_and_is_named() -> None:
     assert refusal("pong", "learner.lr=1", "learner.lr=fast").startswith("override learner.lr=fast")
     assert resolve("pong", ["learner.lr=fast", "learner.lr=1"]).learner.lr == 1.0
 
@@ -219,7 +219,7 @@ def test_a_value_for_a_whole_section_is_refused() -> None:
     )
 
 
-def test_a_config_without_a_game_is_refused() -> None:
+def test_config_without_an_environment_is_refused() -> None:
     sentence = "x.yaml: env.id is missing; name the environment, for example env.id=CartPole-v1"
     assert refusal_of_file("") == sentence
     assert refusal_of_file("env:\n") == sentence
@@ -227,7 +227,7 @@ def test_a_config_without_a_game_is_refused() -> None:
 
 
 @pytest.mark.parametrize("override", ["x", "=3", "learner.=3", "a..b=3", "--lr", ""])
-def test_what_is_not_an_override_is_refused(override: str) -> None:
+def test_malformed_override_is_refused(override: str) -> None:
     assert refusal("pong", override) == (
         f"override {override}: this is not key=value; write an option and its value, for example "
         "learner.lr=3e-4"
@@ -240,7 +240,7 @@ def test_an_override_of_too_many_parts_is_refused_and_cut() -> None:
     assert len(text) < 500
 
 
-def test_of_many_mistakes_the_first_are_shown() -> None:
+def test_only_the_first_of_many_mistakes_are_shown() -> None:
     lines = refusal_of_file("env: {id: a-v0}\n" + "".join(f"x{i}: 1\n" for i in range(3000)))
     assert lines.splitlines()[19].startswith("x.yaml:21: there is no option x19; ")
     assert lines.splitlines()[20:] == ["and 2980 more errors; correct these first"]
@@ -324,12 +324,12 @@ def test_an_unknown_target_is_refused_with_the_nearest_preset(target: str, meant
     )
 
 
-def test_a_target_that_is_too_long_for_a_file_is_none() -> None:
+def test_target_too_long_for_a_file_name_is_refused_as_unknown() -> None:
     assert refusal("x" * 300).startswith(f"'{'x' * 79}... is not a target; the nearest preset")
     assert refusal("a\0.yaml").endswith(" cannot be read: embedded null byte; name a YAML file")
 
 
-def test_a_long_value_is_cut() -> None:
+def test_long_value_is_cut_in_the_message() -> None:
     assert show("x" * 1000) == "'" + "x" * 79 + "..."
     assert show(None) == "null"
     assert show({"a": [1, True]}) == '{"a": [1, true]}'

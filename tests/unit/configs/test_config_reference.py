@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the schema says."""
+"""docs/configuration.md matches the schema."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_configuration_page_is_up_to_date() -> None:
     assert PAGE.read_text() == reference(), (
         "run: python -m penstock.configs.reference > docs/configuration.md"
     )
 
 
-def test_the_page_has_a_row_for_every_option() -> None:
+def test_configuration_page_has_a_row_for_every_option() -> None:
     rows = [line for line in reference().splitlines() if line.startswith("| `")]
     named = [row.split("`")[1] for row in rows]
     others = [list(options(name)) for name in algorithms()]
@@ -44,7 +44,7 @@ def test_the_page_has_a_row_for_every_option() -> None:
     )
 
 
-def test_check_tells_a_page_that_is_outdated(tmp_path: Path) -> None:
+def test_check_fails_for_an_outdated_page(tmp_path: Path) -> None:
     assert check(PAGE).returncode == 0
     old = tmp_path / "old.md"
     for text in (None, "something else"):

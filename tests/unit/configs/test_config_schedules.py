@@ -1,4 +1,4 @@
-"""Options that change by agent steps, worked out by hand."""
+"""Options that change by agent steps, against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_a_schedule_is_linear_and_stays_at_its_end() -> None:
     assert value_at(0.5, 10**6) == 0.5
 
 
-def test_it_may_rise() -> None:
+def test_schedule_may_rise() -> None:
     rising = LinearSchedule.model_validate({"from": 0.0, "to": 0.02, "steps": 10})
     assert rising.at(5) == pytest.approx(0.01)
 
 
-def test_without_steps_it_runs_over_the_run_and_a_run_without_limit_keeps_its_start() -> None:
+def test_schedule_without_steps_spans_the_run_or_stays_at_its_start() -> None:
     for limit, at_500 in (("1000", 0.1), ("2000", 0.15), ("null", 0.2)):
         config = resolve(
             "x:f", ["algo.name=ppo", "algo.clip={from: 0.2, to: 0}", f"stop.env_steps={limit}"]
@@ -34,7 +34,7 @@ def test_without_steps_it_runs_over_the_run_and_a_run_without_limit_keeps_its_st
         assert config.algo.model_dump()["clip"] == {"from": 0.2, "to": 0.0, "steps": None}
 
 
-def test_its_own_steps_do_not_depend_on_the_length_of_the_run() -> None:
+def test_schedule_with_steps_does_not_depend_on_the_length_of_the_run() -> None:
     config = resolve("x:f", [RATE, "stop.env_steps=77"])
     assert over_run(config.learner, 77) == config.learner
 
@@ -48,20 +48,20 @@ def test_a_section_gets_the_values_of_all_its_schedules() -> None:
     assert others.items() <= at_25.items()
 
 
-def test_a_part_of_it_may_be_overridden() -> None:
+def test_part_of_a_schedule_may_be_overridden() -> None:
     lr = resolve("x:f", [RATE, "learner.lr.to=0"]).learner.lr
     assert lr == LinearSchedule.model_validate({"from": 3e-4, "to": 0, "steps": 1000})
     assert resolve("x:f", [RATE, "learner.lr=1e-3"]).learner.lr == 1e-3
 
 
-def test_it_survives_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_schedule_survives_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = resolve("cartpole_ppo", [RATE])
     path = tmp_path / "config.yaml"
     path.write_text(dump(config))
     assert resolve(str(path)) == config
 
 
-def test_it_replaces_the_decay_of_a_preset() -> None:
+def test_schedule_replaces_the_decay_of_a_preset() -> None:
     for given in (RATE, "learner={lr: {from: 1e-3, to: 0}}", "learner.lr.from=1e-3"):
         overrides = [given, "learner.lr.to=0"]
         learner = resolve("cartpole_ppo", overrides).learner
@@ -83,7 +83,7 @@ def test_it_replaces_the_decay_of_a_preset() -> None:
         ("algo.entropy_cost", "-1", "a number of at least 0"),
     ],
 )
-def test_a_wrong_one_is_refused_in_one_sentence(option: str, value: str, rule: str) -> None:
+def test_invalid_schedule_is_refused_in_one_sentence(option: str, value: str, rule: str) -> None:
     with pytest.raises(UserError) as refused:
         resolve("cartpole_ppo", [f"{option}={value}"])
     [line] = str(refused.value).splitlines()

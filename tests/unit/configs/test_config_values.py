@@ -1,4 +1,4 @@
-"""What each kind of value accepts, as a user writes it."""
+"""Which texts each type of option accepts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_whole_number_is_exact(number: int) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("algo.value_cost", "1.1e30"), ("learner.eps", "1e300")]
 )
-def test_a_number_is_one_that_float32_has_room_for(key: str, value: str) -> None:
+def test_number_beyond_float32_is_refused(key: str, value: str) -> None:
     assert value_of(key, "1e30") == 1e30
     with pytest.raises(
         UserError, match=r"number .*0, of at most 1e\+30 in absolute value; the def"
@@ -152,7 +152,7 @@ def test_a_power_of_ten_is_a_whole_number(exponent: int, digit: int) -> None:
 
 
 @pytest.mark.parametrize("algo", algorithms())
-def test_every_option_has_words_and_a_meaning_and_accepts_its_default(algo: str) -> None:
+def test_every_option_has_a_type_description_and_valid_default(algo: str) -> None:
     for name, option in options(algo).items():
         assert option.words, name
         assert option.description, name
@@ -163,7 +163,7 @@ def test_every_option_has_words_and_a_meaning_and_accepts_its_default(algo: str)
     assert Config.model_validate(defaults.model_dump()) == defaults
 
 
-def test_words_follow_the_type() -> None:
+def test_type_words_follow_the_annotation() -> None:
     assert words(Seed) == "a whole number from 0 to 4294967295"
     assert words(Seed | None) == "a whole number from 0 to 4294967295 or null"
     assert words(Annotated[bool, "anything"]) == "true or false"

@@ -1,4 +1,4 @@
-"""Fields that contradict each other are refused in one sentence, and its advice works."""
+"""Contradictory options are refused in one sentence with advice that works."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_a_contradiction_is_refused_and_its_advice_works(
         ["algo.name=dqn", "learner.batch_slots=99"],
     ],
 )
-def test_what_fits_together_is_accepted(overrides: list[str], plain: str) -> None:
+def test_compatible_options_are_accepted(overrides: list[str], plain: str) -> None:
     resolve(plain, overrides)
 
 
@@ -396,7 +396,7 @@ def test_auto_starts_two_actors_in_every_preset(target: str) -> None:
     assert resolve(target, ["actors.count=auto"]).first_actors == 2
 
 
-def test_ppo_bounds_the_ratio_from_below_too(plain: str) -> None:
+def test_ppo_clip_must_be_below_1(plain: str) -> None:
     with pytest.raises(UserError) as refused:
         resolve(plain, ["algo.name=ppo", "algo.clip=1"])
     assert "algo.clip is 1; it must be a number above 0 and below 1" in str(refused.value)
@@ -416,7 +416,7 @@ def test_a_name_that_only_begins_like_this_host_is_not_this_host(bind: str, plai
         resolve(plain, [f"transport.bind={bind}"])
 
 
-def test_both_places_are_named_and_all_contradictions_are_shown() -> None:
+def test_every_contradiction_is_shown_with_both_places() -> None:
     with pytest.raises(UserError) as refused:
         resolve("pong_impala", ["learner.updates_per_batch=3", "stop.hold_s=3"])
     first, second = str(refused.value).splitlines()

@@ -1,4 +1,4 @@
-"""What a learner sends of its config is read by actors of 0.1.0 and of this release."""
+"""Actors of 0.1.0 and of this release read the config that a learner sends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_an_actor_of_this_release_plays_as_the_config_says(preset: str) -> None:
+def test_actor_of_this_release_reads_all_options_that_it_needs(preset: str) -> None:
     config = resolve(preset)
     received = read_for_actor(
         json.loads(json.dumps(for_actors(config, scaled=True, filtered=True)))
@@ -83,7 +83,7 @@ def test_auto_is_sent_as_a_number() -> None:
     assert (sent["count"], sent["envs"]) == (config.first_actors, config.actor_envs)
 
 
-def test_a_combination_is_judged_by_the_learner_alone() -> None:
+def test_actor_does_not_repeat_cross_checks_of_the_learner() -> None:
     """A batch of many updates makes this lag possible, and an actor does not know the batch."""
     config = resolve("cartpole_ppo", ["learner.updates_per_batch=32", "transport.max_policy_lag=1"])
     assert read_for_actor(for_actors(config)).transport.max_policy_lag == 1

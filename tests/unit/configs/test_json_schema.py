@@ -25,19 +25,19 @@ def refused(text: str, schema: dict[str, Any] = SCHEMA) -> list[str]:
     return sorted({".".join(map(str, error.absolute_path)) for error in errors})
 
 
-def test_it_is_a_schema_of_the_draft_that_it_names() -> None:
+def test_schema_is_valid_for_its_draft() -> None:
     assert SCHEMA["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
     Draft202012Validator.check_schema(SCHEMA)
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_every_preset_conforms(preset: str) -> None:
+def test_every_preset_conforms_to_the_schema(preset: str) -> None:
     assert refused((PRESETS / f"{preset}.yaml").read_text()) == []
     assert refused(dump(resolve(preset))) == []
 
 
 @pytest.mark.parametrize("algo", algorithms())
-def test_it_has_every_option_with_description_and_default(algo: str) -> None:
+def test_schema_has_every_option_with_description_and_default(algo: str) -> None:
     for name, option in options(algo).items():
         section, *path = name.split(".")
         here = SCHEMA["$defs"][algo] if section == "algo" else SCHEMA["properties"][section]
@@ -73,7 +73,7 @@ algo: {name: custom, entry: "my.module:Thing", settings: {depth: {any: [thing]}}
 
 
 @pytest.mark.parametrize("text", ACCEPTED.split("---\n"))
-def test_what_a_file_may_hold(text: str) -> None:
+def test_schema_accepts_valid_files(text: str) -> None:
     assert refused(text) == []
 
 
@@ -110,7 +110,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_a_file_may_not_hold(text: str, tmp_path: Any) -> None:
+def test_schema_refuses_invalid_files(text: str, tmp_path: Any) -> None:
     assert refused(text) == [REFUSED[text]]
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
@@ -127,7 +127,7 @@ class OwnAlgoConfig(AlgoConfig):
         return "unrolls"
 
 
-def test_what_is_registered_is_in_it() -> None:
+def test_schema_includes_registered_algorithms_and_codecs() -> None:
     ALGORITHMS.register(AlgorithmSpec(OwnAlgoConfig, "nowhere:X"))
     CODECS.register(CodecSpec("own", "twice", "nowhere:X"))
     try:

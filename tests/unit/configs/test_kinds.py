@@ -1,4 +1,4 @@
-"""The defaults for a kind of environment: found by its id, below presets and overrides."""
+"""Defaults of an environment kind: found by its id, overridden by presets and overrides."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def value(config: Config, name: str) -> Any:
         ("Antics-v0", None),
     ],
 )
-def test_the_id_tells_the_kind(env_id: str, kind: str | None) -> None:
+def test_environment_id_determines_the_kind(env_id: str, kind: str | None) -> None:
     assert known_kind(env_id) == kind
 
 
@@ -109,7 +109,7 @@ def test_the_base_of_a_run_names_the_kind_and_the_source() -> None:
         assert resolve_target(target).config.env.kind == "auto"
 
 
-def test_an_override_wins() -> None:
+def test_override_takes_precedence_over_kind_defaults() -> None:
     given = ["algo.epochs=2", "actors.envs=3", "learner.lr.from=1e-3", "model={}"]
     config = resolve("Walker2d-v5", [PPO, *given])
     assert (config.algo.passes, config.actors.envs) == (2, 3)
@@ -119,7 +119,7 @@ def test_an_override_wins() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_actors_of_ppo_share_a_batch_that_one_plays_alone(kind: str) -> None:
+def test_batch_of_ppo_is_shared_by_two_actors_or_played_by_one(kind: str) -> None:
     several = resolve("x:f", [PPO, f"env.kind={kind}"])
     assert several.actors.count == "auto"
     assert several.first_actors == several.least_actors == several.learner.batch_slots == 2
@@ -143,7 +143,7 @@ def test_an_option_that_does_the_same_in_another_way_replaces_a_default() -> Non
     assert (kept.algo.reward_scale, kept.algo.normalizes_rewards) == (0.1, False)
 
 
-def test_a_preset_wins_unless_a_kind_is_asked_for() -> None:
+def test_preset_takes_precedence_unless_a_kind_is_requested() -> None:
     preset = resolve("halfcheetah")
     assert resolve("HalfCheetah-v5", [PPO]) == resolve("HalfCheetah-v5") == preset
     asked = resolve("HalfCheetah-v5", [PPO, "env.kind=continuous"])
@@ -177,7 +177,7 @@ REPLAY = ("capacity", "min_size", "batch_size", "samples_per_insert", "prioritiz
         ("Pendulum-v1", "sac", (200_000, 1_000, 256, 128, False), ([128, 128], "relu"), 1e-3),
     ],
 )
-def test_replay_network_and_rate_by_the_id(
+def test_replay_network_and_learning_rate_follow_the_kind(
     target: str, algo: str, replay: tuple[Any, ...], network: tuple[Any, ...], lr: float
 ) -> None:
     config = resolve(target, [f"algo.name={algo}"])
@@ -188,7 +188,9 @@ def test_replay_network_and_rate_by_the_id(
     assert config.transport.frame_stack == (4 if target.startswith("ALE/") else None)
 
 
-def test_a_file_without_base_has_them_and_a_complete_config_has_not(tmp_path: Path) -> None:
+def test_file_without_base_gets_kind_defaults_and_a_complete_config_does_not(
+    tmp_path: Path,
+) -> None:
     short, whole = tmp_path / "short.yaml", tmp_path / "whole.yaml"
     short.write_text("env: {id: Walker2d-v5}\nalgo: {name: ppo, epochs: 5}\n")
     config = resolve(str(short))
@@ -226,7 +228,7 @@ def _shown(value: Any) -> str:
 
 
 @pytest.mark.parametrize("algo", WITH_KINDS)
-def test_the_page_has_every_default_and_its_source(algo: str) -> None:
+def test_documentation_has_every_kind_default_and_its_source(algo: str) -> None:
     page = (ROOT / "docs" / "algorithms.md").read_text()
     part = page.partition(f"<!-- defaults of {algo} -->\n")[2].partition("<!-- end -->")[0]
     head, _, *rows = [line.strip("| \n").split(" | ") for line in part.strip().splitlines()]

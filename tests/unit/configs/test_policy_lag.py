@@ -1,4 +1,4 @@
-"""The lag that follows from slots in use, against counts by hand."""
+"""The policy lag that follows from the number of slots, against counts by hand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config(prefetch: int, batch_slots: int, updates: int, publish_every: int, la
         ((0, 1, 4, 8), 1, 8),
     ],
 )
-def test_the_lag_of_so_many_slots(
+def test_lag_follows_from_the_number_of_slots(
     settings: tuple[int, int, int, int], slots: int, lag: int
 ) -> None:
     assert lag_of(config(*settings, lag=1000), slots) == lag
@@ -58,7 +58,7 @@ def test_the_lag_of_so_many_slots(
         ((0, 1, 4, 8), 1000, 248),
     ],
 )
-def test_the_slots_within_a_limit(
+def test_number_of_slots_follows_from_the_lag_limit(
     settings: tuple[int, int, int, int], limit: int, slots: int
 ) -> None:
     found = config(*settings, lag=limit)
@@ -77,7 +77,7 @@ def test_the_slots_within_a_limit(
         (["algo.name=dqn", "transport.max_policy_lag=3"], False),
     ],
 )
-def test_slots_are_lent_by_batch_below_the_updates_of_one(
+def test_slots_are_lent_by_batch_if_the_lag_limit_is_below_one_batch(
     options: list[str], by_batch: bool
 ) -> None:
     updates = ["learner.updates_per_batch=4"] if "algo.name=dqn" not in options else []

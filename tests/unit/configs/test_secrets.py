@@ -1,4 +1,4 @@
-"""Secrets of a config are resolved where an environment is made, and written nowhere."""
+"""Secrets of a config are resolved when an environment is made, and never written to a file."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_the_environment_gets_the_value_and_the_config_keeps_the_reference() -> 
     assert "${env:PENSTOCK_KEY}" in dump(config)
 
 
-def test_wrappers_get_the_value() -> None:
+def test_wrappers_get_the_value_of_a_secret() -> None:
     env = EnvConfig(id="x", wrappers=[{"a:b": {"key": "${env:PENSTOCK_KEY}"}}])
     assert secrets.resolve(env).wrappers == [{"a:b": {"key": SECRET}}]
     assert list(secrets.references(env)) == ["PENSTOCK_KEY"]
 
 
-def test_without_a_reference_nothing_changes() -> None:
+def test_config_without_a_secret_is_unchanged() -> None:
     env = EnvConfig(id="x", kwargs={"price": "$5 {env:HOME} ${HOME}"})
     assert secrets.resolve(env) is env
 
@@ -65,13 +65,13 @@ def test_without_a_reference_nothing_changes() -> None:
         ("${env:}", "names of variables must begin with PENSTOCK_"),
     ],
 )
-def test_what_cannot_be_referred_to_is_said(reference: str, said: str) -> None:
+def test_invalid_secret_references_are_refused(reference: str, said: str) -> None:
     """Else the config of a stranger could send any variable of this user anywhere."""
     with pytest.raises(UserError, match=said):
         secrets.resolve(EnvConfig(id="x", kwargs={"key": reference}))
 
 
-def test_texts_lose_the_values_that_were_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolved_secrets_are_redacted_from_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_SHORT", "abc")
     env = EnvConfig(id="x", kwargs={"a": "${env:PENSTOCK_KEY}", "b": "${env:PENSTOCK_SHORT}"})
     secrets.resolve(env)

@@ -1,4 +1,4 @@
-"""The line between a role and its supervisor: control messages, status page, context."""
+"""Control messages, status page and context between a role and its supervisor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_first_message_brings_descriptors(channels: tuple[Channel, Channel])
     assert child.closed
 
 
-def test_nobody_waits_for_a_full_line(channels: tuple[Channel, Channel]) -> None:
+def test_sending_on_a_full_channel_ends_at_its_timeout(channels: tuple[Channel, Channel]) -> None:
     ours, child = channels
     sent = 0
     while child.send({"n": sent}):
@@ -65,7 +65,9 @@ def test_nobody_waits_for_a_full_line(channels: tuple[Channel, Channel]) -> None
     assert child.send({"n": sent})
 
 
-def test_last_words_arrive_after_the_end(channels: tuple[Channel, Channel]) -> None:
+def test_last_messages_arrive_after_the_channel_is_closed(
+    channels: tuple[Channel, Channel],
+) -> None:
     ours, child = channels
     child.send({"kind": "final"})
     child.close()
@@ -81,7 +83,7 @@ def test_a_message_beyond_all_bounds_is_refused_not_cut(channels: tuple[Channel,
 
 
 @pytest.mark.parametrize("buffer_nbytes", [20_000, 1 << 20])
-def test_the_longest_message_arrives_whole_whatever_the_buffer(buffer_nbytes: int) -> None:
+def test_longest_message_arrives_complete_with_any_buffer_size(buffer_nbytes: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_nbytes)
     sender, receiver = Channel(ours), Channel(theirs)
@@ -107,7 +109,7 @@ def test_a_status_page_outlives_its_writer() -> None:
     reader.close()
 
 
-def test_a_role_whose_supervisor_is_gone_stops(channels: tuple[Channel, Channel]) -> None:
+def test_role_without_a_supervisor_stops(channels: tuple[Channel, Channel]) -> None:
     ours, child = channels
     status, descriptor = StatusPage.create()
     here = Path()
@@ -126,7 +128,7 @@ def test_a_role_whose_supervisor_is_gone_stops(channels: tuple[Channel, Channel]
     os.close(descriptor)
 
 
-def test_a_phase_has_a_beginning() -> None:
+def test_status_page_holds_the_start_of_a_phase() -> None:
     page, descriptor = StatusPage.create()
     os.close(descriptor)
     page.phase = Phase.WAITING
@@ -139,7 +141,7 @@ def test_a_phase_has_a_beginning() -> None:
     page.close()
 
 
-def test_an_actor_follows_the_last_word_about_its_learner(
+def test_actor_follows_the_last_assignment_of_its_learner(
     channels: tuple[Channel, Channel],
 ) -> None:
     ours, child = channels
@@ -161,7 +163,7 @@ def test_an_actor_follows_the_last_word_about_its_learner(
     page.close()
 
 
-def test_last_words_are_heard_of_who_had_not_read_everything() -> None:
+def test_last_messages_arrive_from_a_peer_with_unread_input() -> None:
     ours, end = Channel.pair()
     theirs = Channel(end)
     assert ours.send({"kind": "actors", "alive": 1})  # never read

@@ -1,4 +1,4 @@
-"""Idle cores, from the kernel's counts."""
+"""Idle cores by the kernel's counters."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ intr 1234
 """
 
 
-def test_only_cores_that_this_process_may_use_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_usable_cores_count_as_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
@@ -37,7 +35,7 @@ def test_only_cores_that_this_process_may_use_count(
     assert idle.since_last() is None  # no time has passed
 
 
-def test_without_the_kernels_counts_nothing_is_known(
+def test_idle_cores_are_unknown_without_the_kernels_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert IdleCores(tmp_path / "missing").since_last() is None
@@ -47,7 +45,7 @@ def test_without_the_kernels_counts_nothing_is_known(
     assert IdleCores(stat).since_last() is None
 
 
-def test_on_this_machine_idle_cores_are_at_most_all() -> None:
+def test_idle_cores_do_not_exceed_all_cores() -> None:
     idle = IdleCores()
     sum(range(2_000_000))
     found = idle.since_last()

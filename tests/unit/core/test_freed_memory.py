@@ -1,4 +1,4 @@
-"""Memory that was freed is kept, until it is given back."""
+"""Freed memory is kept by the allocator until it is returned to the system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print((kept - before) // 1_000_000, (resident() - before) // 1_000_000)
 """
 
 
-def test_freed_memory_stays_until_it_is_given_back() -> None:
+def test_freed_memory_is_kept_until_returned_to_the_system() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )

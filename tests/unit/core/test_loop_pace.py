@@ -1,4 +1,4 @@
-"""Rests of a loop that may use a share of a core."""
+"""Pauses of a loop that may use a given share of a core."""
 
 from __future__ import annotations
 

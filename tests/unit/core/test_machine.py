@@ -1,4 +1,4 @@
-"""The versions that a run records, and the processor by the kernel's description of it."""
+"""The versions that a run records, and the processor's model and flags."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_gpus_are_named_as_by_their_driver(tmp_path: Path) -> None:
     ("flags", "has"),
     [("fpu avx2", False), ("avx512f avx512_bf16 avx", True), ("fpu amx_bf16", True)],
 )
-def test_model_and_flags(flags: str, has: bool, tmp_path: Path) -> None:
+def test_processor_model_and_flags_are_read(flags: str, has: bool, tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     one = f"model name\t: Fast 1: 2 GHz\nflags\t\t: {flags}\nbugs\t: none\n"
     cpuinfo.write_text(f"processor\t: 0\n{one}\nprocessor\t: 1\nmodel name\t: other\n")
@@ -64,7 +64,7 @@ def test_model_and_flags(flags: str, has: bool, tmp_path: Path) -> None:
     assert found.has_bf16 is has
 
 
-def test_the_description_is_read_once(tmp_path: Path) -> None:
+def test_processor_description_is_read_once(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: Fast\n")
     first = processor(cpuinfo)
@@ -72,5 +72,5 @@ def test_the_description_is_read_once(tmp_path: Path) -> None:
     assert processor(cpuinfo) == first
 
 
-def test_without_a_description_there_are_no_flags(tmp_path: Path) -> None:
+def test_missing_processor_description_means_no_flags(tmp_path: Path) -> None:
     assert not processor(tmp_path / "absent").has_bf16

@@ -1,4 +1,4 @@
-"""Sentences for the user, whatever the user's program does with `logging`."""
+"""Notes for the user arrive however the user's program configures `logging`."""
 
 from __future__ import annotations
 

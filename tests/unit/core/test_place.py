@@ -1,4 +1,4 @@
-"""Where an error came from, in the user's own code."""
+"""The place of an error in the user's own code."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def raised(call: Any, *arguments: Any) -> BaseException:
     return error
 
 
-def test_it_is_the_last_line_outside_of_libraries(tmp_path: Path) -> None:
+def test_place_is_the_last_line_outside_libraries(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "bad"}
     exec(compile(GAME, str(tmp_path / "bad.py"), "exec"), names)
     env = gymnasium.wrappers.TransformReward(names["Bad"](), float)
     assert place(raised(env.step, 0)) == "bad.py:8, in step"
 
 
-def test_traceback_has_the_frames_of_the_users_code_alone(tmp_path: Path) -> None:
+def test_traceback_has_only_frames_of_user_code(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "bad"}
     exec(compile(GAME, str(tmp_path / "bad.py"), "exec"), names)
     text = users_traceback(
@@ -58,11 +58,11 @@ def test_stop_iteration_keeps_its_name_and_place_through_a_generator(tmp_path: P
     assert brief_with_place(error) == "StopIteration (bad.py:2, in stop)"
 
 
-def test_without_a_traceback_there_is_no_place() -> None:
+def test_error_without_a_traceback_has_no_place() -> None:
     assert place(ValueError("never raised")) == ""
 
 
-def test_of_a_thread_it_is_the_line_that_it_is_at() -> None:
+def test_place_of_a_thread_is_its_current_line() -> None:
     frame = sys._getframe()
     line = frame.f_lineno + 1
     assert place_of(frame) == f"test_place.py:{line}, in {frame.f_code.co_name}"

@@ -1,4 +1,4 @@
-"""Folders of a run, and the locks that tell who lives."""
+"""Folders of a run, and the locks that show whether a run is alive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.core.run_dir import (
 )
 
 
-def test_a_run_folder_is_made_with_its_logs(tmp_path: Path) -> None:
+def test_run_folder_is_created_with_its_logs(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "first"
     with run_folder(path, "no"):
         assert [p.name for p in path.iterdir()] == ["logs"]
@@ -25,7 +25,7 @@ def test_a_run_folder_is_made_with_its_logs(tmp_path: Path) -> None:
     assert modes == [0o700, 0o700]
 
 
-def test_the_mode_of_a_users_folder_stays(tmp_path: Path) -> None:
+def test_mode_of_a_users_folder_is_unchanged(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with run_folder(tmp_path, "no"):
         pass
@@ -43,7 +43,7 @@ def test_the_mode_of_a_users_folder_stays(tmp_path: Path) -> None:
         ({"notes.txt": "nothing of ours"}, False),
     ],
 )
-def test_what_a_run_has_written_is_never_overwritten(
+def test_folder_with_files_of_a_run_is_refused_for_a_new_one(
     tmp_path: Path, files: dict[str, str], holds_a_run: bool
 ) -> None:
     for name, text in files.items():
@@ -84,7 +84,7 @@ def test_must_resume_needs_a_checkpoint(tmp_path: Path) -> None:
         pass
 
 
-def test_one_run_at_a_time_writes_a_folder(tmp_path: Path) -> None:
+def test_folder_in_use_by_a_run_is_refused(tmp_path: Path) -> None:
     with run_folder(tmp_path, "no") as lock:
         held = os.dup(lock)  # as a learner that outlives its supervisor holds it
         with pytest.raises(UserError, match="in use by a run"), run_folder(tmp_path, "no"):
@@ -96,7 +96,7 @@ def test_one_run_at_a_time_writes_a_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_uncreatable_run_folder_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UserError, match="cannot be made: Not a directory"),
@@ -114,7 +114,7 @@ def test_default_run_dirs_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert default_run_dir("pong") == Path("runs/pong-20300102-030405-2")
 
 
-def test_a_file_system_without_locks_is_one_sentence(
+def test_file_system_without_locks_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(descriptor: int, operation: int) -> None:

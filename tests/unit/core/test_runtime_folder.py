@@ -1,4 +1,4 @@
-"""Private folders for sockets: their mode, their owner, and what a killed owner leaves."""
+"""Private folders for sockets: mode, owner, and cleanup after a killed owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(place)
 
 
-def test_a_runtime_folder_is_ours_alone_and_goes_away(temporary: Path) -> None:
+def test_runtime_folder_is_private_and_removed_at_the_end(temporary: Path) -> None:
     with RuntimeFolder() as path:
         assert path.parent == temporary
         assert NAME.fullmatch(path.name)
@@ -108,7 +108,7 @@ def test_a_runtime_folder_that_was_replaced_is_left_alone(temporary: Path) -> No
     assert (path / "mine").is_file()
 
 
-def test_a_long_temporary_path_gives_way_to_a_short_one(
+def test_too_long_temporary_path_is_replaced_by_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = tmp_path / ("x" * 80)

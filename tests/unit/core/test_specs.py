@@ -1,3 +1,5 @@
+"""Slot specs that come from a peer: plain dtypes, sizes and numbers of columns."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Nested state as bytes: what was given comes back, and damage is noticed."""
+"""Nested state encoded as bytes is restored exactly, and damage is detected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_objects_in_arrays_are_refused() -> None:
         to_bytes(np.array([object()]))
 
 
-def test_a_part_of_the_bytes_is_refused() -> None:
+def test_truncated_bytes_are_refused() -> None:
     whole = to_bytes({"a": np.arange(10), "b": [1, {"c": np.ones((2, 3))}]})
     for length in range(len(whole)):
         with pytest.raises(ValueError):  # noqa: PT011  # whichever part is missing
@@ -79,7 +79,7 @@ def test_a_part_of_the_bytes_is_refused() -> None:
         "[0, '<f8', [0, 1000000000000000000000000000000]]",
     ],
 )
-def test_places_of_arrays_that_cannot_be_are_refused(place: str) -> None:
+def test_invalid_array_offsets_are_refused(place: str) -> None:
     text = f'{{"$array": {place}}}'.replace("'", '"').encode()
     made = np.frombuffer(len(text).to_bytes(8, "little") + text + bytes(16), np.uint8)
     with pytest.raises(ValueError):  # noqa: PT011

@@ -1,4 +1,4 @@
-"""The user's cache: found, locked, written as a whole, and never needed."""
+"""The user's cache: its folder, lock and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_folder_is_that_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache_folder() == tmp_path / ".cache" / "penstock"
 
 
-def test_a_value_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_cached_value_is_read_back_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     with locked(folder) as is_locked:
         assert is_locked
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_made_is_not_locked(tmp_path: Path) -> None:
         assert not is_locked
 
 
-def test_one_process_holds_the_lock_at_a_time(
+def test_cache_lock_is_held_by_one_process_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_cache, "WAIT_S", 0.05)

@@ -22,7 +22,7 @@ from penstock.envs.action_names import action_names
         ("pong", "ale_py", ("noop", "fire", "right", "left", "rightfire", "leftfire")),
     ],
 )
-def test_actions_have_names_where_they_are_known(
+def test_known_environments_have_action_names(
     target: str, module: str, names: tuple[str, ...]
 ) -> None:
     pytest.importorskip(module)

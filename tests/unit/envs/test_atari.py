@@ -26,7 +26,7 @@ def rewards(game_id: str, **kwargs: Any) -> set[int]:
     return {int(game.step_into(rng.integers(9, size=1), out)[0][0]) for _ in range(200)}
 
 
-def test_every_option_of_the_library_has_a_value_of_ours() -> None:
+def test_every_option_of_the_library_has_a_default() -> None:
     theirs = set(inspect.signature(AtariVectorEnv.__init__).parameters)
     assert set(atari.OPTIONS) == theirs - NOT_PREPROCESSING
 
@@ -37,18 +37,18 @@ def test_the_pong_preset_sets_every_preprocessing_option() -> None:
     assert probe(env).frames_per_step == env.kwargs["frameskip"]
 
 
-def test_rewards_are_raw() -> None:
+def test_default_rewards_are_unclipped() -> None:
     assert rewards("ALE/MsPacman-v5") == {0, 10}
 
 
-def test_what_config_says_comes_over_what_the_id_says_comes_over_our_defaults() -> None:
+def test_config_overrides_the_registered_id_which_overrides_defaults() -> None:
     registered = {"game": "pong", "frameskip": 5, "repeat_action_probability": 0.1}
     options = atari.options("ALE/Pong-v5", registered, {"frameskip": 2})
     assert options == {**atari.OPTIONS, **registered, "frameskip": 2}
 
 
 @pytest.mark.slow
-def test_threads_are_the_actors_and_change_nothing_else() -> None:
+def test_thread_count_follows_the_actor_and_changes_no_result() -> None:
     def last(threads: int) -> Any:
         game = make(EnvConfig(id="ALE/Pong-v5"), 3, threads)
         out = np.zeros((3, 4, 84, 84), np.uint8)
@@ -69,7 +69,9 @@ def test_threads_are_the_actors_and_change_nothing_else() -> None:
         ({"grayscale": False, "stack_num": 2}, (2, 84, 84, 3)),
     ],
 )
-def test_the_layout_of_observations(kwargs: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_observation_layout_follows_the_options(
+    kwargs: dict[str, Any], shape: tuple[int, ...]
+) -> None:
     assert probe(EnvConfig(id="ALE/Pong-v5", kwargs=kwargs)).observation_space.shape == shape
 
 

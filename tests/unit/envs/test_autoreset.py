@@ -1,4 +1,4 @@
-"""What a step means, on real games, against single environments driven by hand."""
+"""Results of a step on real games, against single environments stepped by hand."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ GAMES = {
         for name, case in GAMES.items()
     ],
 )
-def test_a_vector_plays_what_single_environments_play_by_hand(
+def test_vector_equals_single_environments_stepped_by_hand(
     config: EnvConfig, count: int, single: Callable[[], Env[Any, Any]]
 ) -> None:
     game = make(config, count)
@@ -146,7 +146,7 @@ def test_cartpoles_own_vector_form_plays_gymnasiums_single_cartpole() -> None:
     assert truncated.any()
 
 
-def test_terminated_wins_where_a_game_says_both() -> None:
+def test_terminated_overrides_truncated() -> None:
     theirs = gymnasium.make_vec("CartPole-v1", 64, max_episode_steps=10)
     game = make(EnvConfig(id="CartPole-v1", kwargs={"max_episode_steps": 10}), 64)
     theirs.reset(seed=0)
@@ -162,7 +162,7 @@ def test_terminated_wins_where_a_game_says_both() -> None:
     assert both > 0
 
 
-def test_the_observation_at_a_cut_is_the_games_own_and_not_the_next_episodes() -> None:
+def test_truncated_step_returns_the_last_observation_of_its_episode() -> None:
     cut = make(EnvConfig(id="ALE/Pong-v5", kwargs=PONG), 1)
     uncut = make(EnvConfig(id="ALE/Pong-v5", kwargs={**PONG, "max_num_frames_per_episode": 999}), 1)
     actions = np.random.default_rng(0).integers(6, size=(25, 1))
@@ -195,7 +195,7 @@ def test_atari_ends_when_the_last_life_is_lost_and_then_resets_in_a_step_of_its_
     assert final[:, :-1].any()
 
 
-def test_what_a_step_returned_is_not_written_to_later() -> None:
+def test_results_of_a_step_are_not_overwritten_by_later_steps() -> None:
     for config, count, _ in GAMES.values():
         game = make(config, count)
         out = first_observations(game, 0)

@@ -1,4 +1,4 @@
-"""EnvPool's games as one of ours; without the package only what is said of that."""
+"""EnvPool's environments; without the package, only the error message is tested."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_missing_package_is_answered_with_its_install_command(
         make(CARTPOLE, 2)
 
 
-def test_its_vectors_keep_the_promises_of_a_vector() -> None:
+def test_envpool_vector_passes_the_vector_checks() -> None:
     pytest.importorskip("envpool")
     for name, options in (("CartPole-v1", {"max_episode_steps": 15}), ("LunarLander-v3", {})):
         found = Checker()
@@ -37,7 +37,7 @@ def test_its_vectors_keep_the_promises_of_a_vector() -> None:
         assert found.problems == []
 
 
-def test_its_cartpole_moves_as_gymnasiums() -> None:
+def test_envpool_cartpole_equals_gymnasiums() -> None:
     pytest.importorskip("envpool")
     game, single = make(CARTPOLE, 3), gymnasium.make("CartPole-v1").unwrapped
     out = np.zeros((3, 4), np.float32)
@@ -72,7 +72,7 @@ def test_its_cartpole_moves_as_gymnasiums() -> None:
         ),
     ],
 )
-def test_a_mistake_is_answered_with_one_sentence(env: EnvConfig, sentence: str) -> None:
+def test_invalid_envpool_options_are_refused_in_one_sentence(env: EnvConfig, sentence: str) -> None:
     pytest.importorskip("envpool")
     with pytest.raises(UserError, match=re.escape(sentence)):
         make(env, 2)

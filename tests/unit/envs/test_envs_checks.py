@@ -1,4 +1,4 @@
-"""Every problem that `penstock check-env` knows of a single environment, with one that has it."""
+"""Every problem that `penstock check-env` finds, with a single environment that has it."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def checked(make: Callable[[], Any]) -> Checker:
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_environment_is_told_what_is_wrong(kind: type[Sound]) -> None:
+def test_each_broken_environment_has_its_one_problem(kind: type[Sound]) -> None:
     problems = checked(kind).problems
     assert [problem.kind for problem in problems] == [BROKEN[kind][0]], problems
     assert re.search(BROKEN[kind][1], problems[0].text), problems[0].text
 
 
-def test_a_mask_that_is_none_is_told_and_ends_the_play() -> None:
+def test_mask_of_none_is_reported_and_ends_the_check() -> None:
     told = [problem.text for problem in checked(envs.Maskless).problems]
     assert told[0].startswith("reset(seed=0) returned an observation, in action_mask, that is a No")
 
@@ -127,7 +127,7 @@ class Unseeded(Sound):
         return np.full(2, self.age, np.float32)
 
 
-def test_what_gymnasium_asks_for_beyond_is_told() -> None:
+def test_requirements_of_gymnasiums_checker_are_reported() -> None:
     assert refused_by_gymnasium(Sound) is None
     assert refused_by_gymnasium(envs.Masked) is None  # it knows no masks
     refused = refused_by_gymnasium(Unseeded)
@@ -135,14 +135,14 @@ def test_what_gymnasium_asks_for_beyond_is_told() -> None:
     assert "super().reset(seed=seed)" in refused
 
 
-def test_a_last_observation_that_is_a_first_one_is_noticed() -> None:
+def test_episode_end_that_shows_the_next_first_observation_is_detected() -> None:
     for kind, noticed in ((envs.ShowsTheNextBegin, True), (envs.Lists, False), (Sound, False)):
         found = Checker()
         list(found.play(kind(), STEPS, 0))
         assert found.ends_where_it_begins is noticed
 
 
-def test_what_cannot_be_pickled_is_a_problem() -> None:
+def test_unpicklable_constructor_is_a_problem() -> None:
     found = Checker()
     found.pickling(Sound)
     assert found.problems == []
@@ -165,7 +165,7 @@ def test_memory_is_counted_and_pages_of_files_are_not(flags: int, tmp_path: Path
         assert memory_nbytes() - before > size * 3 // 4
 
 
-def test_memory_that_grows_all_the_time_is_told_from_a_cache() -> None:
+def test_steady_memory_growth_is_distinguished_from_a_cache() -> None:
     assert growth_nbytes([100] * 31, 300) == 0
     assert growth_nbytes([min(i, 12) * 4096 for i in range(31)], 300) == 0
     assert growth_nbytes([i * 4096 for i in range(31)], 300) == pytest.approx(409.6)
@@ -173,7 +173,7 @@ def test_memory_that_grows_all_the_time_is_told_from_a_cache() -> None:
     assert growth_nbytes([1, 2], 10) == 0
 
 
-def test_actions_by_chance_heed_the_mask() -> None:
+def test_random_actions_respect_the_mask() -> None:
     rng = np.random.default_rng(0)
     several = spaces.MultiDiscrete([3, 2], start=[5, 0])
     mask = np.array([0, 1, 0, 1, 0], np.int8)
@@ -189,7 +189,7 @@ def test_actions_by_chance_heed_the_mask() -> None:
     assert drawn == {0, 2}
 
 
-def test_misfits_name_the_part() -> None:
+def test_misfits_name_the_part_of_the_observation() -> None:
     space = spaces.Dict(a=spaces.Tuple([spaces.Discrete(3), spaces.Box(0, 1, (2,))]))
     good = {"a": (2, np.zeros(2, np.float32))}
     assert misfit(space, good) == ""
@@ -214,7 +214,7 @@ def test_two_faults_of_its_observations_are_two_problems() -> None:
     assert "with nan" in texts[1]
 
 
-def test_two_faults_of_one_observation_are_told() -> None:
+def test_two_faults_of_one_observation_are_both_reported() -> None:
     space = spaces.Box(0, 1, (3,))
     value = np.array([np.nan, 5, 0], np.float32)
     assert misfits(space, value) == {

@@ -1,4 +1,4 @@
-"""Every problem that `penstock check-env` knows of a vector environment, with one that has it."""
+"""Every problem that `penstock check-env` finds, with a vector environment that has it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ BROKEN_VECTORS: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN_VECTORS)
-def test_a_broken_vector_is_told_what_is_wrong(name: str) -> None:
+def test_each_broken_vector_has_its_one_problem(name: str) -> None:
     make, kind, sentence = BROKEN_VECTORS[name]
     found = Checker()
     check_vector(found, make, 500 if name == "lies late" else STEPS)
@@ -219,7 +219,7 @@ def test_a_vector_is_played_for_a_limited_time() -> None:
     assert 0 < figures["steps"] < 10**6
 
 
-def test_policies_are_imitated_within_bounds_and_masks() -> None:
+def test_imitated_policies_act_within_bounds_and_masks() -> None:
     rng = np.random.default_rng(0)
     numbers = draw(Box(-3, 5, (2,)), 500, rng)
     assert (numbers.dtype.str, numbers.shape) == ("<f4", (500, 2))

@@ -1,4 +1,4 @@
-"""The games of the presets: each against the library that it comes from."""
+"""The environments of the presets, each against the library that it comes from."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ GAMES = {
 }
 
 
-def test_each_preset_stands_in_the_documentation() -> None:
+def test_each_preset_is_documented() -> None:
     text = (Path(__file__).parents[3] / "docs" / "games.md").read_text()
     assert [name for name in presets() if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("preset", GAMES)
-def test_a_preset_plays(preset: str) -> None:
+def test_each_preset_plays(preset: str) -> None:
     module, shape, actions = GAMES[preset]
     pytest.importorskip(module)
     info = probe(resolve(preset).env)
@@ -53,7 +53,7 @@ def test_a_preset_plays(preset: str) -> None:
         ("penstock/MinAtar-v0", "minatar"),
     ],
 )
-def test_an_own_environment_is_sound(env_id: str, module: str) -> None:
+def test_built_in_environments_pass_the_checks(env_id: str, module: str) -> None:
     pytest.importorskip(module)
     found, env = Checker(), gymnasium.make(env_id)
     assert found.check_spaces(env_id, env)
@@ -72,7 +72,7 @@ def test_an_own_environment_is_sound(env_id: str, module: str) -> None:
         ("penstock/MinAtar-v0", "minatar"),
     ],
 )
-def test_a_game_that_is_filmed_is_played_alike(env_id: str, module: str) -> None:
+def test_filming_does_not_change_the_game(env_id: str, module: str) -> None:
     pytest.importorskip(module)
     plain, filmed = gymnasium.make(env_id), gymnasium.make(env_id, render_mode="rgb_array")
     plain.action_space.seed(0)
@@ -92,7 +92,7 @@ def test_a_game_that_is_filmed_is_played_alike(env_id: str, module: str) -> None
     filmed.close()
 
 
-def test_the_car_is_gymnasiums_own() -> None:
+def test_car_racing_equals_gymnasiums() -> None:
     pytest.importorskip("Box2D")
     ours = gymnasium.make("penstock/CarRacing-v0", frame_skip=3, stack=2)
     theirs = gymnasium.make("CarRacing-v3")
@@ -118,7 +118,7 @@ def gray(screen: Any) -> npt.NDArray[Any]:
     return found.astype(np.uint8)
 
 
-def test_a_car_off_the_field_ends_and_a_slow_one_is_cut() -> None:
+def test_car_off_the_field_terminates_and_a_slow_car_is_truncated() -> None:
     pytest.importorskip("Box2D")
     cut = gymnasium.make("penstock/CarRacing-v0", max_frames=10)
     cut.reset(seed=0)
@@ -136,7 +136,7 @@ def test_a_car_off_the_field_ends_and_a_slow_one_is_cut() -> None:
     away.close()
 
 
-def test_minatar_is_the_authors_own() -> None:
+def test_minatar_equals_the_authors_environment() -> None:
     minatar = pytest.importorskip("minatar")
     for game in ("breakout", "space_invaders"):
         ours: Any = gymnasium.make("penstock/MinAtar-v0", game=game)
@@ -156,7 +156,7 @@ def test_minatar_is_the_authors_own() -> None:
                 break
 
 
-def test_minatar_is_cut_where_it_would_go_on() -> None:
+def test_minatar_is_truncated_at_its_step_limit() -> None:
     pytest.importorskip("minatar")
     env = gymnasium.make("penstock/MinAtar-v0", game="freeway", max_episode_steps=7)
     env.reset(seed=0)
@@ -165,7 +165,7 @@ def test_minatar_is_cut_where_it_would_go_on() -> None:
 
 
 @pytest.mark.slow
-def test_dooms_rewards_and_ends_are_the_scenarios() -> None:
+def test_doom_rewards_and_ends_are_those_of_the_scenario() -> None:
     pytest.importorskip("vizdoom")
     game = make(EnvConfig(id="penstock/Doom-v0"), 2)
     out = np.zeros((2, 1, 60, 80), np.uint8)
@@ -184,7 +184,7 @@ def test_dooms_rewards_and_ends_are_the_scenarios() -> None:
     game.close()
 
 
-def test_doom_removes_no_shared_memory_but_its_own() -> None:
+def test_doom_removes_only_its_own_shared_memory() -> None:
     pytest.importorskip("vizdoom")
     mine = Path(f"/dev/shm/ViZDoomData{os.getpid()}")
     try:
@@ -210,7 +210,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_a_killed_owner_leaves_no_doom_behind(tmp_path: Path) -> None:
+def test_killed_owner_leaves_no_doom_process(tmp_path: Path) -> None:
     pytest.importorskip("vizdoom")
     before = set(os.listdir("/dev/shm"))
     owner = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Mistakes in a game, or in its name: each is answered with one sentence."""
+"""Errors in an environment or its name are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -103,14 +103,16 @@ ERRORS = [
 
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize(("env", "sentence"), ERRORS, ids=[str(env.id) for env, _ in ERRORS])
-def test_a_mistake_is_answered_with_one_sentence(env: EnvConfig, sentence: str) -> None:
+def test_mistakes_of_an_environment_are_refused_in_one_sentence(
+    env: EnvConfig, sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence) as error:
         make(env, 3)
     assert "\n" not in str(error.value)
     assert "\x1b" not in str(error.value)
 
 
-def test_a_module_of_a_like_name_in_the_folder_is_what_was_meant(
+def test_missing_module_is_refused_with_the_nearest_name_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_meadow.py").write_text("import my_barns\n")
@@ -140,19 +142,19 @@ def test_a_module_of_a_like_name_in_the_folder_is_what_was_meant(
         ("wants", "environment shopping:wants failed with TypeError: .* 'price'; correct"),
     ],
 )
-def test_a_check_says_the_same_of_what_cannot_be_made(name: str, sentence: str) -> None:
+def test_check_refuses_an_unusable_environment_as_make_does(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check(f"shopping:{name}", [], 50, 2)
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_check_tells_what_is_no_vector() -> None:
+def test_check_reports_a_function_that_returns_no_vector() -> None:
     [problem] = check("shopping:no_vector", [], 50, 2)["problems"]
     assert "that takes num_envs returned a NoneType; return a" in problem["text"]
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_check_says_what_it_could_not_test() -> None:
+def test_check_notes_untested_resets() -> None:
     report = check("shopping:shops", [], 50, 2)
     assert report["problems"] == []
     note = "no episode ended in 50 steps, and the reset after an episode's end was not "
@@ -167,7 +169,7 @@ def test_a_check_notes_numbers_that_float32_does_not_tell_apart() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_a_check_says_what_equal_returns_may_mean() -> None:
+def test_check_notes_equal_returns_of_random_play() -> None:
     limit = "env.wrappers=[{gymnasium.wrappers:TimeLimit: {max_episode_steps: 5}}]"
     notes = check("shopping:shop", ["env.kwargs.price=0", limit], 50, 2)["notes"]
     [note] = [note for note in notes if "random play" in note]
@@ -176,7 +178,7 @@ def test_a_check_says_what_equal_returns_may_mean() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_what_only_many_games_raise_is_a_problem_too() -> None:
+def test_check_reports_errors_that_occur_only_with_many_environments() -> None:
     for envs, kinds in ((3, []), (4, ["vector"])):
         report = check("shopping:Crowded", [], 50, envs)
         assert [problem["kind"] for problem in report["problems"]] == kinds
@@ -187,7 +189,7 @@ def test_what_only_many_games_raise_is_a_problem_too() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_what_makes_a_vector_must_be_found_by_name() -> None:
+def test_unpicklable_vector_function_is_a_problem() -> None:
     [problem] = check("shopping:nameless", [], 50, 2)["problems"]
     assert problem["kind"] == "pickling"
 
@@ -225,7 +227,7 @@ def test_observations_that_do_not_fit_their_space_are_refused(
         game.reset_into(0, np.zeros((3, *shape), dtype))
 
 
-def test_a_bad_observation_is_found_where_it_is() -> None:
+def test_bad_observation_is_found_with_its_position() -> None:
     observations = np.zeros((5, 4, 2, 3), np.float32)
     assert find_bad_observation(observations) is None
     assert find_bad_observation(np.full((2, 3), 255, np.uint8)) is None
@@ -243,7 +245,7 @@ def test_a_bad_observation_is_found_where_it_is() -> None:
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("price", [[1.0], "one", [1.0, 2.0]])
-def test_reward_that_is_no_number_is_refused(price: object, threads: int) -> None:
+def test_non_numeric_reward_is_refused(price: object, threads: int) -> None:
     game = make(config("shopping:shop", price=price), 2, threads)
     out = np.zeros((2, 2))
     game.reset_into(0, out)

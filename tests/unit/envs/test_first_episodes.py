@@ -59,7 +59,7 @@ def test_only_the_first_episodes_are_shortened(threads: int) -> None:
     game.close()
 
 
-def test_games_of_evaluations_keep_their_lengths() -> None:
+def test_first_episodes_of_evaluations_keep_their_lengths() -> None:
     game = begin(make(PENDULUM, 3))
     assert ends(game, 200) == [(200, env, False) for env in range(3)]
     game.close()
@@ -91,7 +91,7 @@ class Corridor(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize(("cut", "flags"), [(3, (False, True)), (4, (True, False))])
-def test_an_end_of_the_game_itself_is_not_marked(cut: int, flags: tuple[bool, bool]) -> None:
+def test_natural_end_of_a_first_episode_is_not_marked(cut: int, flags: tuple[bool, bool]) -> None:
     env = ShortFirstEpisode(Corridor(), cut)
     env.reset(seed=1)
     for _ in range(cut - 1):

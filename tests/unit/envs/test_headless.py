@@ -1,4 +1,4 @@
-"""What a game is told to draw with where there is no display, and what it says of what it lacks."""
+"""Rendering without a display, and the errors for missing libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.envs import make, rendering
         ({"SDL_VIDEODRIVER": "dummy"}, ("EGL",), "egl"),
     ],
 )
-def test_mujoco_draws_with_what_is_there_where_there_is_no_display(
+def test_mujoco_without_a_display_uses_the_available_backend(
     monkeypatch: pytest.MonkeyPatch,
     given: dict[str, str],
     libraries: tuple[str, ...],
@@ -42,7 +42,7 @@ def test_mujoco_draws_with_what_is_there_where_there_is_no_display(
     assert ("SDL_VIDEODRIVER" in os.environ) == ("DISPLAY" not in given)
 
 
-def test_a_game_without_pygame_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pygame_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
     game = make(resolve("cartpole").env, 1, filmed=True)
     game.reset_into(0, np.empty((1, 4), np.float32))
@@ -69,7 +69,7 @@ NEEDED = (
 
 
 @pytest.mark.slow
-def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
+def test_mujoco_that_cannot_draw_is_refused_with_its_requirements() -> None:
     """Which it finds out when it is imported."""
     pytest.importorskip("mujoco")
     command = [sys.executable, "-c", MUJOCO]
@@ -80,7 +80,9 @@ def test_mujoco_that_cannot_draw_says_what_it_needs() -> None:
     assert said.endswith(f"){NEEDED}")
 
 
-def test_mujoco_without_opengl_says_so_also_where_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mujoco_without_opengl_is_refused_when_drawing_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     with pytest.raises(UserError) as error, rendering.drawing("Game-v0"):
         exec("raise ImportError('no  EGL\\ndevice')", {"__name__": "mujoco.egl"})
@@ -88,7 +90,7 @@ def test_mujoco_without_opengl_says_so_also_where_it_draws(monkeypatch: pytest.M
     assert str(error.value) == f"{said}{NEEDED}"
 
 
-def test_a_mistake_of_the_game_itself_stays_what_it_is() -> None:
+def test_errors_of_the_environment_itself_pass_unchanged() -> None:
     with pytest.raises(ZeroDivisionError), rendering.drawing("Game-v0"):
         raise ZeroDivisionError
     with pytest.raises(UserError, match=r"^wrong kwargs$"), rendering.drawing("Game-v0"):

@@ -1,4 +1,4 @@
-"""A call that does not come back is told, with its name, how long, and the line that it is at."""
+"""A call that hangs is reported with its name, its duration and its current line."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Slow(gymnasium.Env[Any, Any]):
         time.sleep(self.step_s)
 
 
-def test_the_call_is_the_one_that_penstock_made() -> None:
+def test_call_of_finds_the_method_that_penstock_called() -> None:
     env = Slow(0.0)
     list(Checker().play(env, 1, 0))
     assert env.inside is not None
     assert call_of(env.inside).f_code is Slow.step.__code__
 
 
-def test_a_long_call_is_told_once() -> None:
+def test_long_call_is_reported_once() -> None:
     told: list[str] = []
     with told_where_hung(0.3, told.append):
         list(Checker().play(Slow(1.5), 1, 0))
@@ -53,14 +53,14 @@ def test_a_long_call_is_told_once() -> None:
     assert clause.endswith(f"test_hung.py:{line}, in _wait")
 
 
-def test_many_short_calls_are_not_told() -> None:
+def test_many_short_calls_are_not_reported() -> None:
     told: list[str] = []
     with told_where_hung(0.5, told.append):
         assert len(list(Checker().play(Slow(0.05), 30, 0))) == 30
     assert told == []
 
 
-def test_progress_within_a_long_call_is_no_hang() -> None:
+def test_progress_within_a_long_call_prevents_a_report() -> None:
     told: list[str] = []
     with told_where_hung(0.5, told.append) as beat:
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Environments that share instances or memory, and that write to what they are given or return."""
+"""Environments that share instances or memory, or write to their arguments and results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_environment_that_edits_its_action_leaves_that_of_the_policy(
     assert actions.tolist() == [[1, 1], [0, 1], [1, 0]]
 
 
-def test_instances_are_found_beside_other_values_of_one_attribute() -> None:
+def test_instances_within_a_tuple_attribute_are_found() -> None:
     inner, outer = Counts(), Counts()
     vars(outer)["rated"] = (inner, 0.5, None)
     assert [*parts_of(outer).values()] == [outer, inner]
@@ -98,7 +98,7 @@ def test_instances_are_found_beside_other_values_of_one_attribute() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["Counts", "CountsInADict"])
-def test_environments_that_share_one_array_each_show_their_own(name: str, threads: int) -> None:
+def test_environments_sharing_an_array_keep_separate_observations(name: str, threads: int) -> None:
     game, out = played(name, threads=threads)
     for age in range(3):
         shown = out.view(np.float32).reshape(3, -1, 2)
@@ -191,7 +191,7 @@ def normalized_vector(num_envs: int, observations: bool) -> Any:
     ("observations", "option"),
     [(True, "model.normalize_observations=true"), (False, "algo.normalize_rewards=true")],
 )
-def test_running_statistics_of_gymnasium_are_refused_wherever_they_are(
+def test_running_statistics_of_gymnasium_are_refused_at_any_level(
     name: str, observations: bool, option: str
 ) -> None:
     with pytest.raises(UserError, match=option):
@@ -222,7 +222,7 @@ class Multiplies(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.factor = options.pop("factor", 1)
 
 
-def test_options_that_an_environment_changes_are_its_own() -> None:
+def test_options_changed_by_an_environment_do_not_affect_others() -> None:
     multiplied = {f"{HERE}:Multiplies": {"options": {"factor": 3}}}
     target = config(f"{HERE}:Pops", multiplied, options={"length": 10})
 

@@ -40,7 +40,7 @@ def run(game: BatchedEnv, actions: list[int]) -> list[tuple[Any, float, bool, bo
 
 
 @pytest.mark.slow
-def test_a_game_is_played_through_its_lives() -> None:
+def test_lives_are_episodes_of_one_continuing_game() -> None:
     actions = np.random.default_rng(0).choice([0, 2, 3], STEPS).tolist()
     steps = run(breakout(2), actions)
     lost = [t for t, step in enumerate(steps) if step[4]]
@@ -67,7 +67,7 @@ def test_a_game_is_played_through_its_lives() -> None:
         np.testing.assert_array_equal(shown[older:], observations[0, older:])
 
 
-def test_without_fire_a_life_begins_as_the_game_waits() -> None:
+def test_life_without_fire_starts_where_the_game_waits() -> None:
     steps = run(breakout(1, use_fire_reset=False), [FIRE, *[0] * 100])
     assert sum(step[4] for step in steps) == 1  # the second ball is never served
 
@@ -105,7 +105,7 @@ def scripted(*steps: tuple[int, int, bool]) -> list[tuple[float, bool, bool, int
     return shown
 
 
-def test_a_reward_of_a_step_that_only_resets_is_paid_in_the_next() -> None:
+def test_reward_of_a_reset_step_is_added_to_the_next_step() -> None:
     assert scripted((2, 1, False), (1, 2, False), (1, 30, False), (0, 4, True)) == [
         (1, False, False, 4),
         (2, True, True, 4),
@@ -114,7 +114,7 @@ def test_a_reward_of_a_step_that_only_resets_is_paid_in_the_next() -> None:
     ]
 
 
-def test_a_game_that_ends_in_a_step_that_only_resets_ends_one_step_later() -> None:
+def test_game_that_ends_in_a_reset_step_terminates_one_step_later() -> None:
     """The emulator resets in the step after, and has begun the next game by then."""
     assert scripted((1, 2, False), (0, 30, True), (2, 0, False), (2, 1, False), (2, 5, False)) == [
         (2, True, True, 4),
@@ -125,7 +125,7 @@ def test_a_game_that_ends_in_a_step_that_only_resets_ends_one_step_later() -> No
     ]
 
 
-def test_a_life_that_is_lost_in_a_step_that_only_resets_ends_nothing() -> None:
+def test_life_lost_in_a_reset_step_ends_no_episode() -> None:
     assert scripted((5, 0, False), (4, 0, False), (3, 0, False), (3, 1, False)) == [
         (0, False, False, 4),
         (0, True, True, 4),
@@ -134,7 +134,7 @@ def test_a_life_that_is_lost_in_a_step_that_only_resets_ends_nothing() -> None:
     ]
 
 
-def test_the_last_life_ends_the_game_only_where_the_game_says_so() -> None:
+def test_last_life_ends_the_game_only_with_the_games_own_flag() -> None:
     """Some games show their end for a while."""
     assert scripted((2, 0, False), (0, 0, False), (0, 1, True)) == [
         (0, False, False, 4),
@@ -143,7 +143,7 @@ def test_the_last_life_ends_the_game_only_where_the_game_says_so() -> None:
     ]
 
 
-def test_a_reset_begins_anew_whatever_was_pending() -> None:
+def test_reset_discards_pending_ends_and_rewards() -> None:
     """After a lost life, the step that only resets, and a game that ended in such a step."""
     lost = (1, 2, False)
     for pending in ([lost], [lost, (1, 30, False)], [lost, (0, 30, True)]):

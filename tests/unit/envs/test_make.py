@@ -1,4 +1,4 @@
-"""Which form of an environment is taken, and what is said where it cannot be had."""
+"""Which form of an environment is chosen, and the errors if none can be made."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_step(env: EnvConfig, action: int) -> tuple[list[float], list[float]]:
     return out.reshape(2, -1)[:, 0].tolist(), reward.tolist()
 
 
-def test_the_fastest_form_is_taken_and_said() -> None:
+def test_fastest_vector_form_is_chosen_and_described() -> None:
     assert probe(config("CartPole-v1")).how == "CartPole-v1 is stepped by its own vector form"
     assert probe(config("ALE/Pong-v5")).how == "ALE/Pong-v5 is stepped by ale_py.AtariVectorEnv"
     assert probe(config("Acrobot-v1")).how == (
@@ -50,7 +50,7 @@ def test_the_fastest_form_is_taken_and_said() -> None:
     ("env_id", "form"),
     [("CartPole-v1", "its own vector form"), ("ALE/Pong-v5", "ale_py.AtariVectorEnv")],
 )
-def test_wrappers_turn_the_own_form_off_and_that_is_said(env_id: str, form: str) -> None:
+def test_wrappers_disable_the_own_vector_form_with_a_note(env_id: str, form: str) -> None:
     wrapped = make(config(env_id, {"gymnasium.wrappers:ClipReward": {"max_reward": 0.5}}), 2)
     assert wrapped.info.how == (
         f"{env_id} is stepped one by one, by gymnasium's SyncVectorEnv: env.wrappers turn {form} "
@@ -60,7 +60,7 @@ def test_wrappers_turn_the_own_form_off_and_that_is_said(env_id: str, form: str)
     wrapped.close()
 
 
-def test_ids_of_old_atari_environments_are_known() -> None:
+def test_ids_of_old_atari_environments_are_recognised() -> None:
     """With wrappers of the user's, who sees to it that frames are what can be learnt from."""
     info = probe(config("PongNoFrameskip-v4", {"gymnasium.wrappers:ClipReward": {"max_reward": 1}}))
     assert info.observation_space.shape == (210, 160, 3)
@@ -72,20 +72,22 @@ def test_ids_of_old_atari_environments_are_known() -> None:
     "env_id",
     ["PongNoFrameskip-v4", "Pong-v4", "Pong-v0", "PongDeterministic-v4", "ale_py:Pong-v0"],
 )
-def test_without_wrappers_an_old_id_is_answered_with_the_new_one(env_id: str) -> None:
+def test_old_atari_id_without_wrappers_is_refused_with_the_new_id(env_id: str) -> None:
     """Raw frames of 210x160 train, badly: CleanRL and Stable-Baselines3 wrap these ids."""
     with pytest.raises(UserError, match=rf"^environment {env_id} is an old .* train ALE/Pong-v5, "):
         probe(config(env_id))
 
 
-def test_an_own_game_of_an_atari_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_environment_with_an_atari_name_is_not_atari(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     probe(config("ALE/Tennis-v5"))  # so that Atari is registered
     own = EnvSpec("Tennis-v0", "gymnasium.envs.classic_control:CartPoleEnv")
     monkeypatch.setitem(gymnasium.registry, "Tennis-v0", own)
     assert probe(config("Tennis-v0")).observation_space.shape == (4,)
 
 
-def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
+def test_env_info_has_spaces_and_frames_per_step() -> None:
     info = probe(config("ALE/Pong-v5", frameskip=3))
     assert info.observation_space.shape == (4, 84, 84)
     assert info.observation_space.dtype == np.uint8
@@ -97,7 +99,7 @@ def test_what_a_policy_needs_to_know_is_in_the_info() -> None:
 
 @pytest.mark.usefixtures("shop")
 @pytest.mark.parametrize("env_id", ["shopping:Shop-v0", "shopping:shop", "shopping:Shop"])
-def test_a_users_game_by_id_and_by_function(env_id: str) -> None:
+def test_custom_environment_is_made_by_id_and_by_function(env_id: str) -> None:
     assert one_step(config(env_id, price=3), action=1) == ([11, 11], [3, 3])
     assert "SyncVectorEnv" in probe(config(env_id)).how
     space = probe(config(env_id)).action_space
@@ -112,12 +114,12 @@ def test_a_users_function_that_takes_num_envs_is_its_own_vector_form() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_the_canonical_autoreset_is_chosen_where_there_is_a_choice() -> None:
+def test_next_step_autoreset_is_chosen_from_several_modes() -> None:
     assert one_step(config("shopping:shops_of_any_mode"), action=0) == ([10, 10], [2, 2])
 
 
 @pytest.mark.usefixtures("shop")
-def test_wrappers_go_on_from_the_inside_out_with_their_options() -> None:
+def test_wrappers_are_applied_inside_out_with_their_options() -> None:
     wrapped = config(
         "shopping:shop",
         {"shopping:Doubled": {"times": 5}},
@@ -143,7 +145,7 @@ def test_actions_of_a_box_run_from_minus_1_to_1(dtype: str) -> None:
     game.close()
 
 
-def test_the_pendulum_swings_as_by_hand() -> None:
+def test_pendulum_equals_a_single_environment_with_scaled_actions() -> None:
     game, single = make(config("Pendulum-v1"), 1), gymnasium.make("Pendulum-v1")
     out = np.zeros((1, 3), np.float32)
     game.reset_into(5, out)
@@ -156,13 +158,13 @@ def test_the_pendulum_swings_as_by_hand() -> None:
     game.close()
 
 
-def test_a_wrapper_makes_other_observations_fit() -> None:
+def test_wrapper_makes_unsupported_observations_fit() -> None:
     lake = config("FrozenLake-v1", "gymnasium.wrappers:FlattenObservation")
     assert probe(lake).observation_space.shape == (16,)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "penstock/Synthetic-v0"])
-def test_seeds_give_the_same_and_other_episodes(env_id: str) -> None:
+def test_equal_seeds_repeat_episodes_and_other_seeds_do_not(env_id: str) -> None:
     def firsts(seed: int) -> list[float]:
         game = make(config(env_id, **kwargs), 8)
         out = np.zeros((8, *game.info.observation_space.shape), np.float32)
@@ -193,7 +195,7 @@ class Informs(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_infos_need_not_fit_those_of_other_environments(threads: int) -> None:
+def test_infos_may_differ_between_environments(threads: int) -> None:
     game = make(config(f"{__name__}:Informs"), 4, threads)
     out = np.zeros((4, 2), np.float32)
     game.reset_into(0, out)
@@ -202,7 +204,7 @@ def test_infos_need_not_fit_those_of_other_environments(threads: int) -> None:
     game.close()
 
 
-def test_importing_the_room_imports_no_torch() -> None:
+def test_importing_envs_imports_no_torch() -> None:
     code = "import sys, penstock.envs; sys.exit('torch' in sys.modules or 'ale_py' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -232,11 +234,11 @@ def test_function_with_an_index_gets_the_number_of_each_environment(name: str) -
 
 
 @pytest.mark.usefixtures("shop")
-def test_index_that_the_config_sets_is_that_of_all() -> None:
+def test_configured_index_is_given_to_all_environments() -> None:
     assert one_step(config("shopping:numbered", index=5), 0)[1] == [5, 5]
 
 
-def test_environments_of_actors_never_have_the_number_of_another() -> None:
+def test_environment_indices_of_actors_are_unique() -> None:
     others = range(FirstIndex.COMMAND, AFTER_OTHERS)
     for envs in (24, 300):
         numbers = [first_index(actor, envs) + i for actor in range(500) for i in range(envs)]
@@ -247,5 +249,5 @@ def test_environments_of_actors_never_have_the_number_of_another() -> None:
 
 
 @pytest.mark.usefixtures("shop")
-def test_metadata_that_is_none_is_taken_as_empty() -> None:
+def test_metadata_of_none_is_treated_as_empty() -> None:
     make(config("shopping:Unnamed"), 2).close()

@@ -55,7 +55,7 @@ def begin(env_id: str, *wrappers: str) -> tuple[BatchedEnv, Any]:
     return game, out
 
 
-def test_mask_in_info_is_used_like_one_in_the_observation() -> None:
+def test_mask_in_info_is_used_as_if_in_the_observation() -> None:
     game, out = begin(f"{__name__}:TellsMask", WRAPPER)
     rng = np.random.default_rng(0)
     assert views(game.info.parts, out)[MASK].tolist() == [[1, 0, 0, 1, 0]] * 3
@@ -65,7 +65,7 @@ def test_mask_in_info_is_used_like_one_in_the_observation() -> None:
     assert check(f"{__name__}:TellsMask", [f"env.wrappers=[{WRAPPER}]"], 50, 2)["problems"] == []
 
 
-def test_mask_of_taxi_is_what_it_says() -> None:
+def test_mask_of_taxi_equals_its_action_mask() -> None:
     game, out = begin("Taxi-v4", WRAPPER)
     own = [env.unwrapped.action_mask(env.unwrapped.s) for env in game.vector.envs]  # type: ignore[attr-defined]
     assert views(game.info.parts, out)[MASK].tolist() == np.array(own).tolist()
@@ -89,6 +89,6 @@ def test_info_without_a_mask_is_refused_while_the_episode_lasts() -> None:
         game.step_into(draw_for(game, out, np.random.default_rng(0)), out)
 
 
-def test_mask_for_actions_of_numbers_is_refused() -> None:
+def test_mask_for_continuous_actions_is_refused() -> None:
     with pytest.raises(UserError, match="MaskFromInfo goes around actions to choose from, not Box"):
         make(config(f"{__name__}:Boxed", WRAPPER), 1)

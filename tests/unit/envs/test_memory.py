@@ -1,4 +1,4 @@
-"""The corridor that needs memory: what it shows, what it pays, how long it is."""
+"""The corridor that needs memory: its observations, rewards and lengths."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def forgets(obs: npt.NDArray[Any], signs: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 @pytest.mark.parametrize("wrappers", [[], ["gymnasium.wrappers:OrderEnforcing"]])
-def test_who_remembers_the_sign_always_wins(wrappers: list[Any]) -> None:
+def test_policy_with_memory_always_wins(wrappers: list[Any]) -> None:
     returns, lengths = play(remembers, wrappers, lengths=[2, 5])
     assert set(returns) == {1.0}
     assert set(lengths) == {3, 4, 5, 6}  # so many steps to the end, and the one there
 
 
-def test_who_forgets_it_wins_half_the_time() -> None:
+def test_policy_without_memory_wins_half_the_time() -> None:
     returns, _ = play(forgets, [], lengths=[2, 5])
     assert set(returns) == {1.0, -1.0}
     assert abs(np.mean(returns)) < 4 / np.sqrt(len(returns))
 
 
-def test_lengths_that_are_none_are_refused() -> None:
+def test_invalid_corridor_lengths_are_refused() -> None:
     with pytest.raises(UserError, match=r"lengths \[5, 2\] must be two numbers from 1"):
         make(EnvConfig(id="penstock/Memory-v0", kwargs={"lengths": [5, 2]}), 2)

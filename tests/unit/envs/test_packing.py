@@ -1,4 +1,4 @@
-"""Observations of several parts and actions of several choices, against the games' own spaces."""
+"""Dict and tuple observations and multi-discrete actions, against the environments' own spaces."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def expected(shown: Any) -> dict[str, Array]:
     }
 
 
-def test_a_dict_of_every_kind_comes_back_from_its_bytes() -> None:
+def test_dict_of_every_kind_of_space_is_restored_from_its_bytes() -> None:
     game, envs = everything()
     parts, packed = game.info.parts, first(game)
     assert game.info.observation_space == spaces.Box(0, 255, (row_nbytes(parts),), np.uint8)
@@ -115,7 +115,7 @@ def test_a_dict_of_every_kind_comes_back_from_its_bytes() -> None:
     assert {part.dtype for part in parts} == {"<f4", "|u1"}
 
 
-def test_a_row_lies_where_its_parts_say() -> None:
+def test_parts_of_a_row_lie_at_their_offsets() -> None:
     parts = laid_out([("a", (3,), "|u1"), ("b", (2,), "<f4"), ("c", (), "<f4")])
     assert parts == (
         ObservationPart("a", (3,), "|u1", 0),
@@ -155,7 +155,7 @@ def test_blackjack_shows_three_choices() -> None:
         np.testing.assert_array_equal(found[name][0], np.eye(size)[value])
 
 
-def test_several_choices_reach_the_game_as_it_counts_them() -> None:
+def test_multi_discrete_actions_are_shifted_to_the_space_of_the_environment() -> None:
     game, envs = everything()
     out = first(game)
     assert game.info.action_space == spaces.MultiDiscrete([3, 4], start=[1, 0])
@@ -164,7 +164,7 @@ def test_several_choices_reach_the_game_as_it_counts_them() -> None:
         assert envs[1].told[-1].tolist() == [pair[0] + 1, pair[1]]
 
 
-def test_switches_are_choices_of_two() -> None:
+def test_multi_binary_actions_are_choices_of_two() -> None:
     class Switches(Everything):
         action_space = spaces.MultiBinary(4)  # type: ignore[assignment]
 
@@ -183,7 +183,7 @@ def test_switches_are_choices_of_two() -> None:
     assert told[0].dtype == np.int8
 
 
-def test_only_numbers_can_be_bad_and_a_mask_must_allow_something() -> None:
+def test_bad_observations_are_nonfinite_floats_or_masks_that_allow_no_action() -> None:
     parts = laid_out([("seen", (2,), "|u1"), ("felt", (3,), "<f4"), ("action_mask", (2,), "|u1")])
     rows = np.full((4, 2, row_nbytes(parts)), 255, np.uint8)  # as floats, these bytes are NaN
     found = views(parts, rows)
@@ -203,7 +203,7 @@ def test_only_numbers_can_be_bad_and_a_mask_must_allow_something() -> None:
     )
 
 
-def test_each_of_several_choices_must_have_one_that_is_allowed() -> None:
+def test_mask_must_allow_an_action_for_each_choice() -> None:
     counts = EnvInfo(spaces.Box(0, 1), spaces.MultiDiscrete([2, 3, 1]), 1, "").counts
     assert counts == (2, 3, 1)
     parts = laid_out([("action_mask", (6,), "|u1")])
@@ -255,7 +255,7 @@ class Growth(gymnasium.Env[Any, Any]):
         (Growth, np.zeros(2, np.int32), r"observation of shape \[3\] where its space says \[2\]"),
     ],
 )
-def test_an_observation_that_changes_shape_is_one_sentence(
+def test_observation_that_changes_shape_is_refused_in_one_sentence(
     kind: Any, actions: Array, sentence: str
 ) -> None:
     game = BatchedEnv("growing", SyncVectorEnv([kind] * 2), 1, "how")
@@ -280,14 +280,14 @@ class InADict(Doubles):
 
 
 @pytest.mark.parametrize(("kind", "where"), [(Doubles, ""), (InADict, ", in pixels,")])
-def test_an_observation_of_another_dtype_is_one_sentence(kind: Any, where: str) -> None:
+def test_observation_of_another_dtype_is_refused_in_one_sentence(kind: Any, where: str) -> None:
     game = BatchedEnv("doubles", SyncVectorEnv([kind] * 2), 1, "how")
     sentence = f"^environment doubles returned an observation{where} of dtype float64 where its "
     with pytest.raises(UserError, match=f"{sentence}space says uint8; correct"):
         first(game)
 
 
-def test_what_a_game_of_lists_or_doubles_raises_is_left_alone() -> None:
+def test_errors_of_an_environment_with_list_observations_pass_unchanged() -> None:
     """Neither was wrong with its observations."""
 
     class Fails(Sound):
@@ -330,7 +330,9 @@ class BeyondInATuple(Beyond):
 
 
 @pytest.mark.parametrize(("kind", "where"), [(Beyond, ""), (BeyondInATuple, "in 0 ")])
-def test_a_choice_outside_its_space_is_one_sentence(kind: Any, where: str) -> None:
+def test_discrete_observation_outside_its_space_is_refused_in_one_sentence(
+    kind: Any, where: str
+) -> None:
     """Of its one-hot form nothing would be left."""
     game = BatchedEnv("beyond", SyncVectorEnv([kind] * 2), 1, "how")
     out = first(game)
@@ -343,7 +345,7 @@ def test_a_choice_outside_its_space_is_one_sentence(kind: Any, where: str) -> No
         game.step_into(np.zeros(2, np.int32), out)
 
 
-def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
+def test_observations_of_another_byte_order_are_converted() -> None:
     class Swapped(Sound):
         observation_space = spaces.Box(-9, 900, (2,), np.dtype(">i4"))
 
@@ -367,7 +369,7 @@ def test_observations_of_another_byte_order_are_packed_in_this_one() -> None:
         (np.float64, 0.5, 0.5 + 1e-12, ""),  # a simulation at rest
     ],
 )
-def test_numbers_that_are_one_to_networks_are_noted_once(
+def test_numbers_that_float32_merges_are_noted_once(
     kind: type, one: float, other: float, note: str, notes: list[str]
 ) -> None:
     """Also where they differ between environments, as numbers of their own do."""
@@ -383,7 +385,7 @@ def test_numbers_that_are_one_to_networks_are_noted_once(
         notes.clear()
 
 
-def test_a_whole_number_that_float32_lacks_is_noted_where_no_other_is_near(
+def test_integer_beyond_float32_precision_is_noted(
     notes: list[str],
 ) -> None:
     packer = Packer("ids", spaces.Dict(id=spaces.Box(0, 2**31 - 1, (1,), np.int64)))
@@ -395,7 +397,7 @@ def test_a_whole_number_that_float32_lacks_is_noted_where_no_other_is_near(
     assert "1073741825" in notes[0]
 
 
-def test_a_choice_is_one_hot_however_large_its_number(notes: list[str]) -> None:
+def test_discrete_observation_with_a_large_start_is_one_hot(notes: list[str]) -> None:
     packer = Packer("ids", spaces.Dict(id=spaces.Discrete(2, start=2**40)))
     packer.watch_precision(2)
 
@@ -428,7 +430,7 @@ def test_actions_within_wide_bounds_of_float16_stay_in_proportion() -> None:
     ],
     ids=str,
 )
-def test_an_environment_gets_actions_as_its_space_samples_them(space: spaces.Space[Any]) -> None:
+def test_actions_have_the_type_and_dtype_of_space_samples(space: spaces.Space[Any]) -> None:
     class Told(Sound):
         action_space = space
 
@@ -444,7 +446,7 @@ def test_an_environment_gets_actions_as_its_space_samples_them(space: spaces.Spa
     game.step_into(draw(game.info.action_space, COUNT, np.random.default_rng(0)), out)
 
 
-def test_an_action_outside_the_space_is_one_sentence() -> None:
+def test_action_outside_the_space_is_reported_in_one_sentence() -> None:
     env = EnvConfig(id="CartPole-v1", wrappers=["gymnasium.wrappers:OrderEnforcing"])
     game = make(env, 2)
     out = first(game)
@@ -467,7 +469,7 @@ def refusal(kind: Any, action: Array, text: str) -> Exception:
     return caught.value
 
 
-def test_what_a_game_raises_of_itself_is_left_alone() -> None:
+def test_errors_of_the_environment_itself_pass_unchanged() -> None:
     for text in ("the rope broke", "deactivation removed"):
         error = refusal(Sound, np.zeros(1, np.int32), text)
         assert str(error) == text
@@ -490,7 +492,7 @@ def test_an_illegal_action_is_explained_by_the_mask() -> None:
     assert "its action_mask must forbid it: correct the mask" in allowed.__notes__[0]
 
 
-def test_a_mask_is_known_after_its_memory_was_passed_on() -> None:
+def test_mask_is_remembered_after_its_memory_was_reused() -> None:
     """As that of a slot after an unroll."""
     game = BatchedEnv("it", SyncVectorEnv([Masked]), 1, "how")
     out = first(game)
@@ -500,7 +502,7 @@ def test_a_mask_is_known_after_its_memory_was_passed_on() -> None:
         game.step_into(np.zeros((1, 2), np.int32), later)
 
 
-def test_packing_makes_no_arrays_of_its_own() -> None:
+def test_packing_writes_into_the_given_rows() -> None:
     game, _ = everything()
     out = first(game)
     before = out.ctypes.data
@@ -512,7 +514,7 @@ def test_packing_makes_no_arrays_of_its_own() -> None:
     assert not slot[[0, 1, 3, 4]].any()
 
 
-def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
+def test_error_after_a_mask_without_allowed_actions_names_the_mask() -> None:
     class Shuts(Masked):
         def allowed(self) -> Any:
             return [1, 1, self.age != 3, 0, 0]
@@ -532,7 +534,7 @@ def test_what_a_shut_mask_led_to_is_told_by_the_mask() -> None:
             game.step_into(np.zeros((2, 2), np.int32), out)
 
 
-def test_what_a_broken_observation_led_to_is_told_by_the_observation() -> None:
+def test_error_after_a_nan_observation_names_the_observation() -> None:
     """A policy answers NaN by NaN, and what the game says of such an action would mislead."""
 
     class Broken(Sound):
@@ -562,7 +564,7 @@ def test_rewards_and_flags_may_be_lists() -> None:
         assert isinstance(result, np.ndarray)
 
 
-def test_what_close_raises_is_noted(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Clings(Sound):
         def close(self) -> None:
             raise OSError("still busy")

@@ -1,4 +1,4 @@
-"""Environments whose code changes the state of the process, against what the rest of it has."""
+"""Environments that change the state of the process do not affect the rest of it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", CHANGES)
-def test_environment_that_changes_the_process_keeps_its_state_and_others_theirs(
+def test_environment_that_changes_process_state_affects_only_itself(
     name: str, place: str, folder: Path
 ) -> None:
     change, seen, ours = CHANGES[name]
@@ -141,7 +141,7 @@ def test_environment_that_changes_nothing_is_stepped_directly(folder: Path) -> N
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("place", PLACES)
-def test_exit_of_an_environment_is_a_mistake_with_its_text_and_place(
+def test_exit_called_by_an_environment_is_a_user_error_with_its_place(
     place: str, threads: int, folder: Path
 ) -> None:
     env_id = written(folder, "sys.exit('no licence')", place, "1")

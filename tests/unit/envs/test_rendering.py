@@ -1,4 +1,4 @@
-"""Pictures beside a game: those of Atari are of the very frames that the policy's are made of."""
+"""Pictures of a filmed environment; those of Atari show the frames that the policy sees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filmed(game: str, **given: Any) -> FilmedAtari:
         ("boxing", {"max_num_frames_per_episode": 301}),
     ],
 )
-def test_the_filmed_screen_is_the_one_that_the_policy_sees(game: str, given: Any) -> None:
+def test_filmed_screen_equals_the_observed_screen(game: str, given: Any) -> None:
     """In its own size and in colour, ale-py's observation is the screen itself."""
     env = filmed(game, grayscale=False, **WHOLE_SCREEN, **given)
     rng = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_the_filmed_game_goes_on_after_a_lost_life() -> None:
     env.close()
 
 
-def test_two_emulators_that_go_apart_are_not_shown() -> None:
+def test_diverging_emulators_are_refused() -> None:
     env = filmed("pong")
     env.reset(seed=5)
     env._ale.act(env._noop)
@@ -91,13 +91,13 @@ def test_every_emulator_frame_of_a_step_is_a_picture_at_60_a_second() -> None:
     assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)] * 4, 60.0)
 
 
-def test_under_wrappers_there_is_one_picture_a_step() -> None:
+def test_wrapped_environment_is_filmed_at_one_picture_per_step() -> None:
     wrapper = "env.wrappers=[gymnasium.wrappers:RecordEpisodeStatistics]"
     pictures, rate = pictures_of("pong", wrapper)
     assert ([picture.shape for picture in pictures], rate) == ([(210, 160, 3)], 15.0)
 
 
-def test_under_wrappers_a_game_is_filmed_beyond_its_first_episode() -> None:
+def test_wrapped_environment_is_filmed_beyond_its_first_episode() -> None:
     wrapper = "env.wrappers=[gymnasium.wrappers:RecordEpisodeStatistics]"
     limit = "env.kwargs.max_num_frames_per_episode=80"
     game = make(resolve("pong", [wrapper, limit]).env, 1, filmed=True)
@@ -120,7 +120,7 @@ def test_a_filmed_game_must_begin_with_a_seed() -> None:
     env.close()
 
 
-def test_a_game_that_draws_itself_is_asked_to() -> None:
+def test_environment_that_renders_is_made_with_render_mode() -> None:
     pictures, rate = pictures_of("cartpole")
     assert ([picture.shape for picture in pictures], rate) == ([(400, 600, 3)], 50.0)
 
@@ -166,7 +166,7 @@ class Strict(Painter):
         (lambda: Painter(), 0),
     ],
 )
-def test_what_a_function_makes_is_asked_to_draw_itself(
+def test_environment_from_a_function_is_made_with_render_mode(
     entry_point: Any, pictures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = gymnasium.envs.registration.EnvSpec("Painted-v0", entry_point=entry_point)
@@ -209,13 +209,13 @@ def paints(render_mode: str | None = None) -> Painter:
 @pytest.mark.parametrize(
     ("function", "pictures"), [("text_only", 0), ("refuses", 0), ("unwritten", 0), ("paints", 1)]
 )
-def test_what_a_function_makes_that_draws_only_text_is_left_alone(
+def test_environment_from_a_function_that_renders_only_text_is_unchanged(
     function: str, pictures: int
 ) -> None:
     assert len(pictures_of(f"{__name__}:{function}")[0]) == pictures
 
 
-def test_a_game_that_does_not_is_left_alone() -> None:
+def test_environment_that_does_not_render_is_unchanged() -> None:
     assert pictures_of("synthetic")[0] == []
 
 
@@ -237,7 +237,7 @@ class Drawn(gymnasium.vector.VectorEnv):
         (np.zeros((10, 12, 3)), r"float64 of shape \[10, 12, 3\]"),
     ],
 )
-def test_what_render_returns_must_be_a_picture(shown: Any, said: str) -> None:
+def test_render_result_that_is_no_picture_is_refused(shown: Any, said: str) -> None:
     """One of other bytes would make a video of stripes."""
     with pytest.raises(UserError, match=rf"returned {said}, and a picture is uint8"):
         pictures(Drawn(shown))
@@ -251,12 +251,12 @@ def test_pictures_of_a_vector_may_be_one_array() -> None:
     assert len(pictures(Together(np.zeros((1, 10, 12, 3), np.uint8)))) == 1
 
 
-def test_a_picture_of_other_whole_numbers_is_one() -> None:
+def test_integer_pictures_are_converted_to_uint8() -> None:
     [picture] = pictures(Drawn(np.full((10, 12, 3), 255)))
     assert (str(picture.dtype), picture.min()) == ("uint8", 255)
 
 
-def test_who_draws_says_so() -> None:
+def test_draws_follows_the_declared_render_modes() -> None:
     class Draws:
         metadata = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
@@ -281,13 +281,13 @@ def test_an_observation_that_is_a_picture_is_shown(shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("shape", [(128,), (4, 4), (2, 10, 12, 7)])
-def test_what_is_no_picture_is_not(shape: tuple[int, ...]) -> None:
+def test_observation_that_is_no_picture_is_not_shown(shape: tuple[int, ...]) -> None:
     assert drawn(info(*shape), np.zeros(shape, np.uint8)) == []
     floats = np.zeros((10, 12), np.float32)
     assert drawn(info(10, 12, dtype=np.float32), floats) == []
 
 
-def test_of_several_parts_the_first_picture_is_shown() -> None:
+def test_first_picture_among_observation_parts_is_shown() -> None:
     parts = laid_out([("speed", (2,), "<f4"), ("screen", (9, 8), "|u1")])
     row = np.full(80, 7, np.uint8)
     packed = EnvInfo(info(80).observation_space, info(80).action_space, 1, "", parts)
@@ -295,7 +295,7 @@ def test_of_several_parts_the_first_picture_is_shown() -> None:
     assert (picture.shape, picture.min(), picture.max()) == ((9, 8, 3), 7, 7)
 
 
-def test_small_pictures_grow_by_whole_numbers_and_sides_become_even() -> None:
+def test_small_pictures_are_scaled_by_integers_to_even_sides() -> None:
     small = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
     [grown] = enlarged([small])
     assert grown.shape == (322, 536, 3)  # 107 times 3, 107 times 5, and one more each

@@ -223,11 +223,11 @@ def of_class(made: Callable[..., Any], **kwargs: Any) -> Callable[[], BatchedEnv
 
 
 @pytest.mark.parametrize("made", [Walk, SavesItself])
-def test_state_in_every_form_is_saved(made: type[Walk]) -> None:
+def test_environment_state_of_every_form_is_saved(made: type[Walk]) -> None:
     assert why_not_savable(of_class(made)) == ""
 
 
-def test_what_was_shared_is_shared_again() -> None:
+def test_shared_objects_are_shared_again_after_restoring() -> None:
     env, other = begun(of_class(Walk), 1), begun(of_class(Walk), 2)
     played(env, 30, np.random.default_rng(0))
     other.load_state_dict(from_bytes(to_bytes(env.state_dict())))
@@ -253,7 +253,7 @@ def test_what_was_shared_is_shared_again() -> None:
         (Forbids, "it raised RuntimeError when this was tested"),
     ],
 )
-def test_what_cannot_be_saved_is_found(made: type[Walk], why: str) -> None:
+def test_unsavable_state_is_detected(made: type[Walk], why: str) -> None:
     assert why in why_not_savable(of_class(made))
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_saved_is_found(made: type[Walk], why: str) -> None:
         ("cartpole", "env.id=LunarLander-v3", "Box2D", ".this is of class .SwigPyObject"),
     ],
 )
-def test_environments_in_other_languages_are_not_saved(
+def test_environments_in_native_code_are_not_savable(
     target: str, option: str, needs: str, why: str
 ) -> None:
     pytest.importorskip(needs)
@@ -272,7 +272,7 @@ def test_environments_in_other_languages_are_not_saved(
     assert why in why_not_savable(partial(make, config.env, 2))
 
 
-def test_a_secret_is_not_saved_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_not_saved_and_kept_on_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TEST_KEY", "a-long-secret-value")
     made = of_class(Keeps, key="${env:PENSTOCK_TEST_KEY}")
     assert why_not_savable(made) == ""
@@ -306,7 +306,7 @@ def test_a_secret_is_not_saved_and_stays(monkeypatch: pytest.MonkeyPatch) -> Non
         {},
     ],
 )
-def test_a_state_of_something_else_is_refused(state: Any) -> None:
+def test_foreign_state_is_refused(state: Any) -> None:
     env = begun(of_class(Walk), 1)
     with pytest.raises(NotSavableError):
         env.load_state_dict(state)
@@ -359,7 +359,7 @@ def through_enum() -> dict[str, Any]:
     ("name", "attack"),
     [("frozen lake", through_partials), ("cartpole", through_spec), ("frozen lake", through_enum)],
 )
-def test_a_state_of_a_part_of_the_program_is_refused_and_changes_nothing(
+def test_state_naming_program_internals_is_refused_without_changes(
     name: str, attack: Callable[[], dict[str, Any]]
 ) -> None:
     env = begun(of_case(name), 1)
@@ -390,11 +390,11 @@ class Logs(Walk):
         self.handler = logging.StreamHandler()
 
 
-def test_loggers_are_not_saved_and_stay() -> None:
+def test_loggers_are_not_saved_and_kept_on_restore() -> None:
     assert why_not_savable(of_class(Logs)) == ""
 
 
-def test_a_state_of_an_environment_that_now_saves_itself_does_not_fit() -> None:
+def test_generic_state_is_refused_by_an_environment_with_its_own_state_methods() -> None:
     env = begun(of_class(SavesItself), 1)
     kind, class_name, attributes = env.state_dict()
     single = ["object", "test_saved_state.SavesItself", {"age": 1}]

@@ -1,4 +1,4 @@
-"""The synthetic game: its returns, its sizes, its pace and its faults."""
+"""The synthetic environment: its returns, sizes, step times and injected faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def paying(observations: npt.NDArray[Any], n_actions: int) -> npt.NDArray[Any]:
         {"obs_shape": [2], "n_actions": 1, "truncate": True, "episode_steps": 1},
     ],
 )
-def test_the_best_play_earns_one_a_step_and_episodes_end_as_asked(kwargs: dict[str, Any]) -> None:
+def test_optimal_play_earns_one_per_step_and_episodes_have_the_set_length(
+    kwargs: dict[str, Any],
+) -> None:
     game, out = game_of(6, **kwargs)
     steps, truncate = kwargs["episode_steps"], kwargs.get("truncate", False)
     for t in range(1, 4 * (steps + 1) + 1):
@@ -55,28 +57,28 @@ def test_the_best_play_earns_one_a_step_and_episodes_end_as_asked(kwargs: dict[s
         np.testing.assert_array_equal(truncated, np.full(6, step == steps and truncate))
 
 
-def test_random_play_earns_one_in_n_actions() -> None:
+def test_random_play_earns_one_nth_per_step() -> None:
     game, out = game_of(100, obs_shape=[4], n_actions=4, episode_steps=100)
     rng = np.random.default_rng(0)
     returns = sum(game.step_into(rng.integers(4, size=100), out)[0] for _ in range(100))
     assert np.mean(returns) == pytest.approx(25, abs=4 * np.sqrt(100 * 0.25 * 0.75 / 100))
 
 
-def test_any_other_action_earns_nothing() -> None:
+def test_other_actions_earn_zero() -> None:
     game, out = game_of(8, n_actions=3)
     for _ in range(50):
         reward, _, _ = game.step_into((paying(out, 3) + 1) % 3, out)
         assert not reward.any()
 
 
-def test_frames_compress_about_as_much_as_ataris() -> None:
+def test_frames_compress_about_as_well_as_atari_frames() -> None:
     _, out = game_of(16, obs_shape=[4, 84, 84], obs_dtype="uint8", n_actions=6)
     assert set(np.unique(out)) == {0, 255}
     assert 12 < out.nbytes / len(snappy.compress(out.tobytes())) < 25
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_step_takes_the_time_asked_for_each_environment(
+def test_step_takes_the_set_time_for_each_environment(
     busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     game, out = game_of(10, step_time_s=0.002, busy=busy)
@@ -88,14 +90,14 @@ def test_a_step_takes_the_time_asked_for_each_environment(
     assert (time.perf_counter() - began_s >= 0.02) or not busy
 
 
-def test_construction_takes_the_time_asked() -> None:
+def test_construction_takes_the_set_time() -> None:
     began_s = time.perf_counter()
     SyntheticVectorEnv(1, construct_time_s=0.05)
     assert time.perf_counter() - began_s >= 0.05
 
 
 @pytest.mark.parametrize("wrappers", [[], [PASS_THROUGH]])
-def test_it_crashes_at_the_step_asked(wrappers: list[Any]) -> None:
+def test_environment_crashes_at_the_set_step(wrappers: list[Any]) -> None:
     env = EnvConfig(id="penstock/Synthetic-v0", kwargs={"crash_at_step": 3}, wrappers=wrappers)
     game = make(env, 2)
     out = np.zeros((2, 4), np.float32)
@@ -106,7 +108,7 @@ def test_it_crashes_at_the_step_asked(wrappers: list[Any]) -> None:
         game.step_into(np.zeros(2, np.int64), out)
 
 
-def test_it_shows_a_nan_at_the_step_asked() -> None:
+def test_environment_returns_nan_at_the_set_step() -> None:
     game, out = game_of(2, nan_at_step=2)
     found = []
     for _ in range(3):
@@ -127,13 +129,13 @@ print("went on")
 """
 
 
-def test_it_kills_its_process_at_the_step_asked() -> None:
+def test_environment_kills_its_process_at_the_set_step() -> None:
     command = [sys.executable, "-c", SCRIPT, "exit_at_step"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "step\nstep\n")
 
 
-def test_it_hangs_at_the_step_asked() -> None:
+def test_environment_hangs_at_the_set_step() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, "hang_at_step"], stdout=subprocess.PIPE, text=True
     )

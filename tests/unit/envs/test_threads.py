@@ -1,4 +1,4 @@
-"""Games stepped side by side by threads, against the same games stepped one by one."""
+"""Environments stepped by several threads, against the same environments in one thread."""
 
 from __future__ import annotations
 
@@ -139,19 +139,19 @@ def alike(env: EnvConfig, count: int, threads: int, steps: int) -> list[Array]:
     ],
     ids=lambda env: str(env.id),
 )
-def test_results_are_those_of_one_thread(env: EnvConfig, threads: int) -> None:
+def test_results_equal_those_of_one_thread(env: EnvConfig, threads: int) -> None:
     found = alike(env, 5, threads, 150)
     assert any(flags.any() for flags in found if flags.dtype == np.bool_)  # episodes did end
 
 
 @pytest.mark.slow
-def test_dooms_results_are_those_of_one_thread() -> None:
+def test_doom_results_equal_those_of_one_thread() -> None:
     pytest.importorskip("vizdoom")
     found = alike(EnvConfig(id="penstock/Doom-v0"), 4, 3, 100)
     assert any(flags.any() for flags in found if flags.dtype == np.bool_)
 
 
-def test_a_game_belongs_to_one_thread_from_its_making_to_its_end() -> None:
+def test_environment_stays_in_one_thread_from_construction_to_close() -> None:
     game = told(5, 3)
     played(game, 30, seed=0)
     game.close()
@@ -163,7 +163,7 @@ def test_a_game_belongs_to_one_thread_from_its_making_to_its_end() -> None:
     assert all(len(single.threads) > 30 for single in Told.made)
 
 
-def test_games_are_in_their_steps_at_the_same_time() -> None:
+def test_environments_step_concurrently() -> None:
     game = BatchedEnv("meets", ThreadedVectorEnv([Meets] * 4, 4), 1, "")
     played(game, 6, seed=0)  # would stand still in the first
     game.close()
@@ -180,7 +180,7 @@ def test_games_are_in_their_steps_at_the_same_time() -> None:
         ({1: "shape"}, UserError, r"of shape \[3\] where its space says \[2\]"),
     ],
 )
-def test_an_error_is_that_of_one_thread(
+def test_error_is_the_same_with_any_number_of_threads(
     faults: dict[int, str], kind: type[Exception], sentence: str
 ) -> None:
     texts = []
@@ -193,7 +193,7 @@ def test_an_error_is_that_of_one_thread(
     assert texts == texts[:1] * 3
 
 
-def test_the_place_of_an_error_is_in_the_game() -> None:
+def test_place_of_an_error_is_in_the_environment() -> None:
     game = told(4, 4, {2: "raise"})
     with pytest.raises(KeyError) as error:
         played(game, 8, seed=0)
@@ -202,7 +202,7 @@ def test_the_place_of_an_error_is_in_the_game() -> None:
     game.close()
 
 
-def test_what_cannot_be_made_leaves_no_thread() -> None:
+def test_failed_construction_leaves_no_thread() -> None:
     texts = []
     for threads in (1, 4):
         with pytest.raises(UserError, match="failed with OSError: no licence") as error:
@@ -211,14 +211,14 @@ def test_what_cannot_be_made_leaves_no_thread() -> None:
     assert texts[0] == texts[1]
 
 
-def test_games_that_cannot_be_closed_leave_no_thread() -> None:
+def test_failing_close_leaves_no_thread() -> None:
     game = told(4, 4, {1: "close"})
     game.close()  # the error is noted
     Told.made[1].fault = ""
     game.close()
 
 
-def test_games_that_are_let_go_of_leave_no_thread() -> None:
+def test_garbage_collected_environments_leave_no_thread() -> None:
     game = told(4, 2)
     played(game, 3, seed=0)
     singles = list(Told.made)
@@ -240,7 +240,7 @@ sys.argv[1] == "raise" and 1 / 0
 
 
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("raise", 1)])
-def test_a_program_that_does_not_close_its_games_ends(how: str, code: int) -> None:
+def test_program_without_close_still_exits(how: str, code: int) -> None:
     command = [sys.executable, "-c", LEFT_OPEN, how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
@@ -266,14 +266,14 @@ def test_a_program_that_does_not_close_its_games_ends(how: str, code: int) -> No
         ),
     ],
 )
-def test_what_the_threads_do_is_said(env: EnvConfig, threads: int, how: str) -> None:
+def test_use_of_threads_is_described_in_the_info(env: EnvConfig, threads: int, how: str) -> None:
     game = make(env, 3, threads)
     game.close()
     assert game.info.how == how
     assert probe(env, threads).how == how
 
 
-def test_ataris_threads_are_its_own() -> None:
+def test_atari_uses_its_own_threads() -> None:
     pytest.importorskip("ale_py")
     game = make(EnvConfig(id="ALE/Pong-v5"), 2, 2)
     game.close()

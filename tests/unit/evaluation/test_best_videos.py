@@ -28,7 +28,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_the_newest_are_kept_with_their_decisions(tmp_path: Path) -> None:
+def test_newest_best_videos_are_kept_with_their_decisions(tmp_path: Path) -> None:
     for i in range(KEPT + 3):
         # A run that was resumed repeats steps.
         put(tmp_path, f"best-at-{1000 - i}.mp4", at_s=i)
@@ -87,7 +87,7 @@ def poll_until_idle(videos: BestVideos) -> None:
         ("import json; print(json.dumps({'skipped': 'shows nothing'}))", ""),
     ],
 )
-def test_a_failure_is_one_note_and_the_last_attempt(
+def test_recording_failure_is_noted_once_and_ends_further_attempts(
     tmp_path: Path, notes: list[str], started: list[str], script: str, noted: str
 ) -> None:
     started += [script, "raise SystemExit('never')"]
@@ -109,7 +109,7 @@ time.sleep(100)
 """
 
 
-def test_a_recording_that_hangs_is_ended_and_leaves_nothing(
+def test_hanging_recording_is_killed_and_leaves_no_file(
     tmp_path: Path, notes: list[str], started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(best_videos, "LIMIT_S", 2.0)
@@ -133,7 +133,7 @@ def test_a_recording_for_a_viewer_ends_with_the_server(tmp_path: Path, started: 
     assert time.monotonic() - began_s < 10
 
 
-def test_a_process_that_does_not_end_after_its_answer_is_ended(
+def test_recording_process_that_does_not_exit_is_killed(
     tmp_path: Path, notes: list[str], started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(best_videos, "END_S", 0.2)
@@ -147,7 +147,7 @@ def test_a_process_that_does_not_end_after_its_answer_is_ended(
     assert notes == []
 
 
-def test_an_evaluator_that_ends_ends_the_recording(tmp_path: Path, started: list[str]) -> None:
+def test_ending_evaluator_ends_the_recording(tmp_path: Path, started: list[str]) -> None:
     started.append("import time; time.sleep(100)")
     videos = BestVideos(tmp_path, 0, enabled=True)
     videos.request()
@@ -160,7 +160,7 @@ def test_an_evaluator_that_ends_ends_the_recording(tmp_path: Path, started: list
         os.killpg(process.pid, 0)
 
 
-def test_a_long_recording_lets_the_next_wait_which_then_shows_the_newest_best(
+def test_request_during_a_recording_waits_and_records_the_newest_best(
     tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = "import json; print(json.dumps({'file': 'best-1.mp4', 'cpu_s': %s}))"
@@ -177,7 +177,7 @@ def test_a_long_recording_lets_the_next_wait_which_then_shows_the_newest_best(
     assert len(started) == 1
 
 
-def test_nothing_is_recorded_where_it_is_turned_off(tmp_path: Path, started: list[str]) -> None:
+def test_no_video_is_recorded_when_disabled(tmp_path: Path, started: list[str]) -> None:
     videos = BestVideos(tmp_path, 0, enabled=False)
     videos.request()
     videos.poll()
@@ -185,7 +185,7 @@ def test_nothing_is_recorded_where_it_is_turned_off(tmp_path: Path, started: lis
     videos.close()
 
 
-def test_nothing_is_recorded_in_the_first_seconds(
+def test_no_video_is_recorded_in_the_first_seconds(
     tmp_path: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(best_videos, "FIRST_S", 10.0)

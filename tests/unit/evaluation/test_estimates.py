@@ -54,7 +54,7 @@ def test_pooled_estimates_are_those_of_all_episodes() -> None:
     assert pooled(estimate([7.0]), estimate([9.0])) == pytest.approx((8.0, 1.0, 2))
 
 
-def test_the_lower_end_of_few_episodes_counts_the_spread_in_training() -> None:
+def test_lower_bound_of_few_episodes_includes_the_spread_in_training() -> None:
     """Five of five succeed: variance (4 * 0 + 10 * 0.16) / 14, standard error sqrt(0.022857). Of
     many most do: variance (119 * 0.0475 + 10 * 0.16) / 129, standard error sqrt(0.00046851)."""
     spread = spread_of([0.0] * 20 + [1.0] * 80)
@@ -68,7 +68,7 @@ def test_the_lower_end_of_few_episodes_counts_the_spread_in_training() -> None:
     assert lower_end(Estimate(1.0, 0.0, 1), 0.4) == pytest.approx(1 - 1.96 * 0.4)
 
 
-def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None:
+def test_better_way_has_the_higher_lower_bound_and_a_tie_is_greedy() -> None:
     assert better_way(ways((-20.0, 9.0), (255.0, 5.0)), 50.0).way == "sampled"
     assert better_way(ways((255.0, 5.0), (240.0, 5.0)), 50.0).way == "greedy"
     assert better_way(ways((500.0, 0.0), (500.0, 0.0)), 30.0).way == "greedy"
@@ -77,7 +77,7 @@ def test_the_better_way_has_the_higher_lower_end_and_greedy_wins_a_tie() -> None
     assert narrow.lower == pytest.approx(0.83 - 1.96 * 0.02)
 
 
-def test_a_choice_before_training_says_anything_is_beaten_by_any_later_one() -> None:
+def test_choice_without_a_training_spread_is_beaten_by_any_later_one() -> None:
     """Two of two episodes succeed at first, and later 16 of 20."""
     lucky = better_way(ways((1.0, 0.0), (1.0, 0.0)), spread_of([1.0] * 9))
     later = better_way(ways((0.8, 0.09), (0.7, 0.1)), spread_of([0.0, 1.0] * 5))
@@ -86,7 +86,7 @@ def test_a_choice_before_training_says_anything_is_beaten_by_any_later_one() -> 
     assert not later.beats(later)
 
 
-def test_further_episodes_that_refute_a_way_lead_to_the_other() -> None:
+def test_refuting_episodes_switch_to_the_other_way() -> None:
     found: dict[Way, Estimate] = {
         "greedy": Estimate(0.86, 0.03, 20),
         "sampled": Estimate(0.829, 0.03, 20),
@@ -97,7 +97,7 @@ def test_further_episodes_that_refute_a_way_lead_to_the_other() -> None:
     assert better_way(found, 0.15).way == "sampled"
 
 
-def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() -> None:
+def test_goal_above_the_upper_bound_is_out_of_reach() -> None:
     assert out_of_reach(Estimate(150.0, 20.0, 20), 200.0)  # at most 189.2
     assert not out_of_reach(Estimate(150.0, 26.0, 20), 200.0)  # up to 200.96
     for episodes in (9, 10):  # fewer say little about the spread
@@ -105,7 +105,7 @@ def test_out_of_reach_is_what_even_the_upper_bound_of_the_better_way_misses() ->
 
 
 @pytest.mark.slow
-def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
+def test_false_confirmations_stay_at_one_in_forty() -> None:
     """Both ways are exactly at the goal. A bound by further episodes confirms one in forty, as a
     lower bound of 95 % intervals should; by the episodes that chose it would be twice as many."""
     rng = np.random.default_rng(0)
@@ -122,7 +122,7 @@ def test_choosing_the_better_way_does_not_confirm_too_often() -> None:
     assert biased / trials > 0.04
 
 
-def test_the_way_is_read_from_the_evidence_and_greedy_without_any() -> None:
+def test_way_to_play_is_read_from_the_evidence_or_greedy() -> None:
     found = ways((-20.0, 9.0), (255.0, 5.0))
     about = evidence(found, "sampled", 350_000, Estimate(250.0, 4.0, 100))
     assert about == {

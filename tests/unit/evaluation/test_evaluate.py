@@ -1,4 +1,4 @@
-"""Counting episodes fairly, and `penstock eval` over a run's folder."""
+"""Counting evaluation episodes fairly, and `penstock eval` on the folder of a run."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def test_evaluation_of_an_environment_that_always_fails_ends() -> None:
         run_play(Scripted([3], drops=2), 3)
 
 
-def test_each_environment_owes_its_share_however_short_its_episodes_are() -> None:
+def test_each_environment_plays_its_share_of_episodes() -> None:
     episodes = run_play(Scripted([1, 10, 3]), 8)
     assert [episode.length for episode in episodes] == [1, 1, 1, 10, 10, 10, 3, 3]
 
 
-def test_a_policy_is_told_where_episodes_begin() -> None:
+def test_policy_is_informed_of_the_first_step_of_each_episode() -> None:
     """A step decided by nobody lies between an episode's last and the next one's first."""
     game = Scripted([2, 4])
     told: list[tuple[int, list[bool]]] = []
@@ -120,13 +120,13 @@ def test_steps_that_only_reset_do_not_count() -> None:
     assert run_play(Scripted([4], pay=-2.5), 3) == [Episode(-10.0, 4)] * 3
 
 
-def test_a_summary_by_hand() -> None:
+def test_summary_matches_figures_by_hand() -> None:
     """Squares of the deviations: 4, 1 and 9."""
     found = {"mean": 3.0, "median": 2.0, "std": (14 / 3) ** 0.5, "min": 1.0, "max": 6.0}
     assert summary((1.0, 6.0, 2.0)) == pytest.approx(found)
 
 
-def test_episodes_of_the_limits_length_are_whole_and_longer_ones_are_cut() -> None:
+def test_only_episodes_longer_than_the_limit_are_cut() -> None:
     """The second waits for the first, whose share is the same as ever; then both begin anew."""
     game = Scripted([3, NEVER])
     assert run_play(game, 6, max_steps=3) == [Episode(3.0, 3)] * 3 + [Episode(3.0, 3, True)] * 3
@@ -142,7 +142,7 @@ class NumbersForFlags(CartPoleVectorEnv):
         return obs, reward, terminated.astype(np.int64), truncated.astype(np.int8), info
 
 
-def test_flags_may_be_numbers() -> None:
+def test_end_flags_may_be_numbers() -> None:
     played = []
     for kind in (CartPoleVectorEnv, NumbersForFlags):
         game = BatchedEnv("flags", kind(3, max_episode_steps=9), 1, "")
@@ -151,7 +151,7 @@ def test_flags_may_be_numbers() -> None:
     assert played[0] == played[1]
 
 
-def test_a_game_that_ends_after_all_begins_its_next_episode_by_itself() -> None:
+def test_cut_environment_that_ends_later_resets_by_itself() -> None:
     """The first's two are cut after steps 4 and 10, between which it ends and resets; then only the
     second is waited for, which was cut after step 4 and goes on."""
     game = Scripted([5, 30])
@@ -159,7 +159,7 @@ def test_a_game_that_ends_after_all_begins_its_next_episode_by_itself() -> None:
     assert game.seeds == [0, 2]
 
 
-def test_a_policy_is_told_where_games_begin_anew() -> None:
+def test_policy_is_informed_of_resets_after_cut_episodes() -> None:
     told: list[list[bool]] = []
     game = cast(BatchedEnv, Scripted([NEVER, NEVER]))
     play(game, lambda obs: np.full(2, 3), 4, 0, 3, lambda first: told.append(first.tolist()))
@@ -209,7 +209,7 @@ def test_a_run_is_evaluated_the_same_way_twice(cartpole_run: Path) -> None:
     )
 
 
-def test_a_folder_without_a_run_is_the_users_mistake(tmp_path: Path) -> None:
+def test_folder_without_a_run_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run"):
         evaluate(str(tmp_path), 20, "best", False, 0, None)
 
@@ -222,7 +222,7 @@ def plays(folder: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["greedy", "sampled"])
-def test_an_evaluation_plays_as_the_runs_own_found_to_be_better(
+def test_evaluation_plays_in_the_way_that_the_run_found_better(
     cartpole_run: Path, way: str
 ) -> None:
     options = (str(cartpole_run), 20, "last")
@@ -251,7 +251,7 @@ AGENTS = sorted((Path(__file__).parents[3] / "docs" / "agents").glob("*.safetens
 
 
 @pytest.mark.parametrize("file", AGENTS, ids=lambda file: file.stem)
-def test_the_agents_of_the_docs_play(file: Path) -> None:
+def test_documented_agents_can_be_evaluated(file: Path) -> None:
     page = (file.parents[1] / "agents.md").read_text(encoding="utf-8")
     assert f"| `{file.stem}` |" in page
     found = evaluate(str(file), 1, "best", None, 0, 50)
@@ -271,7 +271,7 @@ def test_an_exported_file_for_other_observations_is_refused(
         evaluate(str(file), 2, "best", None, 7, None)
 
 
-def test_neighbouring_seeds_play_other_games() -> None:
+def test_neighbouring_seeds_play_different_episodes() -> None:
     seeds = []
     for seed in range(3):
         game = Scripted([4, 4])
@@ -281,7 +281,7 @@ def test_neighbouring_seeds_play_other_games() -> None:
     assert len(set.union(*seeds)) == 24
 
 
-def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
+def test_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) -> None:
     for seed in (2, 10):
         make_cartpole_run(tmp_path / f"seed-{seed}")
     (tmp_path / "seed-11").mkdir()  # without a config it is not a run
@@ -300,7 +300,7 @@ def test_the_runs_of_several_seeds_are_evaluated_into_one_table(tmp_path: Path) 
     assert spread == f"standard deviation between the runs: {between:.4g}"
 
 
-def test_a_seed_without_a_checkpoint_does_not_cost_the_others(tmp_path: Path) -> None:
+def test_seed_without_a_checkpoint_is_reported_and_the_others_evaluated(tmp_path: Path) -> None:
     for name in SEEDS:
         make_cartpole_run(tmp_path / name)
     shutil.rmtree(tmp_path / "seed-10" / "checkpoints")
@@ -313,6 +313,6 @@ def test_a_seed_without_a_checkpoint_does_not_cost_the_others(tmp_path: Path) ->
         evaluate_seeds(str(tmp_path), 4, "best", False, 7, None)
 
 
-def test_a_run_is_not_a_folder_of_seeds(cartpole_run: Path) -> None:
+def test_folder_of_a_run_is_not_a_folder_of_seeds(cartpole_run: Path) -> None:
     make_cartpole_run(cartpole_run / "seed-1")
     assert seed_runs(str(cartpole_run)) == []

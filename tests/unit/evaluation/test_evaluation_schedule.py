@@ -24,7 +24,7 @@ from penstock.learner.progress import Progress
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("cost_s", [0.001, 0.06, 3.0])
 @pytest.mark.parametrize("rate", [2_000.0, 30_000.0, 400_000.0])
-def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
+def test_interval_is_the_first_doubling_that_is_cheap_enough(
     share: float, cost_s: float, rate: float
 ) -> None:
     every = 100_000
@@ -46,15 +46,13 @@ def test_the_distance_is_the_first_doubled_one_that_is_cheap_enough(
         (1_600.0, PairCost(10.0, 10.0), Spacing(800_000, 2)),
     ],
 )
-def test_evaluations_have_fewer_episodes_rather_than_come_late(
-    rate: float, pair: PairCost, found: Spacing
-) -> None:
+def test_evaluations_shrink_to_be_in_time(rate: float, pair: PairCost, found: Spacing) -> None:
     assert choose_spacing(100_000, 20, pair, 0.05, rate) == found
 
 
 @pytest.mark.parametrize("rate", [3.0, 170.0, 1_000.0, 7_000.0, 90_000.0])
 @pytest.mark.parametrize("cpu_s", [1e-4, 0.03, 0.7, 5.9])
-def test_evaluations_are_in_time_and_within_their_share(rate: float, cpu_s: float) -> None:
+def test_evaluations_keep_their_time_and_cost_limits(rate: float, cpu_s: float) -> None:
     every, episodes = choose_spacing(100_000, 20, PairCost(cpu_s, 2 * cpu_s), 0.05, rate)
     assert every / rate <= LONGEST_S
     assert every in {100_000 * 2**n for n in range(20)} | {100_000 // 2**n for n in range(20)}
@@ -62,11 +60,11 @@ def test_evaluations_are_in_time_and_within_their_share(rate: float, cpu_s: floa
     assert episodes == 2 or episodes * cpu_s <= 0.05 * every / rate
 
 
-def test_without_a_limit_every_point_is_evaluated_completely() -> None:
+def test_unlimited_share_evaluates_every_point_completely() -> None:
     assert choose_spacing(100_000, 20, PairCost(1e6, 1e6), None, 1e6) == (100_000, 20)
 
 
-def test_a_number_of_episodes_fits_into_both_times() -> None:
+def test_number_of_episodes_fits_the_interval_and_the_share() -> None:
     assert episodes_within(20, PairCost(1.4, 2.0), share=0.05, seconds=120.0) == 4  # of 6 s
     assert episodes_within(20, PairCost(1.4, 20.0), share=0.05, seconds=120.0) == 3  # of 60 s
     assert episodes_within(20, PairCost(0.0, 0.0), share=0.05, seconds=120.0) == 20
@@ -127,7 +125,7 @@ def test_a_run_is_evaluated_within_two_minutes_and_then_every_five(
     assert sum(each.episodes for each in made) * cpu_s <= 0.05 * 3600 * 1.05
 
 
-def test_a_game_that_is_cheap_has_complete_evaluations_at_the_multiples_only() -> None:
+def test_cheap_environment_is_evaluated_completely_at_the_multiples_only() -> None:
     """20,000 steps a second: a multiple every 5 s. A complete evaluation may take 0.25 s."""
     made = simulated(20_000.0, PairCost(0.01, 0.02), minutes=2)
     assert [each.began_s for each in made] == [5.0 * n for n in range(2, 25)]
@@ -139,7 +137,7 @@ def test_the_first_evaluation_waits_for_the_first_episode() -> None:
     assert 100 <= first.began_s <= 110
 
 
-def test_the_last_evaluation_and_one_that_confirms_are_complete() -> None:
+def test_closing_and_confirming_evaluations_are_complete() -> None:
     config = resolve("cartpole", [])
     plan = EvaluationSchedule(config.eval)
     about = {"trained_steps": 100_000, "time_s": 52.0, "lengths": [900]}

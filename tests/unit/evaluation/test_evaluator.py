@@ -1,4 +1,4 @@
-"""What the evaluator does with checkpoints and with what was evaluated before."""
+"""How the evaluator handles checkpoints and earlier evaluations."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("game")
-def test_a_learner_that_writes_the_best_is_waited_for(tmp_path: Path) -> None:
+def test_evaluator_waits_for_a_learner_that_writes_the_best(tmp_path: Path) -> None:
     """Its checkpoint would otherwise replace the evaluated one."""
     run = Run(tmp_path)
     run.save("last", 2)
@@ -113,7 +113,7 @@ def test_a_learner_that_writes_the_best_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("game")
-def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path, notes: list[str]) -> None:
+def test_best_and_its_mean_survive_a_restart(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path)
     found = [run.evaluate(action) for action in (1, 2, 1)]
     assert [line["return"]["mean"] for line in found] == [3.0, 6.0, 3.0]
@@ -132,7 +132,7 @@ def test_the_best_is_kept_with_its_mean_over_a_restart(tmp_path: Path, notes: li
 @pytest.mark.parametrize(
     "options", [(), ("eval.episodes=3",), ("run.seed=7",), ("eval.max_episode_steps=4",)]
 )
-def test_a_best_of_unknown_or_other_games_is_evaluated_first(
+def test_best_from_an_unknown_or_other_environment_is_evaluated_first(
     tmp_path: Path, options: tuple[str, ...], notes: list[str]
 ) -> None:
     before = Run(tmp_path)
@@ -152,7 +152,7 @@ def test_a_best_of_unknown_or_other_games_is_evaluated_first(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_best_that_is_replaced_while_it_is_evaluated_does_not_get_its_mean(
+def test_best_replaced_during_its_evaluation_does_not_get_the_mean(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     Run(tmp_path).save("best", 2)  # by a run without evaluations
@@ -172,7 +172,7 @@ def test_a_best_that_is_replaced_while_it_is_evaluated_does_not_get_its_mean(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path, notes: list[str]) -> None:
+def test_endless_episode_is_cut_with_one_note(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path, "eval.max_episode_steps=2")
     found = [run.evaluate(action) for action in (1, 2)]
     assert [line["return"]["mean"] for line in found] == [2.0, 4.0]
@@ -185,7 +185,7 @@ def test_a_game_that_goes_on_is_cut_and_that_is_told_once(tmp_path: Path, notes:
 
 
 @pytest.mark.usefixtures("game")
-def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(
+def test_best_of_another_environment_is_set_aside_and_replaced(
     tmp_path: Path, notes: list[str]
 ) -> None:
     Run(tmp_path).evaluate(3)
@@ -200,7 +200,7 @@ def test_the_best_of_another_game_is_kept_and_not_to_be_beaten(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
+def test_failed_write_keeps_the_old_best_and_a_later_better_one_replaces_it(
     tmp_path: Path, notes: list[str]
 ) -> None:
     run = Run(tmp_path)
@@ -216,7 +216,7 @@ def test_a_full_disk_leaves_the_best_whole_and_the_next_better_one_becomes_it(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_best_that_the_learner_saves_meanwhile_does_not_mix_with_the_evaluated(
+def test_best_saved_by_the_learner_meanwhile_is_not_mixed_with_the_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, fsync = Run(tmp_path), os.fsync
@@ -232,7 +232,7 @@ def test_a_best_that_the_learner_saves_meanwhile_does_not_mix_with_the_evaluated
     assert run.best_action() == 2
 
 
-def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_run_ending_during_an_evaluation_leaves_no_part_of_it(tmp_path: Path) -> None:
     config = resolve("cartpole", ["eval.every_s=0.01", "eval.episodes=1000000"])
     ctx = context(tmp_path, "evaluator", config=config)
     layout = network_shape(config, probe(config.env)).layout
@@ -259,7 +259,7 @@ def test_a_run_that_ends_during_an_evaluation_leaves_nothing_of_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_checkpoint_is_held_while_it_is_replaced(
+def test_held_checkpoint_survives_its_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     if not links:
@@ -276,7 +276,7 @@ def test_a_checkpoint_is_held_while_it_is_replaced(
 
 
 @pytest.mark.usefixtures("game")
-def test_a_damaged_checkpoint_is_passed_over_and_the_next_is_evaluated(
+def test_damaged_checkpoint_is_skipped_and_the_next_is_evaluated(
     tmp_path: Path, notes: list[str]
 ) -> None:
     """As after a resume: the learner goes on from an older one, and saves again."""
@@ -315,7 +315,7 @@ def undecided(run: Run, request: str | None, returns: Sequence[float] = ()) -> N
 
 
 @pytest.mark.usefixtures("game")
-def test_the_better_way_to_play_is_found_and_stored_with_the_best(tmp_path: Path) -> None:
+def test_better_way_to_play_is_stored_with_the_best(tmp_path: Path) -> None:
     run = Run(tmp_path, *VARIED)
     undecided(run, "point")
     line = run.work()
@@ -341,7 +341,7 @@ def test_the_better_way_to_play_is_found_and_stored_with_the_best(tmp_path: Path
         (3.5, False, None, "but not in evaluation (greedy 1 ± 0, sampled 2."),
     ],
 )
-def test_a_closing_evaluation_plays_other_games_in_the_better_way(
+def test_closing_evaluation_plays_new_episodes_in_the_better_way(
     tmp_path: Path,
     notes: list[str],
     goal: float,
@@ -363,7 +363,7 @@ def test_a_closing_evaluation_plays_other_games_in_the_better_way(
 
 
 @pytest.mark.usefixtures("game")
-def test_the_learner_gets_the_verdict_on_the_steps_that_it_asked_for(tmp_path: Path) -> None:
+def test_learner_receives_the_verdict_on_its_requested_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, *VARIED, "stop.return=1.5")
     thread = threading.Thread(target=evaluator.run, args=(run.ctx,), daemon=True)
     thread.start()
@@ -405,7 +405,7 @@ def test_confirmed_weights_replace_a_best_that_may_not_reach_the_goal(
 
 @pytest.mark.usefixtures("game")
 @pytest.mark.parametrize(("confirms", "episodes"), [(False, 20), (True, 120)])
-def test_the_best_is_chosen_by_all_episodes_of_it_and_says_by_which(
+def test_best_is_chosen_by_all_its_episodes_and_records_their_number(
     tmp_path: Path, confirms: bool, episodes: int
 ) -> None:
     run = Run(tmp_path, *VARIED, "stop.return=1.5")
@@ -423,7 +423,9 @@ SLOW = ("eval.every_s=null", "eval.every_steps=2", "eval.episodes=20", "eval.sha
 
 
 @pytest.mark.usefixtures("game")
-def test_an_evaluation_that_is_too_expensive_is_skipped(tmp_path: Path, notes: list[str]) -> None:
+def test_too_expensive_evaluation_is_skipped_with_one_note(
+    tmp_path: Path, notes: list[str]
+) -> None:
     """At 2 steps in 1.5 s, two pairs of episodes of 3 steps cost more than a billionth of a core in
     four minutes."""
     run = Run(tmp_path, *SLOW)
@@ -455,7 +457,7 @@ def test_the_first_evaluation_is_made_with_few_episodes_however_expensive(tmp_pa
 
 
 @pytest.mark.usefixtures("game")
-def test_without_a_limit_on_its_share_every_point_is_evaluated(tmp_path: Path) -> None:
+def test_unlimited_share_evaluates_every_point(tmp_path: Path) -> None:
     options = ("eval.every_s=null", "eval.every_steps=1", "eval.share=null")
     run = Run(tmp_path, *options, "eval.episodes=20")
     for action in (1, 2, 3):
@@ -465,7 +467,7 @@ def test_without_a_limit_on_its_share_every_point_is_evaluated(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("game")
-def test_a_killed_evaluator_evaluates_again_and_another_run_does_not(tmp_path: Path) -> None:
+def test_killed_evaluator_repeats_its_evaluation_but_a_new_run_does_not(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(".requested", 1, evaluate="point")
     assert run.evaluator.has_request()
@@ -484,9 +486,7 @@ BY_STEPS = ("eval.every_s=null", "eval.every_steps=2", "eval.share=null")
 
 
 @pytest.mark.usefixtures("game")
-def test_the_last_weights_are_evaluated_in_place_of_a_request(
-    tmp_path: Path, notes: list[str]
-) -> None:
+def test_last_weights_replace_a_pending_request(tmp_path: Path, notes: list[str]) -> None:
     run = Run(tmp_path, *BY_STEPS)
     run.save(".requested", 2, evaluate="point")
     run.save("last", 3)
@@ -499,7 +499,7 @@ def test_the_last_weights_are_evaluated_in_place_of_a_request(
 
 @pytest.mark.usefixtures("game")
 @pytest.mark.parametrize("saved", [(), (1,)])
-def test_a_run_that_is_shorter_than_the_distance_between_evaluations_has_none(
+def test_run_shorter_than_the_evaluation_interval_is_not_evaluated(
     tmp_path: Path, saved: tuple[int, ...]
 ) -> None:
     run = Run(tmp_path, *BY_STEPS)
@@ -519,7 +519,7 @@ def test_last_weights_that_are_damaged_are_not_evaluated(tmp_path: Path, notes: 
 
 
 @pytest.mark.usefixtures("game")
-def test_when_the_run_finishes_the_evaluator_plays_its_last_weights_and_ends(
+def test_evaluator_plays_the_last_weights_of_a_finished_run_and_ends(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, *BY_STEPS)

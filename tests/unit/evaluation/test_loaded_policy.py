@@ -1,4 +1,4 @@
-"""A trained policy in a program: what it takes, what it gives, what it refuses."""
+"""A trained policy in a program: its inputs, its outputs and its errors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def of_numpy(policy: LoadedPolicy, observations: Array) -> Array:
     return np.asarray(x @ named["policy.weight"].T + named["policy.bias"])
 
 
-def test_it_plays_as_its_run_was_evaluated_and_so_does_its_file(tmp_path: Path) -> None:
+def test_loaded_and_exported_policies_play_in_the_way_found_better(tmp_path: Path) -> None:
     folder = a_run(tmp_path, "cartpole", [])
     last, file = folder / "checkpoints" / "last", tmp_path / "policy.safetensors"
     assert not penstock.load_policy(folder).sample  # as in an older version
@@ -147,7 +147,9 @@ def test_a_file_of_half_the_size_holds_parameters_as_float16(tmp_path: Path) -> 
         np.testing.assert_array_equal(kept[name], rounded.astype(np.float32))
 
 
-def test_it_takes_the_likeliest_action_of_one_observation_and_of_a_batch(tmp_path: Path) -> None:
+def test_policy_takes_the_likeliest_action_for_single_and_batched_observations(
+    tmp_path: Path,
+) -> None:
     policy = penstock.load_policy(a_run(tmp_path, "cartpole", [f"run.dir={tmp_path}"]))
     seen = np.random.default_rng(1).standard_normal((50, 4)).astype(np.float32)
     wanted = of_numpy(policy, seen).argmax(-1)
@@ -161,7 +163,7 @@ def test_it_takes_the_likeliest_action_of_one_observation_and_of_a_batch(tmp_pat
     assert batch.tolist() == wanted.tolist(), "a later call has changed what an earlier one gave"
 
 
-def test_an_environment_takes_what_it_gives(cartpole: LoadedPolicy) -> None:
+def test_actions_of_a_policy_are_accepted_by_the_environment(cartpole: LoadedPolicy) -> None:
     env = gymnasium.make("CartPole-v1")
     cartpole.check(env)
     obs, _ = env.reset(seed=3)
@@ -172,7 +174,9 @@ def test_an_environment_takes_what_it_gives(cartpole: LoadedPolicy) -> None:
 
 @pytest.mark.parametrize("game", ["starts_at_five", "bounded", "several", "switches"])
 @pytest.mark.parametrize("sample", [False, True])
-def test_actions_are_of_the_games_own_space(tmp_path: Path, game: str, sample: bool) -> None:
+def test_actions_lie_in_the_space_of_the_environment(
+    tmp_path: Path, game: str, sample: bool
+) -> None:
     algo = () if game == "starts_at_five" else ("algo.name=ppo",)
     policy = loaded(tmp_path, game, *algo, sample=sample)
     rng = np.random.default_rng(5)
@@ -183,7 +187,7 @@ def test_actions_are_of_the_games_own_space(tmp_path: Path, game: str, sample: b
     assert all(policy.action_space.contains(action) for action in batch)
 
 
-def test_an_observation_of_several_parts(tmp_path: Path) -> None:
+def test_policy_takes_dict_observations(tmp_path: Path) -> None:
     policy = loaded(tmp_path, "parts", "algo.name=ppo")
     speed = np.random.default_rng(0).uniform(-1, 1, (4, 2)).astype(np.float32)
     one_by_one = [policy({"place": i, "speed": speed[i]})[0] for i in range(4)]
@@ -199,7 +203,7 @@ def test_an_observation_of_several_parts(tmp_path: Path) -> None:
         policy(np.zeros(2))
 
 
-def test_an_observation_that_is_a_number(tmp_path: Path) -> None:
+def test_policy_takes_discrete_observations(tmp_path: Path) -> None:
     policy = loaded(tmp_path, "numbered", "algo.name=ppo")
     one_by_one = [policy(number)[0] for number in range(2, 8)]
     assert len(set(one_by_one)) == 2
@@ -227,14 +231,14 @@ def test_batches_of_other_sizes_have_other_random_numbers(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "1"])
-def test_a_seed_is_a_whole_number(tmp_path: Path, seed: Any) -> None:
+def test_seed_must_be_an_integer(tmp_path: Path, seed: Any) -> None:
     a_run(tmp_path, "cartpole", [])
     with pytest.raises(UserError, match=r"seed is .*; it must be a whole number of at least 0"):
         penstock.load_policy(tmp_path, seed=seed)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_memory_goes_in_and_out(tmp_path: Path, kind: str) -> None:
+def test_recurrent_state_is_passed_in_and_returned(tmp_path: Path, kind: str) -> None:
     policy = loaded(tmp_path, "bounded", "algo.name=ppo", f"model.kind={kind}")
     seen = np.random.default_rng(2).uniform(-1, 1, (5, 3, 3)).astype(np.float32)
     state: Any = None
@@ -259,7 +263,7 @@ def test_memory_goes_in_and_out(tmp_path: Path, kind: str) -> None:
         policy(seen[0], state)
 
 
-def test_what_is_no_observation_is_refused(cartpole: LoadedPolicy) -> None:
+def test_malformed_observations_are_refused(cartpole: LoadedPolicy) -> None:
     for shape in [(3,), (2, 3), (2, 2, 4), (0, 4), ()]:
         with pytest.raises(UserError, match=r"trained on CartPole-v1, which shows Box"):
             cartpole(np.zeros(shape, np.float32))
@@ -271,14 +275,14 @@ def test_what_is_no_observation_is_refused(cartpole: LoadedPolicy) -> None:
         cartpole(np.zeros(4, np.float32), np.zeros(8, np.float32))
 
 
-def test_a_choice_outside_its_space_is_no_observation(tmp_path: Path) -> None:
+def test_discrete_observation_outside_its_space_is_refused(tmp_path: Path) -> None:
     policy = loaded(tmp_path, "numbered", "algo.name=ppo")
     for wrong in (1, 8, [3, 99]):
         with pytest.raises(UserError, match=r"which is not in Discrete"):
             policy(wrong)
 
 
-def test_an_environment_of_other_spaces_is_named(cartpole: LoadedPolicy) -> None:
+def test_environment_with_other_spaces_is_refused(cartpole: LoadedPolicy) -> None:
     with pytest.raises(UserError, match=r"CartPole-v1, whose observations are Box.*, \(4,\), "):
         cartpole.check(gymnasium.make("Acrobot-v1"))
     other = Shown(cartpole.observation_space, spaces.Discrete(3))
@@ -286,7 +290,7 @@ def test_an_environment_of_other_spaces_is_named(cartpole: LoadedPolicy) -> None
         cartpole.check(other)
 
 
-def test_a_run_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_run_or_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run; give the folder of a run"):
         penstock.load_policy(tmp_path / "nowhere")
     (tmp_path / "config.yaml").write_text(dump(resolve("cartpole")))
@@ -305,7 +309,7 @@ GAMES = ["starts_at_five", "bounded", "several", "switches", "numbered", "parts"
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_one_file_gives_the_same_policy_where_there_is_no_environment(
+def test_exported_policy_acts_the_same_without_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, game: str
 ) -> None:
     policy = loaded(tmp_path, game, "algo.name=ppo", "model.core=gru")
@@ -328,7 +332,7 @@ def test_one_file_gives_the_same_policy_where_there_is_no_environment(
         np.testing.assert_array_equal(state_again, state)
 
 
-def test_a_file_whose_layout_has_empty_entries_plays_as_without_them(tmp_path: Path) -> None:
+def test_empty_layout_entries_of_older_files_are_ignored(tmp_path: Path) -> None:
     """As those of 0.1 have, for choices and parts of observations."""
     policy, file = loaded(tmp_path, "cells"), tmp_path / "policy.safetensors"
     policy.save(file)
@@ -342,7 +346,7 @@ def test_a_file_whose_layout_has_empty_entries_plays_as_without_them(tmp_path: P
     np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], policy(seen)[0])
 
 
-def test_a_file_without_the_scale_plays_as_it_did(tmp_path: Path) -> None:
+def test_older_file_without_a_scale_divides_bytes_by_255(tmp_path: Path) -> None:
     """Bytes up to 10 were divided by 255."""
     policy = loaded(tmp_path, "cells")
     old = loaded(tmp_path / "old", "cells", "model.scale=bytes")
@@ -371,7 +375,7 @@ def test_a_file_without_the_scale_plays_as_it_did(tmp_path: Path) -> None:
     ],
     ids=lambda space: type(space).__name__,
 )
-def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]) -> None:
+def test_space_survives_json(space: spaces.Space[Any]) -> None:
     again = from_json(json.loads(json.dumps(to_json(space))))
     assert again == space
     assert again.dtype == space.dtype
@@ -380,7 +384,7 @@ def test_a_space_comes_back_from_json_as_it_was(space: spaces.Space[Any]) -> Non
         assert list(again.spaces) == list(space.spaces)
 
 
-def test_brief_spaces_are_small_and_have_what_networks_read() -> None:
+def test_brief_spaces_are_small_and_sufficient_for_networks() -> None:
     low = np.linspace(-3, 0, 3 * 90 * 90, dtype=np.float32).reshape(3, 90, 90)
     parts = {"seen": spaces.Box(low, low + 5), "speed": spaces.Box(-low[0, :2, 0], np.float32(9))}
     own = spaces.Dict(OrderedDict(parts)), spaces.Box(low.ravel()[:70], np.float32(1), (70,))
@@ -394,7 +398,7 @@ def test_brief_spaces_are_small_and_have_what_networks_read() -> None:
     assert again.observation_space == info.observation_space
 
 
-def test_a_file_that_is_no_policy_is_refused_in_a_sentence(
+def test_file_without_a_policy_is_refused_in_one_sentence(
     tmp_path: Path, cartpole: LoadedPolicy
 ) -> None:
     good, wrong = tmp_path / "good.safetensors", tmp_path / "wrong"
@@ -412,7 +416,7 @@ def test_a_file_that_is_no_policy_is_refused_in_a_sentence(
         penstock.load_policy(wrong)
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, cartpole: LoadedPolicy) -> None:
+def test_unwritable_policy_file_is_refused(tmp_path: Path, cartpole: LoadedPolicy) -> None:
     with pytest.raises(UserError, match=r"is a folder; name a file in it, such as .*agent.saf"):
         cartpole.save(tmp_path)
     with pytest.raises(UserError, match="cannot be written: No such file or directory; name"):

@@ -1,4 +1,4 @@
-"""What a policy file or a run folder from elsewhere names, and the sizes that it claims."""
+"""Names and sizes in policy files and run folders of other users are not trusted."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def places(values: Iterable[Any] = VALUES) -> Iterator[tuple[str, dict[str, Any]
                     yield option, config
 
 
-def test_a_name_in_any_option_of_a_strangers_policy_run_or_learner_imports_nothing(
+def test_names_in_foreign_policies_runs_and_learners_are_not_imported(
     folder: Path, file: Path
 ) -> None:
     seen = set()
@@ -161,7 +161,7 @@ def test_every_option_that_takes_any_text_or_an_address_is_found_in_training() -
     assert others == {"env.id", "run.dir"}
 
 
-def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
+def test_name_in_a_policy_file_is_imported_only_if_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "own.safetensors"
@@ -195,7 +195,7 @@ def test_a_name_of_a_policy_file_is_imported_where_the_caller_allows_it(
         ({"env_id": "os:system"}, "'os:system'"),
     ],
 )
-def test_a_policy_file_chooses_no_file_and_no_secret_of_an_environment(
+def test_policy_file_cannot_name_files_or_secrets(
     file: Path, kwargs: dict[str, Any], named: str
 ) -> None:
     rewrite(file, lambda about: about["config"]["env"].update(kwargs=kwargs))
@@ -222,7 +222,7 @@ def test_a_run_of_this_user_needs_no_permission(tmp_path: Path, option: str) -> 
         ({"algo": {"name": "custom", "entry": "subprocess:Popen"}}, "makes no algorithm"),
     ],
 )
-def test_what_is_no_network_and_no_algorithm_is_not_called_though_it_is_allowed(
+def test_allowed_name_that_is_no_network_or_algorithm_is_not_called(
     file: Path, section: dict[str, Any], sentence: str
 ) -> None:
     rewrite(file, lambda about: about["config"].update(section))
@@ -247,7 +247,7 @@ ACTION = {"Discrete": [2, 0]}
         [{"Discrete": [1 << 62, 0]}, ACTION],
     ],
 )
-def test_spaces_that_claim_more_than_the_file_holds_are_refused_before_they_are_made(
+def test_oversized_spaces_are_refused_before_allocation(
     file: Path, spaces: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewrite(file, lambda about: about.update(spaces=spaces))
@@ -268,7 +268,7 @@ def test_spaces_that_claim_more_than_the_file_holds_are_refused_before_they_are_
         {"Discrete": [True, 0]},
     ],
 )
-def test_a_space_counts_in_whole_numbers(space: dict[str, Any]) -> None:
+def test_space_with_fractional_counts_is_refused(space: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="where a space has whole numbers"):
         space_json.from_json(space)
 
@@ -283,7 +283,7 @@ def test_a_layout_names_each_tensor_of_the_file_once(file: Path, twice: bool) ->
         penstock.load_policy(file)
 
 
-def test_a_network_larger_than_its_weights_is_not_made(folder: Path) -> None:
+def test_network_larger_than_its_weights_is_refused_before_allocation(folder: Path) -> None:
     """Of 4 TB."""
     text = (folder / "config.yaml").read_text()
     config = resolve(str(folder / "config.yaml"), ["model.hidden=[1000000, 1000000]"])

@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[tuple[Space, Space], tuple[Space, Space], str | None]] 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_the_spaces_is_refused_wherever_weights_are_loaded(
+def test_changed_spaces_are_refused_wherever_weights_are_loaded(
     tmp_path: Path, become: Become, change: str
 ) -> None:
     before, after, column = CHANGES[change]
@@ -132,7 +132,7 @@ def test_a_change_of_the_spaces_is_refused_wherever_weights_are_loaded(
         assert all(text in str(error.value) for text in differs), way
 
 
-def test_a_file_of_a_registered_environment_is_compared_with_it(tmp_path: Path) -> None:
+def test_policy_file_is_compared_with_its_registered_environment(tmp_path: Path) -> None:
     path = Path(__file__).parents[3] / "docs" / "agents" / "halfcheetah.safetensors"
     source = find_policy(path, "best")
     game = make(source.config.env, 1)
@@ -143,7 +143,7 @@ def test_a_file_of_a_registered_environment_is_compared_with_it(tmp_path: Path) 
         source.policy(game, 0)
 
 
-def test_keys_in_another_order_are_the_same_observation(tmp_path: Path, become: Become) -> None:
+def test_dict_keys_in_another_order_are_accepted(tmp_path: Path, become: Become) -> None:
     """The network finds each part where it was in training."""
     obs = {"speed": np.array([0.5, -0.25], np.float32), "place": 3}
 
@@ -167,7 +167,7 @@ def test_keys_in_another_order_are_the_same_observation(tmp_path: Path, become: 
         trained(tmp_path).resume("must")
 
 
-def test_large_spaces_of_a_checkpoint_are_read_where_the_environment_has_them(
+def test_large_spaces_equal_to_the_environments_are_accepted(
     tmp_path: Path,
 ) -> None:
     space = boxed(0, 1, size=3_000_000)
@@ -176,7 +176,9 @@ def test_large_spaces_of_a_checkpoint_are_read_where_the_environment_has_them(
     assert check_spaces(tmp_path, stored, info, "Large-v0") == space
 
 
-def test_an_earlier_checkpoint_is_compared_by_what_it_has(tmp_path: Path, become: Become) -> None:
+def test_checkpoint_without_stored_spaces_is_compared_by_its_dtypes(
+    tmp_path: Path, become: Become
+) -> None:
     become(boxed(0, 1), CHOICE)
     trained(tmp_path).save()
     last = tmp_path / "checkpoints" / "last"

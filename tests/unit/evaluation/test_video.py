@@ -1,4 +1,4 @@
-"""What `penstock record` and `penstock play` say where something is missing."""
+"""`penstock record` and `penstock play`: episodes, files, and errors for missing libraries."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def test_a_missing_encoder_is_named_with_what_to_install(monkeypatch: pytest.Mon
     )
 
 
-def test_only_one_format_is_made() -> None:
+def test_video_file_name_must_end_in_mp4() -> None:
     with pytest.raises(UserError, match=r"let it end in \.mp4"):
         video.record("run", 1, "best", "agent.gif", False, 0)
 
 
-def test_a_missing_window_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_window_library_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     without("pygame", monkeypatch)
     monkeypatch.setenv("DISPLAY", ":0")
     with pytest.raises(UserError, match=r"a window needs pygame, .*penstock\[video\]"):
         video.play("run", 1, "best", False, 0)
 
 
-def test_a_display_that_cannot_be_used_is_the_users_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_display_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "no_such_driver")
     game: Any = None
@@ -62,7 +64,7 @@ def test_a_display_that_cannot_be_used_is_the_users_affair(monkeypatch: pytest.M
     ("max_steps", "shown", "episode"),
     [(9, 1 + 9 + 1 + 9, (9, False)), (4, 1 + 4 + 1 + 4, (4, True))],
 )
-def test_every_first_observation_and_every_step_is_shown_of_cut_episodes_too(
+def test_video_shows_first_observation_and_every_step_even_of_cut_episodes(
     max_steps: int, shown: int, episode: tuple[int, bool]
 ) -> None:
     options = "env.kwargs={obs_shape: [4, 24, 32], obs_dtype: uint8, episode_steps: 9}"
@@ -117,7 +119,7 @@ class LosesALife(SyntheticVectorEnv):
         return obs, reward, terminated | lost, truncated, info | {LIFE_LOST: lost}
 
 
-def test_an_episode_that_was_cut_where_a_life_ended_is_followed_by_a_whole_one() -> None:
+def test_episode_cut_at_a_lost_life_is_followed_by_a_complete_one() -> None:
     vector = LosesALife(1, obs_shape=(4, 24, 32), obs_dtype="uint8", episode_steps=9)
     game = BatchedEnv("synthetic", vector, 1, "")
     policy = make_policy(resolve("synthetic", ["actors.envs=1"]), game.info, 0)
@@ -148,7 +150,7 @@ def on_a_full_disk(path: Path) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_new_decisions_never_lie_beside_an_old_video(tmp_path: Path) -> None:
+def test_new_decisions_are_never_stored_beside_an_old_video(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     game: Any = Game()
     for name in ("v.mp4", "v.mp4.json"):
@@ -165,7 +167,7 @@ def test_new_decisions_never_lie_beside_an_old_video(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"v.mp4", "v.mp4.json"}
 
 
-def test_a_video_that_is_not_finished_or_changes_its_size_leaves_nothing(tmp_path: Path) -> None:
+def test_unfinished_video_leaves_no_file(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     picture = np.zeros((320, 480, 3), np.uint8)
     game: Any = Game()

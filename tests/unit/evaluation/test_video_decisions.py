@@ -1,4 +1,4 @@
-"""What a policy decided in each step of a video, and what of such a file is believed."""
+"""The decisions stored beside a video, and the checks of such a file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def written(track: DecisionTrack, folder: Path, names: tuple[str, ...] = ()) -> 
         ("Pendulum-v1", ("algo.name=sac",), "mean", False),
     ],
 )
-def test_decisions_are_those_of_the_policy(
+def test_recorded_decisions_equal_those_of_the_policy(
     tmp_path: Path,
     target: str,
     options: tuple[str, ...],
@@ -104,9 +104,7 @@ def test_decisions_are_those_of_the_policy(
         ("synthetic", ("env.kwargs={obs_shape: [4, 84, 84], obs_dtype: uint8}", "model.kind=auto")),
     ],
 )
-def test_the_critic_computes_what_the_learners_network_does(
-    target: str, options: tuple[str, ...]
-) -> None:
+def test_numpy_critic_equals_the_learners_network(target: str, options: tuple[str, ...]) -> None:
     torch = pytest.importorskip("torch")
     from penstock.models.torch_nets import build_net
 
@@ -138,7 +136,7 @@ def test_the_critic_computes_what_the_learners_network_does(
     assert np.std(critic(obs, state)) > 0
 
 
-def test_a_file_is_bounded_in_steps_and_in_values(
+def test_decisions_file_is_bounded_in_steps_and_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "MOST_STEPS", 2)
@@ -150,7 +148,7 @@ def test_a_file_is_bounded_in_steps_and_in_values(
     assert found["names"] == ["a", "b", "c"]
 
 
-def test_the_largest_file_is_read() -> None:
+def test_largest_allowed_decisions_file_is_read() -> None:
     row = [-0.0001234] * decisions.MOST_VALUES
     columns = {"action": row, "rows": row, "std": row, "reward": 1.5, "value": 1.5}
     steps = {name: [value] * decisions.MOST_STEPS for name, value in columns.items()}
@@ -171,11 +169,11 @@ def test_the_largest_file_is_read() -> None:
         '{"format": "penstock decisions 1", "picture": [-1]}',
     ],
 )
-def test_what_is_no_file_of_decisions_is_none(text: str | None) -> None:
+def test_invalid_decisions_file_is_ignored(text: str | None) -> None:
     assert checked(text) is None
 
 
-def test_of_a_hostile_file_only_numbers_and_short_texts_remain() -> None:
+def test_hostile_decisions_file_is_reduced_to_numbers_and_short_texts() -> None:
     found = checked(
         json.dumps(
             {
@@ -213,7 +211,7 @@ FIELDS = ("picture", "action", "reward", "value", "rows", "std", "names", "count
 
 
 @given(st.dictionaries(st.sampled_from((*FIELDS, "kind", "fps", "steps", "values")), ANY_JSON))
-def test_whatever_a_file_says_its_columns_are_numbers_of_one_length(fields: Any) -> None:
+def test_columns_of_any_decisions_file_are_finite_and_equally_long(fields: Any) -> None:
     found = checked(json.dumps({**fields, "format": decisions.FORMAT}))
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""A function that is called in another process: its result and its errors arrive whole."""
+"""A function called in another process returns its result and raises its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prints_and_fails() -> None:
     raise UserError("the reason")
 
 
-def test_what_c_code_prints_is_no_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_c_code_is_not_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
     assert alone("test_alone:prints", {"text": "the result"}) == "the result"
     with pytest.raises(UserError, match=r"^the reason$"):

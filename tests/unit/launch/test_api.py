@@ -20,7 +20,7 @@ from penstock.launch.supervisor_messages import Failure, Outcome
 from penstock.monitor.view import ProgressLine
 
 
-def test_importing_penstock_imports_next_to_nothing_else() -> None:
+def test_importing_penstock_imports_no_library() -> None:
     program = (
         "import sys; before = set(sys.modules); import penstock; "
         "print([m for m in ('numpy', 'torch', 'pydantic', 'zmq', 'gymnasium') if m in sys.modules]"
@@ -30,7 +30,7 @@ def test_importing_penstock_imports_next_to_nothing_else() -> None:
     assert said.stdout.decode().strip() == "[] ['penstock']"
 
 
-def test_every_name_that_is_offered_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     for name in penstock.__all__:
         assert getattr(penstock, name) is not None
     assert set(penstock.__all__) <= set(dir(penstock))
@@ -54,7 +54,7 @@ KEYWORDS = {"text": "no", "x": [1, None]}
         ("env.kwargs", KEYWORDS, ("env", "kwargs"), KEYWORDS),
     ],
 )
-def test_a_value_reaches_the_config_as_it_is(
+def test_python_values_of_overrides_reach_the_config_unchanged(
     name: str, value: Any, path: tuple[str, str], found: Any
 ) -> None:
     section = getattr(resolve("cartpole", [_override(name, value)]), path[0])
@@ -67,13 +67,13 @@ def test_a_value_that_no_config_can_hold_is_refused(value: Any) -> None:
         penstock.train("cartpole", {"learner.lr": value})
 
 
-def test_a_wrong_option_is_refused_with_the_one_that_was_meant() -> None:
+def test_unknown_option_is_refused_with_its_equivalent() -> None:
     with pytest.raises(UserError, match=r"there is no option .*; the equivalent is learner\.lr$"):
         penstock.train("cartpole", {"learner.learning_rate": 1e-3})
 
 
 @pytest.mark.parametrize("resume", [False, True, None, "yes"])
-def test_only_what_is_known_resumes_a_run(tmp_path: Path, resume: Any) -> None:
+def test_unknown_resume_value_is_refused(tmp_path: Path, resume: Any) -> None:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     with pytest.raises(UserError, match='is unknown; give "no", "auto" or "must"'):
         penstock.train("cartpole", run_dir=tmp_path, resume=resume)
@@ -113,14 +113,14 @@ def test_an_evaluation_is_of_a_number_of_episodes(
 
 
 @pytest.mark.parametrize("target", [resolve, object(), None])
-def test_a_game_is_named_and_not_handed_over(target: Any) -> None:
+def test_environment_object_instead_of_a_name_is_refused(target: Any) -> None:
     with pytest.raises(
         UserError, match="the environment must be given by name, such as 'grid:make_env', in"
     ):
         penstock.train(target)
 
 
-def test_a_failure_is_raised_as_what_it_is(tmp_path: Path) -> None:
+def test_failure_of_a_run_raises_the_matching_exception(tmp_path: Path) -> None:
     def end(code: int, reason: str, message: str, *, user: bool = False) -> Outcome:
         return Outcome(code, reason, Failure("actor-0", message, "Traceback ...", user))
 
@@ -155,7 +155,7 @@ METRICS["episode_return_mean"] = 3.0
 LINE = "time 0:02, steps 20, 10/s, return 3 in training, 4 episodes"
 
 
-def test_progress_is_written_over_on_a_terminal() -> None:
+def test_progress_line_is_overwritten_on_a_terminal() -> None:
     terminal = Terminal()
     view = ProgressLine(terminal, "a title that is longer than what comes after it by a lot", None)
     view.metrics(METRICS)
@@ -170,7 +170,7 @@ def test_progress_is_written_over_on_a_terminal() -> None:
     assert [line.rstrip() for line in screen.values()] == ["actor-0 is started again", LINE]
 
 
-def test_progress_stands_once_where_nothing_can_be_written_over() -> None:
+def test_progress_is_printed_once_without_a_terminal() -> None:
     stream = StringIO()
     view = ProgressLine(stream, "a title", None)
     view.metrics({**METRICS, "time_s": 1.0})

@@ -1,4 +1,4 @@
-"""A user's hooks: what they are told, what their mistakes do, and how they end a run."""
+"""A user's callbacks: their arguments, their errors, and how they end a run."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def hooks(folder: Path, *names: str) -> Hooks:
     return Hooks(load_hooks([f"hooks:{name}" for name in names]), Run(folder, resolve("cartpole")))
 
 
-def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
+def test_on_evaluation_gets_the_result_and_may_end_the_run(tmp_path: Path) -> None:
     assert hooks(tmp_path, "OnlyTheEnd", "Listens").event(evaluation())
     [(run, evaluated)] = heard
     assert (run.folder, run.config.env.id) == (tmp_path, "CartPole-v1")
@@ -110,7 +110,7 @@ def test_an_evaluation_is_told_and_may_end_the_run(tmp_path: Path) -> None:
     assert not hooks(tmp_path, "Listens").event(evaluation(worse))
 
 
-def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
+def test_on_checkpoint_and_on_end_get_their_records(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Listens", "OnlyTheEnd")
     assert not both.event(RunEvent("checkpoint", "was written", result=CHECKPOINT))
     accounting = {"produced": 6, "trained": 4, "dropped": {}, "lost": {"learner": 2}}
@@ -125,7 +125,7 @@ def test_checkpoint_and_end_are_told(tmp_path: Path) -> None:
     assert summary.metrics == result
 
 
-def test_steps_are_told_once_for_each_multiple_and_may_end_the_run(tmp_path: Path) -> None:
+def test_on_steps_is_called_once_per_multiple_and_may_end_the_run(tmp_path: Path) -> None:
     made = Hooks(load_hooks([], [Counts(), Fails()]), Run(tmp_path, resolve("cartpole")))
     ends = [made.metrics({"env_steps": steps}) for steps in (200, 310, 599, 850, 860, 900, 1000)]
     assert heard == [310, 850, 900]
@@ -134,7 +134,7 @@ def test_steps_are_told_once_for_each_multiple_and_may_end_the_run(tmp_path: Pat
     assert not made.metrics({"accounting": {}})
 
 
-def test_steps_that_are_no_number_are_refused(tmp_path: Path) -> None:
+def test_invalid_every_of_on_steps_is_refused(tmp_path: Path) -> None:
     counts = Counts()
     counts.every_steps = 0
     sentence = "every_steps of callback Counts is 0; it must be a whole number of at least 1"
@@ -142,7 +142,7 @@ def test_steps_that_are_no_number_are_refused(tmp_path: Path) -> None:
         Hooks(load_hooks([], [counts]), Run(tmp_path, resolve("cartpole")))
 
 
-def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
+def test_exception_of_a_callback_is_noted_and_the_run_continues(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Fails", "Listens")
     notes: list[str] = []
     with notes_to(notes.append):
@@ -155,7 +155,7 @@ def test_what_one_raises_is_told_and_ends_nothing(tmp_path: Path) -> None:
     assert "no disk\nleft" in log
 
 
-def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
+def test_system_exit_of_a_callback_does_not_end_the_run(tmp_path: Path) -> None:
     both = hooks(tmp_path, "Leaves", "Listens")
     notes: list[str] = []
     (tmp_path / "logs" / "callbacks.log").symlink_to("/dev/full")  # nor does a full disk
@@ -177,7 +177,9 @@ def test_one_that_leaves_the_program_ends_nothing(tmp_path: Path) -> None:
         ("yes", False),
     ],
 )
-def test_only_true_ends_the_run(tmp_path: Path, answer: object, ends: bool) -> None:
+def test_only_a_return_value_of_true_ends_the_run(
+    tmp_path: Path, answer: object, ends: bool
+) -> None:
     made = Hooks(load_hooks([], [Says(answer)]), Run(tmp_path, resolve("cartpole")))
     assert made.event(evaluation()) is ends
 
@@ -193,7 +195,7 @@ def test_only_true_ends_the_run(tmp_path: Path, answer: object, ends: bool) -> N
         ),
     ],
 )
-def test_one_that_cannot_be_made_is_the_users_mistake(
+def test_callback_that_cannot_be_constructed_is_a_user_error(
     tmp_path: Path, path: str, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -209,7 +211,7 @@ class OnlyEnd:
 
 
 @pytest.mark.parametrize("made", [Misspelt(), object(), print])
-def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: object) -> None:
+def test_callback_without_any_hook_is_refused_with_the_hook_names(made: object) -> None:
     methods = "on_evaluation, on_checkpoint, on_steps, on_end; define at least one of them"
     sentence = f"callback {type(made).__name__} has none of the methods {methods}"
     with pytest.raises(UserError, match=f"^{sentence}$"):
@@ -217,6 +219,6 @@ def test_one_that_hears_of_nothing_is_refused_with_the_names_of_the_hooks(made: 
     Hooks(load_hooks([], [OnlyEnd()]), Run(Path(), resolve("cartpole")))
 
 
-def test_a_class_in_place_of_an_object_is_refused() -> None:
+def test_callback_class_instead_of_an_object_is_refused() -> None:
     with pytest.raises(UserError, match=r"^callback OnlyEnd is a class; .*: OnlyEnd\(\)$"):
         Hooks(load_hooks([], [OnlyEnd]), Run(Path(), resolve("cartpole")))

@@ -32,7 +32,7 @@ def without_news(effects: list[Effect]) -> list[Effect]:
     return [e for e in effects if not (isinstance(e, Send) and e.message != FINISH)]
 
 
-def test_everything_starts_at_once() -> None:
+def test_all_roles_start_at_once() -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     assert decisions.tick(5.0, {}, {}) == [
         Start("learner-0", 0),
@@ -42,14 +42,14 @@ def test_everything_starts_at_once() -> None:
     assert decisions.tick(5.1, {}, {}) == []
 
 
-def test_the_learner_hears_how_many_actors_are_alive() -> None:
+def test_learner_is_sent_the_number_of_live_actors() -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(5.0, {}, {})
     assert decisions.on_ready("actor-1", 6.0) == [Send("learner-0", {"kind": "actors", "alive": 1})]
     assert decisions.actors_alive == 1
 
 
-def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
+def test_end_of_an_actor_is_reported_to_the_learner_with_its_counts() -> None:
     scene = Scene((LEARNER, *ACTORS))
     effects = scene.ends("actor-1", -9, produced=640)
     message = {
@@ -74,7 +74,7 @@ def test_an_actor_that_ends_is_told_with_what_it_had_produced() -> None:
     assert scene.decisions.restarts[Stage.ACTORS] == 1
 
 
-def test_delays_double_up_to_ten_seconds_and_forget_after_health() -> None:
+def test_restart_delays_double_up_to_ten_seconds_and_reset_after_healthy_time() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=100, hang_timeout_s=1e9)
     delays = [scene.crash_and_restart("actor-0") for _ in range(9)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0], abs=0.06)
@@ -83,14 +83,14 @@ def test_delays_double_up_to_ten_seconds_and_forget_after_health() -> None:
     assert scene.crash_and_restart("actor-0") == pytest.approx(0.1, abs=0.06)
 
 
-def test_an_actor_that_produces_before_it_dies_is_never_given_up() -> None:
+def test_actor_that_produces_between_crashes_is_always_restarted() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=1)
     for _ in range(20):
         scene.crash_and_restart("actor-0", produced=10)
     assert not scene.decisions.stopping
 
 
-def test_a_row_of_barren_crashes_ends_the_run_with_the_first_failure() -> None:
+def test_crash_loop_without_samples_ends_the_run_with_the_first_failure() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for n in range(3):
         failure = Failure("actor-0", f"crash {n}", f"traceback {n}")
@@ -105,21 +105,21 @@ def test_a_row_of_barren_crashes_ends_the_run_with_the_first_failure() -> None:
     )
 
 
-def test_samples_between_crashes_begin_a_new_row() -> None:
+def test_samples_between_crashes_reset_the_crash_count() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for produced in (0, 0, 10, 0):
         scene.crash_and_restart("actor-0", produced)
     assert not scene.decisions.stopping
 
 
-def test_who_lost_its_learner_starts_again_at_once_uncounted() -> None:
+def test_actor_that_lost_its_learner_restarts_at_once_uncounted() -> None:
     scene = Scene(ACTORS, max_restarts=0)
     for incarnation in range(1, 6):
         assert scene.ends("actor-0", EXIT_REJOIN) == []
         assert scene.tick(0.1) == [Start("actor-0", incarnation)]
 
 
-def test_a_users_mistake_stops_at_once_with_exit_code_2() -> None:
+def test_user_error_stops_at_once_with_exit_code_2() -> None:
     scene = Scene((LEARNER, *ACTORS))
     failure = Failure("actor-0", "there is no Pong-v9", user=True)
     effects = scene.decisions.on_error(failure, scene.now_s)
@@ -129,7 +129,7 @@ def test_a_users_mistake_stops_at_once_with_exit_code_2() -> None:
     assert scene.decisions.outcome == Outcome(2, "user_error", failure)
 
 
-def test_the_learners_death_is_the_runs_with_its_own_report_or_its_log() -> None:
+def test_death_of_the_learner_ends_the_run_with_its_report_or_log() -> None:
     for report in (Failure("learner-0", "NaN loss", "its traceback"), None):
         scene = Scene((LEARNER, *ACTORS))
         if report:
@@ -141,7 +141,7 @@ def test_the_learners_death_is_the_runs_with_its_own_report_or_its_log() -> None
         assert scene.decisions.outcome == Outcome(1, "fault", report or log)
 
 
-def test_a_learner_that_just_leaves_is_a_fault() -> None:
+def test_learner_that_exits_without_a_report_is_a_fault() -> None:
     scene = Scene((LEARNER,))
     scene.ends("learner-0", 0)
     assert scene.decisions.outcome == Outcome(
@@ -149,7 +149,7 @@ def test_a_learner_that_just_leaves_is_a_fault() -> None:
     )
 
 
-def test_stopping_goes_by_stages_and_asks_the_learner_last() -> None:
+def test_stopping_proceeds_by_stages_with_the_learner_last() -> None:
     scene = Scene((LEARNER, *ACTORS, CONNECTOR))
     assert scene.decisions.stop("return", scene.now_s) == [
         Kill("actor-0", TERM),
@@ -173,7 +173,7 @@ def test_stopping_goes_by_stages_and_asks_the_learner_last() -> None:
         *(("stopped", False), ("terminated", False), ("diverged", False)),
     ],
 )
-def test_connector_and_learner_hear_that_the_run_is_over(reason: str, over: bool) -> None:
+def test_connector_and_learner_are_sent_over_only_at_a_final_end(reason: str, over: bool) -> None:
     scene = Scene((LEARNER, *ACTORS[:1], CONNECTOR))
     failure = Failure("learner-0", "10 updates were skipped") if reason == "diverged" else None
     scene.decisions.stop(reason, scene.now_s, failure)
@@ -181,7 +181,7 @@ def test_connector_and_learner_hear_that_the_run_is_over(reason: str, over: bool
         assert (Send(told, {"kind": "over"}) in scene.ends(ended, 0)) is over
 
 
-def test_each_stage_has_its_deadline() -> None:
+def test_each_stage_of_stopping_has_its_deadline() -> None:
     scene = Scene((LEARNER, *ACTORS, CONNECTOR), grace_s=10)
     scene.decisions.stop("minutes", scene.now_s)
     scene.ends("actor-0", 0)
@@ -200,7 +200,7 @@ def test_each_stage_has_its_deadline() -> None:
     assert outcome.failure.message.startswith("did not finish within run.grace_s = 10 s")
 
 
-def test_actors_that_had_to_be_killed_do_not_spoil_a_clean_end() -> None:
+def test_killed_actors_do_not_spoil_a_clean_end() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     for name, code in (("actor-0", -9), ("actor-1", -11), ("learner-0", 0)):
@@ -208,7 +208,7 @@ def test_actors_that_had_to_be_killed_do_not_spoil_a_clean_end() -> None:
     assert scene.decisions.outcome == Outcome(130, "interrupted")
 
 
-def test_a_failing_checkpoint_at_the_end_is_told() -> None:
+def test_failing_last_checkpoint_becomes_the_outcome() -> None:
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
     failure = Failure("learner-0", "the disk is full; free some space", user=True)
@@ -237,7 +237,7 @@ def test_a_learner_may_end_the_run_cleanly_for_a_failure() -> None:
     assert scene.decisions.outcome == Outcome(1, "diverged", failure)
 
 
-def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
+def test_actor_failure_while_stopping_does_not_change_the_outcome() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.decisions.on_signal(signal.SIGTERM, scene.now_s)
     scene.decisions.on_error(Failure("actor-0", "no learner at this address", user=True), 1.0)
@@ -246,7 +246,7 @@ def test_an_actors_complaint_while_stopping_changes_nothing() -> None:
     assert scene.decisions.outcome == Outcome(143, "terminated")
 
 
-def test_who_has_not_started_yet_is_killed_and_nobody_is_started_any_more() -> None:
+def test_interrupt_kills_starting_roles_and_starts_no_others() -> None:
     scene = Scene((LEARNER, *ACTORS), ready=False)
     scene.ends("actor-0", 1)
     assert scene.decisions.on_signal(signal.SIGINT, scene.now_s) == [Kill("actor-1", KILL)]
@@ -256,7 +256,7 @@ def test_who_has_not_started_yet_is_killed_and_nobody_is_started_any_more() -> N
     assert scene.decisions.outcome == Outcome(130, "interrupted")
 
 
-def test_a_second_signal_kills_all() -> None:
+def test_second_signal_kills_all_roles() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.decisions.on_signal(signal.SIGINT, scene.now_s)
     scene.ends("actor-0", 0)
@@ -282,7 +282,7 @@ def test_second_signal_claims_a_checkpoint_only_where_one_was_written() -> None:
     assert claims == ["it had written no checkpoint", "its last checkpoint is valid"]
 
 
-def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() -> None:
+def test_first_signal_during_a_normal_end_is_not_taken_for_a_second() -> None:
     scene = Scene((LEARNER,))
     scene.decisions.stop("return", scene.now_s)
     assert scene.decisions.on_signal(signal.SIGINT, scene.now_s) == [
@@ -294,7 +294,7 @@ def test_the_first_signal_while_the_run_is_ending_by_itself_is_not_the_second() 
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 
-def test_an_actor_that_is_silent_for_long_is_told_once_each_time() -> None:
+def test_silent_actor_is_noted_once_per_silence() -> None:
     scene = Scene((LEARNER, *ACTORS), hang_timeout_s=60)
     beating = ("actor-1",)  # and no word of a learner, which may well work so long
     assert scene.wait(9, beating) == []
@@ -308,11 +308,11 @@ def test_an_actor_that_is_silent_for_long_is_told_once_each_time() -> None:
     assert scene.wait(10, beating) == [told]
 
 
-def test_an_actor_that_starts_is_not_told_to_be_silent() -> None:
+def test_starting_actor_is_not_noted_as_silent() -> None:
     assert Scene(ACTORS, ready=False, start_timeout_s=60).wait(59) == []
 
 
-def test_no_heartbeat_means_dump_then_death_then_a_new_start() -> None:
+def test_hung_role_is_dumped_then_killed_then_restarted() -> None:
     scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
     beating = ("actor-1", "learner-0")
     assert [type(effect) for effect in scene.wait(29, beating)] == [Note]
@@ -342,7 +342,7 @@ def test_a_learner_that_saves_may_be_silent_for_longer() -> None:
     assert "for 10 times run.hang_timeout_s = 300 s, in phase saving" in outcome.error
 
 
-def test_starting_has_a_limit_of_its_own_that_beats_extend() -> None:
+def test_start_timeout_applies_to_starting_roles_and_beats_extend_it() -> None:
     scene = Scene(ACTORS, ready=False, hang_timeout_s=5, start_timeout_s=20)
     assert (
         scene.wait(40, beating=("actor-1",))
@@ -372,7 +372,7 @@ def test_an_actor_that_hangs_after_good_work_begins_with_a_clean_record() -> Non
     assert not scene.decisions.stopping
 
 
-def test_a_supervisor_that_slept_blames_nobody() -> None:
+def test_suspended_supervisor_kills_no_role_as_hung() -> None:
     scene = Scene((LEARNER, *ACTORS), hang_timeout_s=30)
     assert scene.tick(3600) == []
     assert len([effect for effect in scene.wait(30) if isinstance(effect, Kill)]) == 3
@@ -399,7 +399,7 @@ def spares(count: int) -> tuple[RoleSpec, ...]:
     return tuple(RoleSpec("actor", 2 + i, "m:f", Stage.ACTORS, spare=True) for i in range(count))
 
 
-def test_spare_actors_start_when_more_are_needed() -> None:
+def test_spare_actors_start_when_more_actors_are_needed() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(3)), ready=False)
     assert scene.incarnations.keys() == {"learner-0", "actor-0", "actor-1"}
     assert scene.decisions.roles_in_status() == ["learner-0", "actor-0", "actor-1"]
@@ -411,7 +411,7 @@ def test_spare_actors_start_when_more_are_needed() -> None:
     assert scene.decisions.restarts[Stage.ACTORS] == 0
 
 
-def test_an_actor_that_is_not_needed_ends_and_stays_away_until_it_is() -> None:
+def test_surplus_actor_ends_and_restarts_when_needed() -> None:
     scene = Scene((LEARNER, *ACTORS))
     assert scene.decisions.set_actors(1, scene.now_s) == [Kill("actor-1", TERM)]
     assert not scene.decisions.needs("actor-1")
@@ -424,7 +424,7 @@ def test_an_actor_that_is_not_needed_ends_and_stays_away_until_it_is() -> None:
     assert scene.tick(0.1) == [Start("actor-1", 1)]
 
 
-def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time() -> None:
+def test_actor_needed_again_while_ending_restarts_after_its_end() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.decisions.set_actors(1, scene.now_s)
     assert scene.decisions.set_actors(2, scene.now_s) == []
@@ -435,7 +435,7 @@ def test_an_actor_that_is_needed_again_while_it_ends_has_one_process_at_a_time()
     assert scene.tick(0.2) == [Start("actor-1", 1)]
 
 
-def test_an_actor_that_waits_for_its_restart_is_not_restarted_if_it_is_not_needed() -> None:
+def test_surplus_actor_awaiting_a_restart_is_not_restarted() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("actor-1", 1)
     assert scene.decisions.set_actors(1, scene.now_s) == []
@@ -452,7 +452,7 @@ def test_a_run_ends_with_actors_that_never_started() -> None:
     assert scene.decisions.set_actors(4, scene.now_s) == []
 
 
-def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
+def test_learners_are_sent_their_threads_including_restarted_ones() -> None:
     learners = tuple(
         RoleSpec("learner", i, "m:f", Stage.LEARNER, informed=True, learner=i) for i in range(2)
     )
@@ -469,7 +469,7 @@ def test_learners_hear_their_threads_also_one_that_starts_later() -> None:
 RELAY = RoleSpec("relay", 1, "m:f", Stage.CARRIERS, spare=True, relays=True)
 
 
-def test_actors_without_a_host_start_once_there_is_one() -> None:
+def test_actors_without_a_host_start_once_a_host_is_found() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(2), RELAY))
     away = dict.fromkeys(("actor-2", "actor-3", "relay-1"), "no host has been found yet")
     [note] = scene.decisions.on_hosts_changed(away, scene.now_s)
@@ -482,7 +482,7 @@ def test_actors_without_a_host_start_once_there_is_one() -> None:
     assert scene.tick(0.1) == [Start("actor-2", 1), Start("relay-1", 1)]
 
 
-def test_actors_that_lose_their_host_wait_for_another() -> None:
+def test_actors_that_lost_their_host_wait_for_another() -> None:
     scene = Scene((LEARNER, *ACTORS))
     effects = scene.decisions.on_hosts_changed({"actor-1": "its host is about to end"}, scene.now_s)
     assert effects == [Note("actor-1: its host is about to end"), Kill("actor-1", TERM)]
@@ -492,7 +492,7 @@ def test_actors_that_lose_their_host_wait_for_another() -> None:
     assert scene.tick(0.1) == [Start("actor-1", 1)]
 
 
-def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
+def test_learner_on_a_draining_host_saves_and_continues() -> None:
     scene = Scene((LEARNER, *ACTORS))
     why = {"learner-0": "its host is about to end"}
     effects = scene.decisions.on_hosts_changed(why, scene.now_s)
@@ -500,7 +500,7 @@ def test_a_learner_whose_host_is_about_to_end_saves_and_trains_on() -> None:
     assert scene.decisions.needs("learner-0")
 
 
-def test_a_learner_without_a_host_is_restarted_on_the_next_with_actors_led_there() -> None:
+def test_learner_that_lost_its_host_restarts_elsewhere_and_actors_follow() -> None:
     learner = replace(LEARNER, address="tcp://10.0.0.1:7700")
     scene = Scene((learner, *ACTORS))
     scene.decisions.recovery.on_checkpoint_written()
@@ -516,7 +516,7 @@ def test_a_learner_without_a_host_is_restarted_on_the_next_with_actors_led_there
     assert sent[0]["address"] == "tcp://10.0.0.2:7700"
 
 
-def test_many_roles_without_a_host_are_named_by_the_first_of_them() -> None:
+def test_note_on_roles_without_a_host_names_the_first_three() -> None:
     scene = Scene((LEARNER, *ACTORS, *spares(9)))
     [note] = scene.decisions.on_hosts_changed(
         {f"actor-{i}": "none" for i in range(2, 11)}, scene.now_s
@@ -559,7 +559,7 @@ def grown() -> Scene:
     return scene
 
 
-def test_a_spare_learner_starts_with_its_roles_once_there_is_a_host() -> None:
+def test_spare_learner_starts_with_its_roles_once_a_host_is_found() -> None:
     scene = Scene(GROWING, ready=False)
     assert "learner-1" not in scene.incarnations
     assert "relay-1" not in scene.incarnations, "it would look for the learner at no address"
@@ -601,7 +601,7 @@ def test_a_spare_learner_whose_host_ends_leaves_the_group_smaller() -> None:
     assert started[:2] == ["learner-1", "connector-1"]
 
 
-def test_a_spare_learner_whose_host_is_about_to_end_trains_until_then() -> None:
+def test_spare_learner_on_a_draining_host_trains_until_its_end() -> None:
     scene = grown()
     effects = scene.decisions.on_hosts_changed(
         {"learner-1": "its host is about to end"}, scene.now_s
@@ -613,14 +613,14 @@ def test_a_spare_learner_whose_host_is_about_to_end_trains_until_then() -> None:
     assert not any(isinstance(e, Start) for e in scene.wait(5, ("learner-0", "actor-0")))
 
 
-def test_a_spare_learner_that_crashes_on_its_host_is_restarted_there() -> None:
+def test_crashed_spare_learner_is_restarted_on_its_host() -> None:
     scene = grown()
     scene.ends("learner-1", 1)
     assert [e.name for e in scene.tick(0.2) if isinstance(e, Start)] == ["learner-1"]
 
 
 @pytest.mark.parametrize("name", ["learner-1", "connector-1"])
-def test_a_mistake_that_a_spare_learner_finds_on_its_host_leaves_that_learner_out(
+def test_user_error_of_a_spare_learner_excludes_only_that_learner(
     name: str,
 ) -> None:
     scene = grown()
@@ -652,7 +652,7 @@ def test_a_mistake_that_a_spare_learner_finds_on_its_host_leaves_that_learner_ou
     assert not scene.decisions.stopping, "failures on other hosts do not count"
 
 
-def test_the_relay_of_a_learner_that_is_left_out_does_not_start() -> None:
+def test_relay_of_an_excluded_learner_does_not_start() -> None:
     scene = grown()
     scene.decisions.on_error(Failure("learner-1", "no package", user=True), scene.now_s)
     scene.ends("learner-1", 1)
@@ -663,7 +663,7 @@ def test_the_relay_of_a_learner_that_is_left_out_does_not_start() -> None:
     assert not any(isinstance(e, Start) for e in scene.tick(0.1))
 
 
-def test_a_mistake_that_the_last_learner_with_the_state_finds_ends_the_run() -> None:
+def test_user_error_of_the_last_learner_with_the_state_ends_the_run() -> None:
     scene = grown()
     scene.ends("learner-0", -9)
     mistake = Failure("connector-1", "tcp://*:7701 is taken", user=True)
@@ -671,7 +671,7 @@ def test_a_mistake_that_the_last_learner_with_the_state_finds_ends_the_run() -> 
     assert scene.decisions.stop_cause == ("user_error", mistake)
 
 
-def test_a_spare_role_that_starts_again_has_nothing_of_its_last_process() -> None:
+def test_restarted_spare_role_has_no_state_of_its_last_process() -> None:
     scene = grown()
     scene.decisions.on_ready("connector-1", scene.now_s)
     counts = {"kind": "connector", "received": 3}
@@ -692,7 +692,7 @@ def test_a_spare_role_that_starts_again_has_nothing_of_its_last_process() -> Non
     assert scene.decisions.forward("connector-1", counts) == [Send("learner-1", counts)]
 
 
-def test_a_spare_learner_that_ends_for_a_restart_and_has_no_host_is_no_second_loss() -> None:
+def test_spare_learner_ending_for_a_restart_without_a_host_counts_as_one_loss() -> None:
     scene = grown()
     scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-1", 1)
@@ -706,7 +706,7 @@ def test_a_spare_learner_that_ends_for_a_restart_and_has_no_host_is_no_second_lo
     assert Start("learner-1", 3) in scene.tick(0.1)
 
 
-def test_with_no_learner_left_the_run_waits_for_those_with_which_it_begins() -> None:
+def test_run_without_learners_resumes_with_its_initial_learners() -> None:
     scene = grown()
     scene.decisions.recovery.on_checkpoint_written()
     scene.decisions.on_presumed_dead("learner-0", 0, "a", 0, scene.now_s)

@@ -1,4 +1,4 @@
-"""What the supervisor reads of its processes, from a real one that stands still."""
+"""Time ledgers and processor times that the supervisor reads from a stopped process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.launch.ledgers import Ledgers
 SPEC = RoleSpec("actor", 0, "does_not_matter:run", Stage.ACTORS)
 
 
-def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Path) -> None:
+def test_processor_time_is_reported_from_the_second_interval_of_a_process(tmp_path: Path) -> None:
     child = LocalHandle(SPEC, 0, {}, tmp_path / "actor-0.log")
     try:
         child.signal(signal.SIGSTOP)
@@ -28,7 +28,7 @@ def test_processor_time_is_told_of_processes_that_were_there_before(tmp_path: Pa
         child.reap()
 
 
-def test_without_a_descriptor_left_there_are_no_figures_and_no_error(tmp_path: Path) -> None:
+def test_exhausted_descriptors_give_no_figures_and_no_error(tmp_path: Path) -> None:
     child = LocalHandle(SPEC, 0, {}, tmp_path / "actor-0.log")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints of the lockstep mode: they change nothing, and a resume continues bit for bit."""
+"""Checkpoints of the lockstep mode do not affect a run, and a resume continues bit for bit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def seeded(checkpoint: Checkpoint) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_checkpoints_change_nothing_and_a_resume_continues_bit_for_bit(
+def test_checkpoints_do_not_affect_a_run_and_a_resume_continues_bit_for_bit(
     tmp_path: Path, name: str
 ) -> None:
     if name == "minatar":
@@ -116,7 +116,7 @@ def test_checkpoints_change_nothing_and_a_resume_continues_bit_for_bit(
     assert parts.meta["progress"]["generation"] == 1
 
 
-def test_a_third_part_continues_as_well(tmp_path: Path) -> None:
+def test_run_resumed_twice_continues_bit_for_bit(tmp_path: Path) -> None:
     """From a checkpoint that a resumed run wrote."""
     for steps, resume in ((13, "no"), (26, "must"), (WHOLE, "must")):
         parts = train(tmp_path / "parts", CASES["waiting"], steps, resume=resume)
@@ -145,7 +145,7 @@ def noted(folder: Path, case: Sequence[str], *options: str) -> tuple[Checkpoint,
     return found, [note for note in notes if "bit for bit" in note]
 
 
-def test_an_environment_that_cannot_be_saved_is_left_alone_until_a_resume(tmp_path: Path) -> None:
+def test_unsavable_environment_begins_new_episodes_only_on_resume(tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", UNSAVABLE, WHOLE)
     often = train(tmp_path / "often", UNSAVABLE, WHOLE, "checkpoint.every_steps=3")
     assert same(whole, often)
@@ -194,7 +194,7 @@ def test_a_damaged_state_begins_new_episodes(tmp_path: Path, keep: float) -> Non
     assert "episodes begin anew" in note
 
 
-def test_a_state_of_a_part_of_the_program_ends_the_resume(tmp_path: Path) -> None:
+def test_environment_state_naming_program_internals_ends_the_resume(tmp_path: Path) -> None:
     """Instead of new episodes in environments that it has changed."""
     train(tmp_path, CASES["impala"], HALF)
     folder = tmp_path / "checkpoints" / "last"
@@ -221,7 +221,7 @@ def test_an_empty_replay_is_noted(tmp_path: Path) -> None:
     assert "episodes" not in note, "these continue"
 
 
-def test_a_replay_of_another_moment_is_noted(tmp_path: Path) -> None:
+def test_replay_of_another_step_is_noted(tmp_path: Path) -> None:
     """As where a crash came between the two."""
     case = CASES["dqn"]
     train(tmp_path / "a", case, HALF)
@@ -238,7 +238,7 @@ def test_a_replay_of_another_moment_is_noted(tmp_path: Path) -> None:
     "draws", [Transitions(3), TransitionSequences(6, burn_in=BURN_IN, overlap=3)]
 )
 @pytest.mark.parametrize("prioritized", ["true", "false"])
-def test_a_data_set_is_drawn_from_as_without_a_stop(
+def test_resumed_data_set_run_draws_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: Any, prioritized: str
 ) -> None:
     train_dqn_on(Transitions(3), monkeypatch=monkeypatch)

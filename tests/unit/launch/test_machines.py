@@ -1,4 +1,4 @@
-"""Learners on several machines: what options and torchrun say, and what is refused."""
+"""Learners on several machines: rank and store from options or torchrun, and their errors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def resolves(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ("tcp://lo:7700", ["transport.insecure=true"], None),
     ],
 )
-def test_the_command_that_joins_a_learner_has_what_it_needs(
+def test_join_note_has_every_option_that_an_actor_needs(
     bind: str, options: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(join_note, "own_address", lambda other: "10.0.0.7")
@@ -86,17 +86,17 @@ def test_the_command_that_joins_a_learner_has_what_it_needs(
     assert join_note.join_note(made, bind) == note
 
 
-def test_by_hand_all_three_are_given() -> None:
+def test_rank_world_and_store_given_by_hand_are_used() -> None:
     assert find_place(1, 4, "10.0.0.1:29500", {}) == LearnerPlace(1, 4, Store("10.0.0.1", 29500))
     assert find_place(0, 1, "[fd00::7]:29500", {}) == LearnerPlace(0, 1, Store("fd00::7", 29500))
 
 
-def test_without_options_and_torchrun_there_is_one_command() -> None:
+def test_no_options_and_no_torchrun_mean_a_single_command() -> None:
     # MPI and Slurm set some of these too.
     assert find_place(None, None, None, {"RANK": "3", "WORLD_SIZE": "4"}) is None
 
 
-def test_torchrun_says_it_in_the_environment() -> None:
+def test_torchrun_variables_give_rank_world_and_store() -> None:
     place = find_place(None, None, None, TORCHRUN)
     assert place == LearnerPlace(1, 4, Store("node7", 29400, served=True, attempt=2), torchrun=True)
 
@@ -135,14 +135,14 @@ def test_torchrun_says_it_in_the_environment() -> None:
         ),
     ],
 )
-def test_what_is_refused_of_options(
+def test_incomplete_or_invalid_machine_options_are_refused(
     rank: int | None, world: int | None, store: str | None, environ: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         find_place(rank, world, store, environ)
 
 
-def test_a_name_that_means_loopback_is_found_out_early(resolves: dict[str, str]) -> None:
+def test_host_name_that_resolves_to_loopback_is_refused(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
     with pytest.raises(UserError) as error:
         check_place(FAR, config(), {})
@@ -153,12 +153,12 @@ def test_a_name_that_means_loopback_is_found_out_early(resolves: dict[str, str])
     assert "lo" in str(error.value).rpartition("one of ")[2].split(", ")
 
 
-def test_a_name_that_means_nothing_too(resolves: dict[str, str]) -> None:
+def test_unresolvable_host_name_is_refused(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match="this machine's name box cannot be resolved, so"):
         check_place(FAR, config(), {})
 
 
-def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
+def test_loopback_is_accepted_with_an_interface_or_on_one_host(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
     check_place(FAR, config("learner.reduce.interface=lo"), {})
     check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo"})
@@ -169,44 +169,44 @@ def test_what_makes_loopback_right(resolves: dict[str, str]) -> None:
     check_place(FAR, config(), {})
 
 
-def test_a_meeting_place_that_cannot_be_found(resolves: dict[str, str]) -> None:
+def test_unresolvable_store_host_is_refused(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match="the host nowhere of --store cannot be resolved"):
         check_place(LearnerPlace(1, 2, Store("nowhere", 1)), config(), {})
 
 
-def test_an_interface_that_does_not_exist(resolves: dict[str, str]) -> None:
+def test_missing_network_interface_is_refused(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"interface eth77 does not exist; this machine has .*lo"):
         check_place(FAR, config("learner.reduce.interface=eth77"), {})
 
 
-def test_nor_one_that_the_environment_names(resolves: dict[str, str]) -> None:
+def test_missing_network_interface_of_the_environment_is_refused(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME eth77 does not exist; this machine"):
         check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo,eth77"})
     check_place(FAR, config("learner.reduce.interface=lo"), {"GLOO_SOCKET_IFNAME": "eth77"})
 
 
 @pytest.mark.parametrize("other", ["127.0.0.1", "127.0.0.2", "::1"])
-def test_the_address_of_this_machine_towards_another_one(other: str) -> None:
+def test_own_address_has_the_family_of_the_other_address(other: str) -> None:
     own = own_address(other)
     assert is_loopback(own)
     assert (":" in own) == (":" in other)
 
 
-def test_a_host_without_a_way_to_it_is_one_sentence() -> None:
+def test_unreachable_store_host_is_refused_in_one_sentence() -> None:
     with pytest.raises(
         UserError, match=r"no way to .*, the host of --store \(.*\); give an address"
     ):
         own_address("no-such-host.invalid")
 
 
-def test_torchrun_needs_a_folder_to_come_back_to() -> None:
+def test_torchrun_needs_a_named_run_folder() -> None:
     place = LearnerPlace(0, 1, Store("10.0.0.1", 29500), torchrun=True)
     with pytest.raises(UserError, match=r"must find its checkpoint; set run\.dir"):
         check_place(place, config(), {})
     check_place(place, config("run.dir=somewhere"), {})
 
 
-def test_each_learner_would_find_numbers_of_its_own() -> None:
+def test_auto_numbers_are_refused_for_learners_on_several_machines() -> None:
     with pytest.raises(
         UserError, match=r"actors\.envs auto .* 2 learners need the same number; set actors\.envs"
     ):
@@ -239,7 +239,7 @@ def test_each_rank_writes_to_a_folder_of_its_own() -> None:
         (LearnerPlace(0, 2, Store("10.0.0.1", 29500, served=True), torchrun=True), False, False),
     ],
 )
-def test_a_store_off_this_host_needs_a_word(
+def test_store_on_another_host_needs_explicit_consent(
     resolves: dict[str, str], place: LearnerPlace, trusted: bool, refused: bool
 ) -> None:
     if not refused:
@@ -251,7 +251,7 @@ def test_a_store_off_this_host_needs_a_word(
         check_store(place, trusted=trusted)
 
 
-def test_a_name_under_which_rank_0_would_serve_itself_alone(resolves: dict[str, str]) -> None:
+def test_store_name_that_is_loopback_on_rank_0_is_refused(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
     store = Store("box", 29500)
     with pytest.raises(

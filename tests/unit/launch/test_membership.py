@@ -1,4 +1,4 @@
-"""Groups of learners and the learners of their actors, worked out by hand."""
+"""Groups of learners and the assignment of actors, worked out by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(*members: int, epoch: int) -> list[Effect]:
     return [Send(f"learner-{rank}", message) for rank in members]
 
 
-def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
+def test_first_group_waits_for_all_and_every_change_forms_a_new_group() -> None:
     group = GroupMembership(learners(3))
     assert group.join(2) == []
     assert group.join(0) == []
@@ -36,7 +36,7 @@ def test_the_first_group_waits_for_all_and_every_change_makes_another() -> None:
     assert group.join(1) == told(0, 1, 2, epoch=3)
 
 
-def test_who_ends_before_the_first_group_is_waited_for() -> None:
+def test_first_group_waits_for_a_learner_that_ended_before_it() -> None:
     group = GroupMembership(learners(2))
     group.join(0)
     assert group.leave(0) == []
@@ -44,7 +44,7 @@ def test_who_ends_before_the_first_group_is_waited_for() -> None:
     assert group.join(0) == told(0, 1, epoch=1)
 
 
-def test_who_ends_before_anybody_has_entered_is_waited_for_as_it_alone_may_have_the_state() -> None:
+def test_learner_that_ends_before_any_entered_is_awaited_as_it_may_hold_the_state() -> None:
     group = GroupMembership(learners(2))
     group.join(0)
     assert group.join(1) == told(0, 1, epoch=1)
@@ -55,7 +55,7 @@ def test_who_ends_before_anybody_has_entered_is_waited_for_as_it_alone_may_have_
     assert group.leave(0) == told(1, epoch=3)
 
 
-def test_who_was_in_no_group_may_end_unnoticed() -> None:
+def test_end_of_a_learner_outside_the_group_has_no_effect() -> None:
     group = GroupMembership(learners(2))
     group.join(0)
     group.join(1)
@@ -63,7 +63,7 @@ def test_who_was_in_no_group_may_end_unnoticed() -> None:
     assert group.leave(1) == []
 
 
-def test_one_failure_of_a_group_makes_one_new_one_however_many_tell_of_it() -> None:
+def test_failure_reported_by_several_members_forms_one_new_group() -> None:
     group = GroupMembership(learners(2))
     group.join(0)
     group.join(1)
@@ -72,7 +72,7 @@ def test_one_failure_of_a_group_makes_one_new_one_however_many_tell_of_it() -> N
     assert group.failed(2) == told(0, 1, epoch=3)
 
 
-def test_what_has_been_learned_is_held_by_members_alone() -> None:
+def test_only_entered_members_hold_the_state_of_the_run() -> None:
     group = GroupMembership(learners(3))
     assert group.holds_run(0, running={0, 2})
     assert not group.holds_run(0, running={0})
@@ -98,13 +98,13 @@ def place(assignment: ActorAssignment, name: str, incarnation: int) -> int:
     return rank
 
 
-def test_an_actor_at_home_needs_no_word() -> None:
+def test_actor_of_its_own_learner_needs_no_message() -> None:
     assignment = ActorAssignment(actors(4, of=2), learners(2))
     assert assignment.begin("actor-3", 0) is None
     assert assignment.begin("actor-3", 1) is None
 
 
-def test_actors_of_the_dead_go_where_the_fewest_are_and_come_home() -> None:
+def test_actors_of_a_dead_learner_join_the_least_loaded_and_return() -> None:
     # Homes: 0 1 2 0 1 2 0. Learner 1 (two actors) falls to 2; then learner 0 has three, 2 has two.
     assignment = ActorAssignment(actors(7, of=3), learners(3))
     assert assignment.leave(1) == ["actor-1", "actor-4"]
@@ -117,7 +117,7 @@ def test_actors_of_the_dead_go_where_the_fewest_are_and_come_home() -> None:
     assert assignment.enter(2) == ["actor-2", "actor-5"]
 
 
-def test_with_nobody_left_actors_wait_for_whoever_comes_first() -> None:
+def test_actors_without_any_learner_join_the_first_that_enters() -> None:
     assignment = ActorAssignment(actors(2, of=2), learners(2))
     assert assignment.leave(0) == ["actor-0"]
     assert assignment.leave(1) == []
@@ -129,7 +129,7 @@ def end(assignment: ActorAssignment, name: str, incarnation: int) -> int | None:
     return assignment.learner_of(assignment.part(name), incarnation)
 
 
-def test_the_end_of_a_stream_is_told_to_that_life_of_its_learner_alone() -> None:
+def test_end_of_a_stream_is_reported_only_to_the_incarnation_that_received_it() -> None:
     assignment = ActorAssignment(actors(2, of=2), learners(2))
     assignment.begin("actor-0", 0)
     assignment.leave(0)
@@ -174,7 +174,7 @@ def test_the_first_group_waits_for_no_spare_learner() -> None:
     assert group.leave(2) == told(0, 1, epoch=3)
 
 
-def test_a_spare_learner_alone_begins_no_group_as_it_cannot_resume_the_run() -> None:
+def test_spare_learner_alone_forms_no_first_group() -> None:
     group = GroupMembership(with_spare(2, first=1))
     assert group.join(1) == []
     assert group.join(0) == told(0, 1, epoch=1)

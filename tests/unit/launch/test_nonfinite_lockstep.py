@@ -26,7 +26,7 @@ def train(folder: Path, *options: str) -> list[dict[str, Any]]:
     return train_in_lockstep(folder, resolve("cartpole", [*SMALL, *options]))
 
 
-def test_a_few_updates_are_skipped_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_few_nonfinite_updates_are_skipped_and_the_run_continues(tmp_path: Path) -> None:
     heard = train(tmp_path)
     [stop] = of_kind(heard, "stop")
     assert (stop["reason"], stop["error"]) == ("learner_steps", "")
@@ -35,7 +35,7 @@ def test_a_few_updates_are_skipped_and_the_run_goes_on(tmp_path: Path) -> None:
     assert {event["event"] for event in of_kind(heard, "event")} == {"note"}
 
 
-def test_many_in_a_row_send_the_learner_back(tmp_path: Path) -> None:
+def test_many_nonfinite_updates_in_a_row_cause_a_rollback(tmp_path: Path) -> None:
     heard = train(tmp_path, "algo.settings={last: 24}", "checkpoint.every_steps=4")
     assert of_kind(heard, "stop")[0]["reason"] == "learner_steps"
     last = of_kind(heard, "metrics")[-1]
@@ -47,7 +47,7 @@ def test_many_in_a_row_send_the_learner_back(tmp_path: Path) -> None:
     assert (saved["lr_factor"], saved["learner_steps"]) == (0.25, 40)
 
 
-def test_a_checkpoint_that_cannot_be_saved_ends_no_run(
+def test_failing_checkpoint_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     write, full = checkpoint_format.save, [True, True]
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_cannot_be_saved_ends_no_run(
     assert saved["learner_steps"] == 40
 
 
-def test_a_loss_that_stays_so_ends_the_run(tmp_path: Path) -> None:
+def test_loss_that_stays_nonfinite_ends_the_run(tmp_path: Path) -> None:
     heard = train(tmp_path, "algo.settings={last: 1000000}", "stop.learner_steps=100")
     [stop] = of_kind(heard, "stop")
     assert stop["reason"] == "diverged"
@@ -78,7 +78,7 @@ def test_a_loss_that_stays_so_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", ["{first: 0, last: 0}", "{last: 24}"])
-def test_the_same_run_comes_out_every_time(tmp_path: Path, settings: str) -> None:
+def test_run_with_nonfinite_losses_is_reproducible(tmp_path: Path, settings: str) -> None:
     options = (f"algo.settings={settings}", "checkpoint.every_steps=8")
     weights = []
     for name in ("once", "again"):

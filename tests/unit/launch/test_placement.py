@@ -31,7 +31,7 @@ def test_a_run_that_fits_on_the_largest_host_stays_in_shared_memory(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_on_one_host_stays_there_however_small_it_is(tmp_path: Path) -> None:
+def test_run_on_a_single_host_stays_there_even_if_too_small(tmp_path: Path) -> None:
     assert placement.on_hosts(config("actors.count=40"), [2], tmp_path).transport.bind is None
 
 
@@ -46,12 +46,12 @@ def test_a_larger_run_is_given_an_address_and_keys(tmp_path: Path) -> None:
     assert again.curve == made.curve, "a resumed run has the same keys"
 
 
-def test_address_and_keys_of_the_user_stay(tmp_path: Path) -> None:
+def test_address_and_keys_of_the_user_are_kept(tmp_path: Path) -> None:
     made = placement.on_hosts(config(*NETWORK), [2, 4], tmp_path).transport
     assert (made.bind, made.curve, made.insecure) == ("tcp://*:7700", None, True)
 
 
-def test_shared_memory_by_name_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+def test_explicit_shared_memory_is_refused_if_the_run_needs_several_hosts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"transport\.kind shm keeps all .* the 5 cores of 4 act"):
         placement.on_hosts(config("transport.kind=shm"), [4, 4], tmp_path)
 
@@ -116,7 +116,7 @@ def test_actors_are_divided_among_hosts_with_a_relay_for_each_learner(tmp_path: 
     assert sorted(placed) == sorted(spec.name for spec in specs)
 
 
-def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
+def test_learners_that_do_not_fit_on_one_host_are_spread_and_meet_at_the_first(
     tmp_path: Path,
 ) -> None:
     given = config(*NETWORK, "learner.count=3", "actors.count=3", "eval.every_steps=1000")
@@ -135,7 +135,7 @@ def test_learners_that_do_not_fit_on_one_host_are_apart_and_meet_at_the_first(
     assert placed["actor-1"].address == "tcp://10.0.0.1:7701"
 
 
-def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
+def test_learners_placed_on_one_host_meet_on_it(tmp_path: Path) -> None:
     given = config(*NETWORK, "learner.count=2", "actors.count=2")
     specs, bundles = placement.bundles(topology.train(given, tmp_path), [2, 2, 2])
     hosts = dict.fromkeys((spec.name for spec in specs), "10.0.0.1")
@@ -143,7 +143,7 @@ def test_learners_on_one_host_meet_there(tmp_path: Path) -> None:
     assert {spec.meets_at for spec in placement.placed(specs, hosts, bundles, 20_000)} == {None}
 
 
-def test_learners_with_a_gpu_each_are_apart_on_a_cluster(tmp_path: Path) -> None:
+def test_learners_with_one_gpu_each_are_spread_on_a_cluster(tmp_path: Path) -> None:
     options = ("learner.count=4", "actors.count=8", "learner.device=cuda")
     given = placement.on_hosts(config(*options), [8, 8], tmp_path)  # whose GPUs are not known
     _, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8])
@@ -156,7 +156,7 @@ def test_learners_with_a_gpu_each_are_apart_on_a_cluster(tmp_path: Path) -> None
     assert (bundles[0].name, bundles[0].gpus) == ("learners", 4)
 
 
-def test_a_few_actors_do_not_bring_learners_with_a_gpu_each_together(tmp_path: Path) -> None:
+def test_gpu_learners_are_spread_even_with_few_actors(tmp_path: Path) -> None:
     options = ("learner.count=2", "actors.count=2", "learner.device=cuda")
     given = placement.on_hosts(config(*options), [8, 8], tmp_path)
     assert given.transport.kind == "zmq"
@@ -184,7 +184,7 @@ SPREAD = (
 )
 
 
-def test_shards_that_spread_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+def test_spread_shards_have_their_own_bundles(tmp_path: Path) -> None:
     given = placement.on_hosts(config(*SPREAD), [8, 8, 8], tmp_path)
     assert given.transport.curve == str(tmp_path / "keys")
     port = int((given.transport.bind or "").rpartition(":")[2])
@@ -201,7 +201,7 @@ def test_shards_that_spread_are_in_bundles_of_their_own(tmp_path: Path) -> None:
     assert placed["actor-1"].address == f"tcp://{hosts['connector-1']}:{port + 1}"
 
 
-def test_learners_may_be_apart_where_their_server_is_on_the_network(tmp_path: Path) -> None:
+def test_learners_may_be_spread_if_their_server_is_on_the_network(tmp_path: Path) -> None:
     given = placement.on_hosts(config(*SPREAD, "learner.device=cuda"), [8, 8, 8], tmp_path)
     _, bundles = placement.bundles(topology.train(given, tmp_path), [8, 8, 8])
     assert [bundle.name for bundle in bundles if bundle.gpus] == ["learner-0", "learner-1"]
@@ -213,7 +213,7 @@ def test_learners_may_be_apart_where_their_server_is_on_the_network(tmp_path: Pa
     assert names[:5] == ["learner-0", "learner-1", "learner-2", "server-0", "server-1"]
 
 
-def test_auto_leaves_cores_for_shards_that_spread(tmp_path: Path) -> None:
+def test_auto_leaves_cores_for_spread_shards(tmp_path: Path) -> None:
     given = config(*SPREAD, "actors.count=auto")
     assert placement.on_hosts(given, [4, 4, 4], tmp_path).actors.count == "3..6", "4..8 without"
 
@@ -245,20 +245,20 @@ def test_shards_on_one_host_stay_in_the_runtime_folder(
         ),
     ],
 )
-def test_shards_do_not_spread_where_they_cannot(
+def test_spreading_shards_is_refused_without_network_access(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
         placement.on_hosts(config(*SPREAD, *options), [8, 8], tmp_path)
 
 
-def test_shards_that_spread_need_a_port_that_can_be_named(tmp_path: Path) -> None:
+def test_spread_shards_need_an_explicit_port(tmp_path: Path) -> None:
     given = config(*SPREAD, "transport.bind=tcp://*:0", "transport.insecure=true")
     with pytest.raises(UserError, match=r"at ports after tcp://\*:0, which leaves the port to"):
         topology.train(given, tmp_path)
 
 
-def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
+def test_keys_are_copied_completely_and_never_replaced(tmp_path: Path) -> None:
     placement.on_hosts(config(), [2, 4], tmp_path)
     keys = read_keys(tmp_path / "keys")
     assert set(keys) == {
@@ -276,7 +276,7 @@ def test_keys_are_carried_whole_and_never_replaced(tmp_path: Path) -> None:
         write_keys(tmp_path / "there" / "keys", {"learner.key": "other"})
 
 
-def test_actors_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+def test_elastic_actors_have_their_own_bundles(tmp_path: Path) -> None:
     given = placement.on_hosts(config("actors.count=2..5"), [2], tmp_path)
     assert given.transport.kind == "zmq", "more hosts may come"
     specs, bundles = placement.bundles(topology.train(given, tmp_path), [2, 2, 2])
@@ -288,12 +288,12 @@ def test_actors_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) 
     assert later == {"actor-2", "actor-3", "actor-4", "relay-1", "relay-2"}
 
 
-def test_a_range_whose_most_fit_on_one_host_begins_with_all_of_them(tmp_path: Path) -> None:
+def test_actor_range_that_fits_on_one_host_starts_with_its_maximum(tmp_path: Path) -> None:
     given = placement.on_hosts(config("actors.count=2..4"), [2, 8], tmp_path)
     assert (given.actors.count, given.transport.bind) == (4, None)
 
 
-def test_learners_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path) -> None:
+def test_elastic_learners_have_their_own_bundles(tmp_path: Path) -> None:
     given = placement.on_hosts(config("learner.count=1..3"), [16], tmp_path)
     assert given.transport.kind == "zmq", "more hosts may come"
     specs, bundles = placement.bundles(topology.train(given, tmp_path), [16])
@@ -314,12 +314,12 @@ def test_learners_that_may_come_later_are_in_bundles_of_their_own(tmp_path: Path
     assert {spec.name: spec for spec in again}["relay-1"].address == address
 
 
-def test_learners_that_come_and_go_need_a_transport_between_hosts(tmp_path: Path) -> None:
+def test_elastic_learners_need_a_transport_between_hosts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"learner\.count 1\.\.2 has learners on hosts of their"):
         placement.on_hosts(config("learner.count=1..2", "transport.kind=shm"), [8, 8], tmp_path)
 
 
-def test_learners_that_come_and_go_need_a_cluster() -> None:
+def test_elastic_learners_need_a_cluster() -> None:
     with pytest.raises(
         UserError, match=r"learner\.count 1\.\.2 starts .* add --engine ray, or set"
     ):
@@ -328,9 +328,7 @@ def test_learners_that_come_and_go_need_a_cluster() -> None:
 
 @pytest.mark.parametrize("bind", ["tcp://10.0.0.1:7700", "ipc:///tmp/wire"])
 @pytest.mark.parametrize("hosts", [[8], [8, 8]])
-def test_learners_that_come_and_go_listen_at_every_host(
-    tmp_path: Path, hosts: list[int], bind: str
-) -> None:
+def test_elastic_learners_listen_on_every_host(tmp_path: Path, hosts: list[int], bind: str) -> None:
     options = ("learner.count=1..2", "transport.insecure=true")
     message = (
         r" is an address of one host, and learner\.count 1\.\.2 needs .* transport\.bind=tcp://\*"
@@ -351,7 +349,7 @@ def test_learners_that_come_and_go_listen_at_every_host(
         ([16, 16, 16, 16], ("learner.count=1..3",), "15..60"),
     ],
 )
-def test_auto_has_room_for_the_first_learners_and_actors_for_those_that_join(
+def test_auto_leaves_room_for_elastic_learners_and_their_actors(
     hosts: list[int], overrides: tuple[str, ...], count: str, tmp_path: Path
 ) -> None:
     given = placement.on_hosts(config("actors.count=auto", *overrides), hosts, tmp_path)
@@ -368,7 +366,7 @@ def test_auto_has_room_for_the_first_learners_and_actors_for_those_that_join(
     assert later
 
 
-def test_keys_that_could_not_be_written_whole_are_not_there(tmp_path: Path) -> None:
+def test_keys_written_incompletely_are_removed(tmp_path: Path) -> None:
     """As on a full disk: the next attempt must not find a part of them."""
     keys = {"learner.key": "text"}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""When a window begins: some seconds after training has, or without it once patience is over."""
+"""A profile's window begins some seconds after training, or without it after a timeout."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_window_begins_some_seconds_after_training(scene: Scene) -> None:
     assert scene.said == []
 
 
-def test_where_nothing_is_trained_it_begins_all_the_same_and_that_is_said(scene: Scene) -> None:
+def test_window_begins_without_training_after_its_patience_with_a_note(scene: Scene) -> None:
     assert not scene.profiled_at(0.0)
     scene.hear(learner_steps=0)
     assert not scene.profiled_at(WORD_S)
@@ -111,7 +111,7 @@ def test_where_nothing_is_trained_it_begins_all_the_same_and_that_is_said(scene:
     ]
 
 
-def test_training_that_begins_late_is_warmed_up_too(scene: Scene) -> None:
+def test_window_waits_for_the_warm_up_of_late_training(scene: Scene) -> None:
     scene.hear(learner_steps=0)
     assert not scene.profiled_at(PATIENCE_S - 0.1)
     scene.hear(learner_steps=1)
@@ -119,7 +119,7 @@ def test_training_that_begins_late_is_warmed_up_too(scene: Scene) -> None:
     assert scene.profiled_at(PATIENCE_S + WARM_UP_S)
 
 
-def test_the_ceiling_is_that_of_a_learner_with_the_threads_of_the_run(scene: Scene) -> None:
+def test_ceiling_is_measured_with_the_threads_of_the_run(scene: Scene) -> None:
     scene.split.now = Split(2, 3, "cores are idle")
     scene.hear(learner_steps=1)
     scene.profiled_at(0.0)
@@ -131,7 +131,7 @@ def test_the_ceiling_is_that_of_a_learner_with_the_threads_of_the_run(scene: Sce
     assert as_trained(resolve("pong", []), None).learner.first_threads == 1
 
 
-def test_a_profile_measures_the_ceiling_with_the_threads_of_the_run(
+def test_profile_passes_the_threads_of_the_run_to_the_ceiling(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is not started that measures it."""

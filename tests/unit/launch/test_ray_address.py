@@ -1,4 +1,4 @@
-"""Which Ray cluster `--engine ray` joins, and what is refused at once instead of after minutes."""
+"""Which Ray cluster `--engine ray` joins, and which addresses are refused at once."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ def is_of(closed: str, text: str) -> bool:
     return re.fullmatch(rf"nothing answers at [\d.]+:{port}: \[Errno 111\] .*", text) is not None
 
 
-def test_an_address_at_which_nothing_listens(closed: str) -> None:
+def test_address_without_a_listener_is_refused(closed: str) -> None:
     assert is_of(closed, refusal(closed))
 
 
-def test_auto_without_a_cluster() -> None:
+def test_auto_without_a_cluster_is_refused() -> None:
     assert refusal("auto") == "RAY_ADDRESS is not set, and none runs on this host"
 
 
-def test_auto_with_the_record_of_a_cluster_that_has_ended(closed: str, tmp_path: Path) -> None:
+def test_auto_with_the_record_of_an_ended_cluster_is_refused(closed: str, tmp_path: Path) -> None:
     record = tmp_path / "ray" / "ray_current_cluster"
     record.parent.mkdir(exist_ok=True)
     record.write_text(closed)
     assert is_of(closed, refusal("auto"))
 
 
-def test_auto_with_a_variable_of_the_environment(
+def test_auto_with_a_wrong_environment_variable_is_refused(
     closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", closed)
@@ -78,16 +78,16 @@ def test_auto_with_a_variable_of_the_environment(
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "head:port", ":6379"])
-def test_what_is_no_address(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     assert refusal(address) == f"{address} is not auto, or host:port of the head node"
 
 
-def test_a_port_that_does_not_exist() -> None:
+def test_nonexistent_port_is_refused() -> None:
     assert re.match(r"nothing answers at [\d.]+:99999: ", refusal("127.0.0.1:99999"))
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-server\r\n"])
-def test_a_port_of_another_service(answer: bytes) -> None:
+def test_port_of_another_service_is_refused(answer: bytes) -> None:
     with socket.create_server(("", 0)) as server:
 
         def serve() -> None:

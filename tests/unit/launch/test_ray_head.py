@@ -1,4 +1,4 @@
-"""What the Ray engine knows of its head node, and of times in which its process stood still."""
+"""The two threads of the Ray engine: one queries the head node, one receives reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def head_node(answers: list[Any]) -> Any:
     return head
 
 
-def test_after_an_error_the_head_node_is_asked_again() -> None:
+def test_head_node_is_queried_again_after_an_error() -> None:
     head = head_node([{}, RuntimeError("first line\nthe GCS is away"), {"a": 1}])
     assert (head.draining, head._error) == ({"a"}, "")
     assert time.monotonic() - head._answered_s < 60
@@ -58,7 +58,7 @@ def test_the_last_error_is_kept_for_the_user(error: Any, why: str) -> None:
     assert (head._answered_s, head._error) == (0.0, why)
 
 
-def test_no_host_is_silent_because_others_took_long_to_be_found() -> None:
+def test_slow_reservation_does_not_make_earlier_hosts_silent() -> None:
     """When the engine begins to listen, an agent's first answer may be old."""
     pauses = PauseWatch()
     pauses.begin(now_s=100.0)

@@ -21,7 +21,7 @@ def test_a_node_is_given_up_once_after_some_failed_starts() -> None:
     assert nodes.selector() == [{NODE_LABEL: "!in(a,b)"}]
 
 
-def test_nodes_that_have_left_are_forgotten_and_unknown_ones_not_counted() -> None:
+def test_departed_nodes_are_forgotten_and_unknown_nodes_not_counted() -> None:
     nodes = RefusedNodes()
     refuse(nodes, "b")
     assert not nodes.count_failure("", ALIVE)

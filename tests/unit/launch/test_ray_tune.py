@@ -1,4 +1,4 @@
-"""How spaces and reports look in Ray Tune."""
+"""Search spaces and reports in the form that Ray Tune needs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_asha_decides_at_the_interval_and_by_scored_steps() -> None:
     assert make_scheduler(sweep("none")) is None
 
 
-def test_an_unknown_score_is_a_number_at_0_steps() -> None:
+def test_unknown_score_is_reported_as_a_number_at_0_steps() -> None:
     """Tune refuses reports without the metric."""
     from penstock.launch.tuning.ray_tune import tune_report
 

@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: by its schemas, and RayJob by the fields that KubeRay documents."""
+"""Kubernetes manifests, against the Kubernetes schemas and the documented fields of KubeRay."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_each_pod_gets_only_its_keys() -> None:
 
 
 @pytest.mark.parametrize("engine", ["ray", "none"])
-def test_options_reach_the_command_as_they_were_given(engine: Literal["ray", "none"]) -> None:
+def test_options_reach_the_command_unchanged(engine: Literal["ray", "none"]) -> None:
     objects = manifests("run.callbacks=['a:B']", "run.dir=elsewhere", engine=engine, name="mine")
     command = next(
         text
@@ -172,7 +172,7 @@ def test_options_reach_the_command_as_they_were_given(engine: Literal["ray", "no
         ),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_unworkable_options_are_refused(
     overrides: tuple[str, ...], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""Batch scripts for SLURM: what they ask for, and that bash reads them as meant."""
+"""Batch scripts for SLURM: their resource requests, and that bash parses them as intended."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def script(
 
 @pytest.mark.parametrize("engine", ["ray", "none"])
 @pytest.mark.parametrize("nodes", [1, 8])
-def test_bash_can_read_it(engine: Literal["ray", "none"], nodes: int) -> None:
+def test_script_is_valid_bash_with_short_lines(engine: Literal["ray", "none"], nodes: int) -> None:
     text = script("model.hidden=[32]", engine=engine, nodes=nodes)
     subprocess.run([BASH, "-n"], input=text, text=True, check=True)
     assert max(map(len, text.splitlines())) < 160
 
 
-def test_resources_are_those_of_the_options() -> None:
+def test_resource_requests_follow_the_options() -> None:
     job: dict[str, Any] = {
         "cpus": 16,
         "gpus": 2,
@@ -57,7 +57,7 @@ def test_resources_are_those_of_the_options() -> None:
     }
 
 
-def test_each_gpu_gets_a_learner_unless_the_user_says_how_many() -> None:
+def test_each_gpu_gets_a_learner_unless_the_user_sets_the_count() -> None:
     assert "actors.count=auto learner.device=cuda learner.count=4" in script(gpus=2)
     assert "learner.count=4" not in script("learner.count=2", gpus=2)
 
@@ -79,12 +79,12 @@ def test_the_options_of_its_command_are_accepted_on_the_nodes(
     assert config.learner.count == (8 if gpus or rest else 1)
 
 
-def test_the_run_has_the_time_to_save_that_slurm_gives() -> None:
+def test_grace_time_of_the_run_fits_that_of_slurm() -> None:
     assert "run.grace_s=60" in script()
     assert "run.grace_s=60" not in script("run.grace_s=20")
 
 
-def test_words_reach_the_program_as_they_were_given(tmp_path: Path) -> None:
+def test_arguments_reach_the_program_unchanged(tmp_path: Path) -> None:
     """With programs that only print what they were called with."""
     folder = tmp_path / "a b; touch oops"
     text = script("env.kwargs={sutton_barto_reward: true}", f"run.dir={folder}", nodes=1)
@@ -148,7 +148,7 @@ def test_ray_starts_at_an_address_that_other_nodes_reach_and_nodes_that_do_not_a
         ("none", "cd {}"),
     ],
 )
-def test_code_of_the_user_is_the_current_folder(
+def test_code_of_the_user_is_taken_from_the_working_folder(
     engine: Literal["ray", "none"], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my code").mkdir()
@@ -172,7 +172,7 @@ def test_code_of_the_user_is_the_current_folder(
         (("actors.envs=auto",), {}, "learners on 2 hosts need the same number; set actors.envs to"),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_unworkable_options_are_refused(
     overrides: tuple[str, ...], job: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message.replace("(", r"\(")):

@@ -1,4 +1,4 @@
-"""Which run and which checkpoint a resume goes on from, and what it says of other options."""
+"""Which run and checkpoint a resume continues, and how changed options are reported."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def folder(tmp_path: Path) -> Path:
 SAME = ("learner.lr=1e-3", "env.kwargs={sutton_barto_reward: true}", "run.dir=elsewhere")
 
 
-def test_the_same_options_are_no_news(folder: Path) -> None:
+def test_resume_with_the_same_options_reports_no_difference(folder: Path) -> None:
     assert describe_changed_options(folder, resolve("cartpole", SAME), "must") == ""
 
 
-def test_what_differs_is_told_by_its_dotted_name(folder: Path) -> None:
+def test_changed_options_are_reported_by_dotted_name(folder: Path) -> None:
     options = ("learner.lr=3e-4", "env.kwargs={}", "stop.minutes=2")
     assert describe_changed_options(folder, resolve("cartpole", options), "auto") == (
         "resumed with changed options: env.kwargs.sutton_barto_reward true -> null, "
@@ -49,7 +49,7 @@ def test_what_differs_is_told_by_its_dotted_name(folder: Path) -> None:
     )
 
 
-def test_of_many_differences_the_first_are_told(folder: Path) -> None:
+def test_only_the_first_of_many_differences_are_reported(folder: Path) -> None:
     more = [f"actors.{option}" for option in ("envs=8", "unroll=8", "count=3")]
     config = resolve("cartpole", (*SAME, *more, "run.seed=9", "run.grace_s=3", "run.interval_s=3"))
     said = describe_changed_options(folder, config, "auto")
@@ -78,7 +78,7 @@ def test_a_resumed_run_reads_small_images_as_before(folder: Path) -> None:
     assert resolve_resumed("cartpole", given, "must").config.model.filters == [8]
 
 
-def test_another_algorithm_cannot_go_on(folder: Path) -> None:
+def test_resume_with_another_algorithm_is_refused(folder: Path) -> None:
     config = resolve("cartpole", ("algo.name=ppo",))
     with pytest.raises(
         UserError, match=r"trained with impala, .*; set algo\.name=impala, or run\.d"
@@ -88,7 +88,7 @@ def test_another_algorithm_cannot_go_on(folder: Path) -> None:
     assert describe_changed_options(folder, config, "auto") == ""  # it begins anew
 
 
-def test_weights_that_were_copied_into_a_folder_are_compared_with_nothing(folder: Path) -> None:
+def test_checkpoint_without_a_config_is_compared_with_nothing(folder: Path) -> None:
     (folder / "config.yaml").unlink()
     assert describe_changed_options(folder, resolve("cartpole"), "must") == ""
 
@@ -111,7 +111,7 @@ def test_weights_that_were_copied_into_a_folder_are_compared_with_nothing(folder
         ("run.metrics_insecure=true", "metrics_insecure=true"),
     ],
 )
-def test_code_and_places_that_a_run_names_are_used_where_a_run_of_this_user_has_used_them(
+def test_code_and_paths_of_a_run_are_used_only_if_this_user_has_run_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch, option: str, text: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -129,7 +129,7 @@ def test_code_and_places_that_a_run_names_are_used_where_a_run_of_this_user_has_
 
 
 @pytest.mark.parametrize("resume", ["auto", "must"])
-def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
+def test_resume_needs_a_named_run_folder(resume: Resume, tmp_path: Path) -> None:
     sentence = rf"--resume {resume} needs the folder .*; name the folder with run\.dir="
     with pytest.raises(UserError, match=sentence):
         run.train("cartpole", [], resume, as_json=True)
@@ -137,7 +137,7 @@ def test_what_is_resumed_must_be_named(resume: Resume, tmp_path: Path) -> None:
     check_folder_named(resolve("cartpole", [f"run.dir={tmp_path}"]), resume)
 
 
-def test_a_disk_that_is_full_at_the_start_is_the_users_to_mend(
+def test_full_disk_at_the_start_is_a_user_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:
@@ -170,7 +170,7 @@ def test_a_run_is_resumed_by_its_folder(folder: Path) -> None:
         resolve_resumed(str(folder.parent), [], "must")
 
 
-def test_a_preset_is_not_a_folder_of_its_name(
+def test_preset_name_is_not_taken_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_another_checkpoint_is_a_folder_a_file_or_a_run(tmp_path: Path) -> None:
     assert find_source(str(run_dir), new, "auto") == (None, "auto"), "its own comes first"
 
 
-def test_a_copy_that_a_crash_cut_short_is_made_again(tmp_path: Path) -> None:
+def test_interrupted_checkpoint_copy_is_repeated(tmp_path: Path) -> None:
     source, new = tmp_path / "first" / "checkpoints" / "last", tmp_path / "second"
     saved(source, 7)
     (new / "checkpoints" / "last").mkdir(parents=True)  # as far as `start_from_checkpoint` came
@@ -221,6 +221,6 @@ def test_a_damaged_checkpoint_is_not_begun_from(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_target_that_is_too_long_for_a_folder_is_refused_in_a_sentence() -> None:
+def test_too_long_target_is_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="is not a target; the nearest preset is"):
         resolve_resumed("x" * 300, [], "no")

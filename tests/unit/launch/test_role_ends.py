@@ -40,7 +40,7 @@ def test_exit_that_the_role_did_not_ask_for_is_reported_as_a_mistake(
     assert all(report["user"] for report in reports)
 
 
-def test_texts_of_any_characters_fit_the_report_of_an_error(
+def test_error_report_accepts_text_of_any_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(ctx: object) -> None:

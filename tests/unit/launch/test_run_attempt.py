@@ -1,4 +1,4 @@
-"""A refused try leaves the folder as it was."""
+"""A refused attempt to train restores the folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def a_run(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["undo", "restore_earlier_run"])
-def test_a_run_gets_its_files_back(tmp_path: Path, how: str) -> None:
+def test_refused_attempt_restores_the_files_of_the_run(tmp_path: Path, how: str) -> None:
     run = a_run(tmp_path / "run")
     before = contents(run)
     attempt = Attempt(run, missing_folders(run))
@@ -47,7 +47,7 @@ def test_a_run_gets_its_files_back(tmp_path: Path, how: str) -> None:
     assert {(run / name).stat().st_mode & 0o777 for name in REPLACED} == {0o600}
 
 
-def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path: Path) -> None:
+def test_refused_attempt_removes_its_new_folder_and_empty_parents(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "group" / "seed-0"
     (tmp_path / "runs").mkdir()
 
@@ -62,7 +62,7 @@ def test_a_new_folder_goes_with_those_around_it_that_hold_nothing_else(tmp_path:
     assert [*tmp_path.rglob("*")] == [tmp_path / "runs"]
 
 
-def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) -> None:
+def test_refused_attempt_keeps_a_parent_folder_with_other_content(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "seed-1"
     attempt = Attempt(run, missing_folders(run))
     run.mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_a_folder_around_it_stays_where_it_holds_something_else(tmp_path: Path) 
     assert [*tmp_path.rglob("*")] == [tmp_path / "runs", tmp_path / "runs" / "seed-0"]
 
 
-def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
+def test_refused_attempt_keeps_the_run_of_another_rank(tmp_path: Path) -> None:
     run = tmp_path / "run"
     attempt = Attempt(run, missing_folders(run))
     for folder in (run, run / "rank-1"):
@@ -84,7 +84,7 @@ def test_the_run_of_another_rank_in_it_stays(tmp_path: Path) -> None:
     assert [*run.iterdir()] == [run / "rank-1"]
 
 
-def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
+def test_refused_attempt_keeps_files_of_the_user(tmp_path: Path) -> None:
     run = tmp_path / "run"
     attempt = Attempt(run, missing_folders(run))
     (run / "logs").mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_what_a_user_put_into_a_new_folder_stays(tmp_path: Path) -> None:
     assert not (run / "checkpoints" / "last").exists()
 
 
-def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> None:
+def test_refused_attempt_keeps_an_existing_folder_without_the_run(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     attempt = Attempt(tmp_path, missing_folders(tmp_path))
     a_run(tmp_path / "elsewhere")
@@ -111,7 +111,7 @@ def test_an_empty_folder_that_was_there_stays_without_a_run(tmp_path: Path) -> N
     assert {"notes.txt"} == {path.name for path in tmp_path.iterdir()} - {"elsewhere"}
 
 
-def test_a_fault_of_a_new_run_leaves_what_it_wrote(tmp_path: Path) -> None:
+def test_fault_of_a_new_run_keeps_its_files(tmp_path: Path) -> None:
     run = tmp_path / "run"
     attempt = Attempt(run, missing_folders(run))
     with run_folder(run, "no"):

@@ -1,3 +1,5 @@
+"""Groups of runs with several seeds: processes, signals and their common summary."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +34,7 @@ def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, An
     return {"error": error, "exit_reason": reason, **figures}
 
 
-def test_what_runs_of_a_group_have_in_common() -> None:
+def test_summary_of_a_group_matches_figures_by_hand() -> None:
     runs = {
         0: summary("return", 2.0, 480.0),
         1: summary("return", 4.0, 500.0),
@@ -53,7 +55,7 @@ def test_what_runs_of_a_group_have_in_common() -> None:
     ("resume", "taken", "refused"),
     [("no", 2, "seed-2 already holds a run"), ("must", 0, "seed-1 has no checkpoint")],
 )
-def test_a_folder_that_cannot_be_used_is_told_of_before_the_first_run(
+def test_unusable_folder_is_refused_before_the_first_run(
     tmp_path: Path, resume: Resume, taken: int, refused: str
 ) -> None:
     last = tmp_path / f"seed-{taken}" / "checkpoints" / "last"
@@ -64,7 +66,7 @@ def test_a_folder_that_cannot_be_used_is_told_of_before_the_first_run(
     assert [path.name for path in tmp_path.iterdir()] == [f"seed-{taken}"]
 
 
-def test_seeds_do_not_each_find_numbers_of_their_own(tmp_path: Path) -> None:
+def test_auto_numbers_are_refused_for_several_seeds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the runs of this command need the same number; set act"):
         train("cartpole", [f"run.dir={tmp_path}", "actors.envs=auto"], 3, "no", as_json=True)
     options = [f"run.dir={tmp_path}", "transport.connectors=auto"]
@@ -73,7 +75,7 @@ def test_seeds_do_not_each_find_numbers_of_their_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_later_seed_that_is_refused_does_not_cost_the_table(
+def test_refused_later_seed_does_not_cost_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Outcome:
@@ -93,7 +95,7 @@ def test_a_later_seed_that_is_refused_does_not_cost_the_table(
     assert "seed-1 is in use" in found["runs"][1]["error"]
 
 
-def test_runs_that_a_signal_kept_away_are_no_success(
+def test_runs_prevented_by_a_signal_are_not_a_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came when the first runs had reached their limits, and had not been reaped."""
@@ -130,7 +132,7 @@ def test_a_signal_between_two_runs_is_not_lost(
     assert begun == ["seed-0"]
 
 
-def test_of_no_run_nothing_is_known() -> None:
+def test_summary_of_no_runs_has_no_figures() -> None:
     assert together({}, None) == {
         "return": None,
         "goal": None,
@@ -149,7 +151,7 @@ def test_of_no_run_nothing_is_known() -> None:
         (["transport.kind=inproc", "actors.count=1", "learner.threads=2"], 2),
     ],
 )
-def test_the_cores_of_a_run(options: list[str], cores: int) -> None:
+def test_cores_of_a_run_follow_its_options(options: list[str], cores: int) -> None:
     config = resolve("cartpole", options)
     assert cores_of(config) == cores
     assert [runs_at_once(config, n * cores + 0.5) for n in (0, 1, 3)] == [1, 1, 3]
@@ -164,7 +166,7 @@ def answer(**figures: Any) -> str:
     return f"print({json.dumps(json.dumps({**known, **figures}))})\n"
 
 
-def test_as_many_runs_as_allowed_run_at_once(tmp_path: Path) -> None:
+def test_allowed_number_of_runs_run_at_once(tmp_path: Path) -> None:
     meet = (
         "me = pathlib.Path(sys.argv[1]); (me / sys.argv[2]).touch()\n"
         "most = 0\n"
@@ -189,7 +191,7 @@ def test_as_many_runs_as_allowed_run_at_once(tmp_path: Path) -> None:
     assert "seed 0 | met 2" in met
 
 
-def test_a_run_that_fails_is_reported_and_the_others_go_on() -> None:
+def test_failed_run_is_reported_and_the_others_continue() -> None:
     lines: list[str] = []
     commands = {
         0: program("print('cannot', file=sys.stderr); sys.exit(1)"),
@@ -215,13 +217,13 @@ def test_after_a_mistake_of_the_user_no_further_run_starts() -> None:
     assert 1 <= len(ended) <= 2
 
 
-def test_independent_runs_go_on_after_a_mistake_in_one() -> None:
+def test_independent_runs_continue_after_a_user_error_in_one() -> None:
     commands = {0: program("sys.exit(2)"), 1: program(answer())}
     ended = run_commands(commands, 1, lambda _: None, independent=True)
     assert [found.code for found in ended.values()] == [2, 0]
 
 
-def test_a_config_that_is_refused_is_told_in_the_summary(tmp_path: Path) -> None:
+def test_refused_config_is_reported_in_the_summary(tmp_path: Path) -> None:
     refused = command("cartpole", ["learner.lr=-1"], tmp_path / "run", "no")
     [found] = run_commands({0: refused}, 1, lambda _: None).values()
     assert found.code == 2
@@ -271,7 +273,7 @@ def test_a_run_that_a_signal_ends_before_it_began_was_interrupted() -> None:
     assert together({s: found.summary for s, found in ended.items()}, None)["finished"] == 0
 
 
-def test_an_ignored_signal_stays_ignored_and_the_first_after_the_runs_does_nothing() -> None:
+def test_ignored_signal_stays_ignored_and_the_first_signal_after_the_runs_has_no_effect() -> None:
     """As nohup ignores SIGHUP."""
     before = {signum: signal.getsignal(signum) for signum in SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What becomes of a role's output: in its log, at its limits, and where the disk takes no more."""
+"""A role's output in its log: limits, full disks and slow disks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lossless() -> tuple[int, str]:
     return 0, ""
 
 
-def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
+def test_log_at_its_limit_is_rotated_with_one_older_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim, "LOG_NBYTES", 100)
@@ -30,7 +30,7 @@ def test_a_log_at_its_limit_begins_anew_and_keeps_the_one_before(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["actor-0.log", "actor-0.log.1"]
 
 
-def test_a_log_that_the_user_removes_begins_anew_at_its_limit(
+def test_removed_log_is_created_again_at_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shim, "LOG_NBYTES", 100)
@@ -42,7 +42,7 @@ def test_a_log_that_the_user_removes_begins_anew_at_its_limit(
     assert (path.read_bytes(), log.lost) == (b"y" * 20, 0)
 
 
-def test_a_log_of_an_earlier_life_is_continued(tmp_path: Path) -> None:
+def test_log_of_an_earlier_incarnation_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
     path.write_text("before\n")
     Log(lambda: os.fsencode(path), lossless).write(b"after\n")
@@ -55,7 +55,7 @@ def test_only_the_user_may_read_a_log(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_the_disk_does_not_take_is_counted_in_the_log(tmp_path: Path) -> None:
+def test_output_that_the_disk_refuses_is_counted_in_the_log(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "actor-0.log"
     log = Log(lambda: os.fsencode(path), lambda: (dropped, "the disk is too slow"))
     dropped = 0
@@ -72,7 +72,7 @@ def test_what_the_disk_does_not_take_is_counted_in_the_log(tmp_path: Path) -> No
     assert path.read_text() == line + "and again\n"
 
 
-def test_a_full_disk_raises_nothing() -> None:
+def test_writing_to_a_full_disk_raises_no_error() -> None:
     log = Log(lambda: b"/dev/full", lossless)
     for _ in range(3):
         log.write(b"x" * 1000)
@@ -106,7 +106,7 @@ def test_output_is_in_the_log_and_its_end_in_the_status_page(
     assert int.from_bytes(os.pread(plan.status, 8, 40), "little") == 20
 
 
-def test_a_disk_that_stalls_holds_up_nothing(
+def test_stalling_disk_does_not_block_the_role(
     plan: ShimPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = threading.Lock()
@@ -147,7 +147,7 @@ def test_more_output_than_a_disk_should_bear_is_dropped_and_counted(
     assert text.count("x") == 600
 
 
-def test_output_before_the_log_is_named_is_in_it_too(tmp_path: Path) -> None:
+def test_output_before_the_log_has_a_name_is_included(tmp_path: Path) -> None:
     path = b""
     log = Log(lambda: path, lossless)
     log.write(b"early\n")

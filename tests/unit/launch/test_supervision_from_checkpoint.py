@@ -27,7 +27,7 @@ def text(effects: list[Effect]) -> str:
     return next(e.text for e in effects if isinstance(e, Note))
 
 
-def test_the_learner_is_restarted_and_the_actors_stay(scene: Scene) -> None:
+def test_dead_learner_is_restarted_while_actors_stay(scene: Scene) -> None:
     effects = scene.ends("learner-0", KILL)
     assert "continues from its newest checkpoint in 0.1 s (restart 1 of" in text(effects)
     assert not [e for e in effects if isinstance(e, Kill)]
@@ -41,13 +41,13 @@ def test_the_learner_is_restarted_and_the_actors_stay(scene: Scene) -> None:
     ]
 
 
-def test_without_a_checkpoint_the_run_fails() -> None:
+def test_dead_learner_without_a_checkpoint_ends_the_run() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("learner-0", KILL)
     assert scene.decisions.stopping
 
 
-def test_losses_in_a_row_end_the_run_with_the_last_failure(scene: Scene) -> None:
+def test_repeated_learner_deaths_end_the_run_with_the_last_failure(scene: Scene) -> None:
     for n in range(3):
         failure = Failure("learner-0", f"crash {n}")
         scene.decisions.on_error(failure, scene.now_s)
@@ -57,7 +57,7 @@ def test_losses_in_a_row_end_the_run_with_the_last_failure(scene: Scene) -> None
     assert scene.decisions.stop_cause == ("fault", Failure("learner-0", "crash 2"))
 
 
-def test_a_checkpoint_starts_the_count_anew(scene: Scene) -> None:
+def test_new_checkpoint_resets_the_count_of_learner_deaths(scene: Scene) -> None:
     for _ in range(9):
         scene.ends("learner-0", KILL)
         scene.tick(10)
@@ -65,12 +65,12 @@ def test_a_checkpoint_starts_the_count_anew(scene: Scene) -> None:
     assert not scene.decisions.stopping
 
 
-def test_a_mistake_of_the_user_is_not_repeated(scene: Scene) -> None:
+def test_user_error_of_the_learner_is_not_retried(scene: Scene) -> None:
     scene.decisions.on_error(Failure("learner-0", "no such file", user=True), scene.now_s)
     assert scene.decisions.stopping
 
 
-def test_a_hung_learner_is_restarted_too() -> None:
+def test_hung_learner_is_restarted() -> None:
     scene = Scene((LEARNER,), restarts=2, hang_timeout_s=5.0)
     scene.decisions.recovery.on_checkpoint_written()
     scene.wait(7)
@@ -86,7 +86,7 @@ def test_learners_of_several_supervisors_end_together() -> None:
     assert scene.decisions.stopping
 
 
-def test_nothing_is_restarted_once_the_run_stops(scene: Scene) -> None:
+def test_no_learner_is_restarted_once_the_run_stops(scene: Scene) -> None:
     scene.decisions.stop("return", scene.now_s)
     for name in ("actor-0", "actor-1"):
         scene.ends(name, 0)
@@ -95,7 +95,7 @@ def test_nothing_is_restarted_once_the_run_stops(scene: Scene) -> None:
     assert scene.decisions.outcome.exit_code == 1
 
 
-def test_a_checkpoint_found_in_the_folder_is_resumed_but_is_no_sign_of_progress() -> None:
+def test_existing_checkpoint_is_resumed_but_does_not_count_as_progress() -> None:
     scene = Scene((LEARNER, *ACTORS), restarts=1)
     scene.decisions.recovery.on_checkpoint_found()
     scene.decisions.on_presumed_dead("learner-0", 0, "a", 0, scene.now_s)
@@ -107,7 +107,7 @@ def test_a_checkpoint_found_in_the_folder_is_resumed_but_is_no_sign_of_progress(
 
 
 @pytest.mark.parametrize("reports", [False, True])
-def test_a_signal_while_the_other_roles_are_killed_is_the_reason_of_the_end(reports: bool) -> None:
+def test_signal_during_the_kill_of_roles_is_the_reason_of_the_end(reports: bool) -> None:
     """Their end was ordered, so it is no failure, even if a role reports an error before it."""
     server = RoleSpec("server", 0, "m:f", Stage.SERVER)
     scene = Scene((LEARNER, server, *ACTORS), restarts=2)
@@ -124,7 +124,7 @@ def test_a_signal_while_the_other_roles_are_killed_is_the_reason_of_the_end(repo
     assert scene.decisions.outcome == Outcome(130, "interrupted")
 
 
-def test_a_checkpoint_forgets_the_delays_of_earlier_losses(scene: Scene) -> None:
+def test_new_checkpoint_resets_the_restart_delay(scene: Scene) -> None:
     for _ in range(9):
         delays = [scene.crash_and_restart("learner-0") for _ in range(2)]
         assert delays == pytest.approx([0.1, 0.2], abs=0.06)

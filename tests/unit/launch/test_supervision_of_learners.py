@@ -78,7 +78,7 @@ def sent(effects: list[Effect], kind: str) -> dict[str, Any]:
     return {e.name: e.message for e in sends}
 
 
-def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
+def test_dead_learner_is_replaced_while_the_others_continue() -> None:
     scene = Scene()
     effects = scene.ends("learner-1")
     group = {"kind": "group", "epoch": 2, "members": [0, 2]}
@@ -111,7 +111,7 @@ def test_a_learner_that_dies_is_replaced_while_the_others_go_on() -> None:
     }
 
 
-def test_a_learners_own_report_does_not_end_the_run_either() -> None:
+def test_error_report_of_one_learner_does_not_end_the_run() -> None:
     scene = Scene()
     failure = Failure("learner-0", "RuntimeError: out of luck", "its traceback")
     assert scene.decisions.on_error(failure, scene.now_s) == []
@@ -120,7 +120,7 @@ def test_a_learners_own_report_does_not_end_the_run_either() -> None:
     assert not scene.decisions.stopping
 
 
-def test_a_users_mistake_found_by_one_learner_ends_the_run() -> None:
+def test_user_error_of_one_learner_ends_the_run() -> None:
     scene = Scene()
     failure = Failure("learner-2", "the loss became nan", user=True)
     effects = scene.decisions.on_error(failure, scene.now_s)
@@ -141,7 +141,7 @@ def test_a_learner_that_keeps_dying_is_given_up_with_the_first_traceback() -> No
     assert scene.decisions.outcome == Outcome(1, "fault", failure)
 
 
-def test_who_has_not_joined_again_cannot_keep_the_run_going() -> None:
+def test_run_ends_when_the_last_member_dies_before_a_restarted_learner_joins() -> None:
     scene = Scene(learners=2)
     scene.ends("learner-0")
     scene.tick(1)  # it starts again, knowing nothing yet
@@ -149,7 +149,7 @@ def test_who_has_not_joined_again_cannot_keep_the_run_going() -> None:
     assert scene.decisions.stopping
 
 
-def test_with_a_checkpoint_all_learners_start_from_it_when_none_holds_the_state() -> None:
+def test_all_learners_resume_from_the_checkpoint_when_none_holds_the_state() -> None:
     scene = Scene(learners=2)
     scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-0")
@@ -164,7 +164,7 @@ def test_with_a_checkpoint_all_learners_start_from_it_when_none_holds_the_state(
     assert sent(scene.decisions.on_join("learner-1"), "group").keys() == {"learner-0", "learner-1"}
 
 
-def test_what_a_learner_sent_before_it_was_killed_is_no_state_of_the_run() -> None:
+def test_messages_of_a_killed_learner_do_not_count_as_held_state() -> None:
     """Else learner-0 would be told that others have the state, and would not resume it."""
     scene = Scene(learners=2)
     scene.decisions.recovery.on_checkpoint_written()
@@ -191,7 +191,7 @@ def test_a_dead_parameter_server_takes_its_learners_to_the_checkpoint() -> None:
     assert not scene.decisions.stopping
 
 
-def test_learners_wait_for_a_shard_without_a_host() -> None:
+def test_learners_wait_for_a_shard_that_has_no_host() -> None:
     """They are told its address when they start, and it may have another one then."""
     scene = Scene(SERVER, learners=2)
     scene.decisions.update_specs(
@@ -234,7 +234,7 @@ def test_a_learner_is_restarted_while_a_shard_runs_on_a_host_that_is_about_to_en
     assert started == {"server-0", "learner-0", "learner-1"}
 
 
-def test_before_the_first_group_any_other_learner_will_do() -> None:
+def test_run_continues_with_any_learner_before_the_first_group() -> None:
     scene = Scene(learners=2, joined=False)
     assert sent(scene.ends("learner-0"), "group") == {}
     assert not scene.decisions.stopping
@@ -242,7 +242,7 @@ def test_before_the_first_group_any_other_learner_will_do() -> None:
     assert sent(scene.starts_again("learner-0"), "group").keys() == {"learner-0", "learner-1"}
 
 
-def test_an_actors_end_is_told_to_the_learner_that_it_was_with() -> None:
+def test_end_of_an_actor_is_reported_to_its_current_learner() -> None:
     scene = Scene()
     ended = sent(scene.ends("actor-4", produced=80, sequence=8), "actor_ended")
     assert ended == {
@@ -259,7 +259,7 @@ def test_an_actors_end_is_told_to_the_learner_that_it_was_with() -> None:
     assert list(ended) == ["learner-0"]
 
 
-def test_what_an_actor_had_sent_to_a_dead_learner_is_told_to_nobody() -> None:
+def test_counts_sent_to_a_dead_learner_are_reported_to_no_learner() -> None:
     scene = Scene()
     scene.ends("learner-1")
     # It dies before it has followed: its page still names the stream of the dead learner.
@@ -269,7 +269,7 @@ def test_what_an_actor_had_sent_to_a_dead_learner_is_told_to_nobody() -> None:
     assert sent(scene.ends("actor-0", produced=5), "actor_ended").keys() == {"learner-0"}
 
 
-def test_an_actor_started_while_its_learner_is_away_is_told_where_to_go() -> None:
+def test_actor_started_while_its_learner_is_dead_is_assigned_another() -> None:
     scene = Scene()
     scene.ends("actor-1", produced=10)
     scene.ends("learner-1")
@@ -286,7 +286,7 @@ def test_counts_of_a_connector_are_for_its_own_learner() -> None:
     assert scene.decisions.forward("connector-2", message) == [Send("learner-2", message)]
 
 
-def test_last_words_about_a_dead_learner_are_not_for_the_one_that_replaces_it() -> None:
+def test_connector_reports_for_a_dead_learner_are_not_passed_to_its_successor() -> None:
     scene = Scene(*(RoleSpec("connector", r, "m", Stage.CARRIERS, learner=r) for r in range(3)))
     scene.ends("learner-1")
     scene.starts_again("learner-1")
@@ -298,7 +298,7 @@ def test_last_words_about_a_dead_learner_are_not_for_the_one_that_replaces_it() 
     assert scene.decisions.forward("connector-1", {"kind": "connector"}) != []
 
 
-def test_all_learners_finish_together_and_the_server_after_them() -> None:
+def test_learners_finish_together_before_the_server() -> None:
     scene = Scene(SERVER)
     scene.decisions.stop("return", scene.now_s)
     scene.decisions.stop("env_steps", scene.now_s)
@@ -313,7 +313,7 @@ def test_all_learners_finish_together_and_the_server_after_them() -> None:
     assert scene.decisions.outcome == Outcome(0, "return")
 
 
-def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
+def test_lowest_live_learner_saves_the_run_at_the_end() -> None:
     scene = Scene()
     scene.decisions.on_signal(TERM, scene.now_s)
     effects = scene.ends("learner-0")  # while the actors end: the others have what it had
@@ -327,7 +327,7 @@ def test_the_lowest_learner_that_lives_when_they_finish_saves_the_run() -> None:
     assert scene.decisions.outcome == Outcome(128 + TERM, "terminated")
 
 
-def test_where_the_one_that_saves_dies_the_next_one_does() -> None:
+def test_next_learner_saves_when_the_saving_one_dies() -> None:
     scene = Scene()
     scene.decisions.on_signal(TERM, scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(6)))
@@ -339,7 +339,7 @@ def test_where_the_one_that_saves_dies_the_next_one_does() -> None:
     assert scene.decisions.outcome == Outcome(128 + TERM, "terminated")
 
 
-def test_where_all_die_before_it_is_saved_that_is_a_fault() -> None:
+def test_death_of_all_learners_before_saving_is_a_fault() -> None:
     scene = Scene(learners=2)
     scene.decisions.on_signal(TERM, scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(4)))
@@ -347,7 +347,7 @@ def test_where_all_die_before_it_is_saved_that_is_a_fault() -> None:
     assert scene.decisions.outcome == Outcome(1, "fault", Failure("learner-1", KILLED))
 
 
-def test_where_the_one_that_saves_has_no_state_the_next_one_does() -> None:
+def test_next_learner_saves_when_the_first_has_no_state() -> None:
     scene = Scene(learners=2)
     scene.decisions.stop("env_steps", scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(4)))
@@ -366,7 +366,7 @@ def test_where_the_one_that_saves_has_no_state_the_next_one_does() -> None:
     assert scene.decisions.outcome == Outcome(1, "fault", failures[1])
 
 
-def test_one_that_had_not_begun_does_not_save() -> None:
+def test_restarting_learner_is_not_chosen_to_save() -> None:
     scene = Scene()
     scene.ends("learner-0")
     scene.tick(1)  # it starts again
@@ -376,7 +376,7 @@ def test_one_that_had_not_begun_does_not_save() -> None:
     assert sent(effects, "saver")["learner-2"]["rank"] == 1
 
 
-def test_a_server_gets_time_even_where_the_learners_used_it_all_up() -> None:
+def test_server_gets_time_to_end_after_learners_used_the_grace() -> None:
     scene = Scene(SERVER, learners=2, grace_s=10)
     scene.decisions.stop("return", scene.now_s)
     scene.ends_all(*(f"actor-{i}" for i in range(4)), "learner-0")
@@ -386,13 +386,13 @@ def test_a_server_gets_time_even_where_the_learners_used_it_all_up() -> None:
     assert scene.tick(0.2) == [Kill("server-0", KILL)]
 
 
-def test_the_run_cannot_go_on_without_its_server() -> None:
+def test_death_of_the_server_ends_the_run() -> None:
     scene = Scene(SERVER)
     scene.ends("server-0", -11)
     assert scene.decisions.stopping
 
 
-def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
+def test_learners_wait_for_one_that_dies_before_the_first_group_trains() -> None:
     scene = Scene(joined=False)
     for rank in range(3):
         scene.decisions.on_join(f"learner-{rank}")
@@ -406,7 +406,7 @@ def test_before_anybody_has_entered_the_others_wait_for_one_that_dies() -> None:
     assert group["learner-1"]["members"] == [0, 1, 2]
 
 
-def test_a_shard_waits_for_the_learners_of_other_machines_unless_this_one_has_failed() -> None:
+def test_shard_outlives_its_own_learner_unless_that_failed() -> None:
     """They notice by its end that something is wrong here."""
     store = Store("10.0.0.1", 29500)
     shard = replace(SERVER, store=store)

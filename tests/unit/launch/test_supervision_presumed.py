@@ -45,7 +45,7 @@ def several_learners(count: int) -> Sequence[RoleSpec]:
     return [*learners, *(RoleSpec("actor", r, "m", Stage.ACTORS, learner=r) for r in ranks)]
 
 
-def test_an_actor_is_replaced_and_its_end_is_told_once_it_is_certain() -> None:
+def test_presumed_dead_actor_is_replaced_and_its_end_reported_once_confirmed() -> None:
     scene = FarScene((LEARNER, *ACTORS))
     note = Note(f"actor-0: {WHY}; it is restarted in 0.1 s")
     assert scene.lost("actor-0") == [Send("learner-0", ALIVE), note]
@@ -58,14 +58,14 @@ def test_an_actor_is_replaced_and_its_end_is_told_once_it_is_certain() -> None:
     assert of_successor[0] == Send("learner-0", ended(1, 50))
 
 
-def test_certainty_may_come_before_the_successor() -> None:
+def test_confirmation_may_precede_the_successor() -> None:
     scene = FarScene((LEARNER, *ACTORS))
     scene.lost("actor-0")
     assert scene.confirmed("actor-0", 0, 640) == [Send("learner-0", ended(0, 640))]
     assert scene.tick(0.1) == [Start("actor-0", 1)]
 
 
-def test_one_that_turns_out_to_be_alive_is_killed() -> None:
+def test_presumed_dead_actor_found_alive_is_killed() -> None:
     scene = FarScene((LEARNER, *ACTORS))
     scene.lost("actor-0")
     scene.replaced("actor-0")
@@ -73,7 +73,7 @@ def test_one_that_turns_out_to_be_alive_is_killed() -> None:
     assert scene.decisions.actors_alive == 2, "its successor is not touched"
 
 
-def test_hosts_may_be_lost_again_and_again() -> None:
+def test_repeated_host_losses_are_survived() -> None:
     scene = FarScene((LEARNER, *ACTORS), max_restarts=1)
     for _ in range(5):
         scene.lost("actor-0", produced=0)
@@ -83,7 +83,7 @@ def test_hosts_may_be_lost_again_and_again() -> None:
         assert scene.confirmed("actor-0", at, 10) == [Send("learner-0", ended(at, 10))]
 
 
-def test_a_successor_that_is_refused_for_the_sake_of_the_first_is_tried_again() -> None:
+def test_successor_refused_because_of_its_predecessor_is_retried() -> None:
     scene = FarScene((LEARNER, *ACTORS), max_restarts=1, hang_timeout_s=60.0)
     scene.lost("actor-0")
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_successor_that_is_refused_for_the_sake_of_the_first_is_tried_again() 
 
 
 @pytest.mark.parametrize("how", ["confirmed", "long ago"])
-def test_without_the_first_a_refusal_ends_the_run(how: str) -> None:
+def test_refused_role_without_a_predecessor_ends_the_run(how: str) -> None:
     scene = FarScene((LEARNER, *ACTORS), hang_timeout_s=60.0)
     scene.lost("actor-0")
     scene.replaced("actor-0")
@@ -109,7 +109,7 @@ def test_without_the_first_a_refusal_ends_the_run(how: str) -> None:
     assert Kill("actor-1", TERM) in scene.decisions.on_error(mistake, scene.now_s)
 
 
-def test_a_learner_alone_whose_host_is_lost_ends_the_run() -> None:
+def test_lost_host_of_the_only_learner_ends_the_run() -> None:
     scene = FarScene((LEARNER, CONNECTOR, *ACTORS))
     effects = scene.lost("learner-0")
     assert {e.name for e in effects if isinstance(e, Kill)} == {"actor-0", "actor-1"}
@@ -122,7 +122,7 @@ def test_a_learner_alone_whose_host_is_lost_ends_the_run() -> None:
     assert scene.confirmed("learner-0", 0, 0) == []
 
 
-def test_a_learner_in_a_group_is_replaced_and_its_actors_move() -> None:
+def test_learner_in_a_group_on_a_lost_host_is_replaced_and_its_actors_move() -> None:
     scene = FarScene(several_learners(2))
     for rank in (0, 1):
         scene.decisions.on_join(f"learner-{rank}")
@@ -140,7 +140,7 @@ def test_a_learner_in_a_group_is_replaced_and_its_actors_move() -> None:
     assert scene.confirmed("learner-1", 0, 0) == [], "its actors and the others know already"
 
 
-def test_while_stopping_a_lost_host_holds_nothing_up() -> None:
+def test_lost_host_does_not_delay_stopping() -> None:
     scene = FarScene((LEARNER, *ACTORS))
     scene.decisions.stop("return", scene.now_s)
     scene.ends("actor-0", 0)

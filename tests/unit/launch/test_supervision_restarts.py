@@ -26,7 +26,7 @@ from supervision_scene import ACTORS, LEARNER, Scene
 WHY = "could not be started: Too many open files"
 
 
-def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> None:
+def test_failed_actor_restarts_are_retried_with_growing_delays() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("actor-1", -9, produced=640)
     effects = scene.tick(0.2)
@@ -46,7 +46,7 @@ def test_an_actor_that_cannot_be_started_again_is_tried_later_and_later() -> Non
 
 
 @pytest.mark.parametrize("name", ["actor-0", "learner-0"])
-def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> None:
+def test_role_that_can_never_start_ends_the_run_with_the_reason(name: str) -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits(max_restarts=2))
     now_s, tries = 0.0, 0
     while not decisions.stopping:
@@ -63,7 +63,7 @@ def test_a_run_that_never_can_start_a_role_ends_with_the_reason(name: str) -> No
     assert decisions.outcome.exit_code == 1
 
 
-def test_a_learner_that_starts_at_the_second_try_gets_its_actors() -> None:
+def test_learner_started_at_the_second_attempt_gets_its_actors() -> None:
     decisions = Decisions((LEARNER, *ACTORS), RestartLimits())
     decisions.tick(0.0, {}, {})
     decisions.on_start_failed("learner-0", 0, WHY, 0.0)
@@ -74,7 +74,7 @@ def test_a_learner_that_starts_at_the_second_try_gets_its_actors() -> None:
     assert decisions.learners_alive == 1
 
 
-def test_what_could_not_be_started_holds_up_no_end() -> None:
+def test_failed_restart_does_not_delay_the_end() -> None:
     scene = Scene((LEARNER, *ACTORS))
     scene.ends("actor-1", -9)
     scene.tick(0.2)
@@ -86,7 +86,7 @@ def test_what_could_not_be_started_holds_up_no_end() -> None:
     assert scene.decisions.outcome.exit_code == 0
 
 
-def test_a_kill_by_the_limit_of_memory_is_told_as_such() -> None:
+def test_kill_by_the_memory_limit_is_reported_as_such() -> None:
     scene = Scene((LEARNER, *ACTORS))
     end = End(-9, 640, 64, out_of_memory=True)
     [note] = [
@@ -116,14 +116,14 @@ def crash(scene: Scene, failure: Failure = BRIDGE, works_s: float = LONG_S) -> l
     return [effect.text for effect in effects if isinstance(effect, Note)]
 
 
-def test_where_it_was_raised_is_told() -> None:
+def test_place_of_an_error_is_reported() -> None:
     assert crash(Scene((LEARNER, *ACTORS))) == [
         "actor-0: ValueError: the bridge is out (bad.py:8, in step); traceback in logs/a.log; "
         "it is restarted in 0.1 s"
     ]
 
 
-def test_the_same_line_again_and_again_without_an_episode_ends_the_run() -> None:
+def test_same_error_repeated_without_an_episode_ends_the_run() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for _ in range(2):
         crash(scene)
@@ -136,7 +136,7 @@ def test_the_same_line_again_and_again_without_an_episode_ends_the_run() -> None
     assert scene.decisions.outcome == Outcome(1, "fault", BRIDGE)
 
 
-def test_finished_episodes_or_another_place_begin_a_new_row() -> None:
+def test_finished_episodes_or_another_place_reset_the_crash_count() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     other = Failure("actor-0", BRIDGE.message, place="bad.py:9, in step")
     for n in range(12):
@@ -164,7 +164,7 @@ def test_same_error_soon_after_each_start_ends_the_run_although_episodes_end() -
     )
 
 
-def test_other_error_or_long_play_between_two_equal_ones_begins_a_new_row() -> None:
+def test_other_error_or_long_play_between_equal_errors_resets_the_crash_count() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     other = Failure("actor-0", "KeyError: 'bridge'", place=BRIDGE.place)
     for n in range(12):
@@ -176,7 +176,7 @@ def test_other_error_or_long_play_between_two_equal_ones_begins_a_new_row() -> N
     assert not scene.decisions.stopping
 
 
-def test_nobody_is_given_up_before_episodes_have_been_counted() -> None:
+def test_crash_loop_ends_the_run_only_after_episodes_were_counted() -> None:
     scene = Scene((LEARNER, *ACTORS), max_restarts=2)
     for _ in range(10):
         crash(scene)
@@ -194,7 +194,7 @@ def evaluated_scene(max_restarts: int = 5) -> Scene:
     return Scene([LEARNER, *ACTORS, EVALUATOR], max_restarts=max_restarts)
 
 
-def test_an_expendable_role_is_started_again_as_an_actor_would_be() -> None:
+def test_expendable_role_is_restarted_like_an_actor() -> None:
     run = evaluated_scene()
     [note] = run.ends("evaluator-0", -9)
     assert isinstance(note, Note)
@@ -204,7 +204,7 @@ def test_an_expendable_role_is_started_again_as_an_actor_would_be() -> None:
     assert not run.decisions.stopping
 
 
-def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> None:
+def test_crash_loop_of_an_expendable_role_is_noted_and_the_run_continues() -> None:
     run = evaluated_scene(max_restarts=2)
     beating = ("learner-0", "actor-0", "actor-1")
     for _ in range(2):
@@ -222,7 +222,7 @@ def test_a_crash_loop_of_an_expendable_role_is_told_and_the_run_goes_on() -> Non
     assert not run.decisions.stopping
 
 
-def test_a_learner_that_starts_later_is_told_what_the_run_goes_on_without() -> None:
+def test_restarted_learner_is_informed_of_missing_expendable_roles() -> None:
     """Else it would wait for an evaluation to confirm `stop.return`."""
     scene = Scene((LEARNER, EVALUATOR))
     scene.decisions.recovery.on_checkpoint_written()
@@ -233,7 +233,7 @@ def test_a_learner_that_starts_later_is_told_what_the_run_goes_on_without() -> N
     assert GONE in scene.decisions.on_ready("learner-0", scene.now_s)
 
 
-def test_what_only_an_expendable_role_stumbles_over_is_told_and_not_tried_again() -> None:
+def test_user_error_of_an_expendable_role_is_noted_and_not_retried() -> None:
     run = evaluated_scene()
     failure = Failure("evaluator-0", "there is a NaN", user=True)
     assert run.decisions.on_error(failure, run.now_s) == []
@@ -256,7 +256,7 @@ def stop_until_the_evaluator(run: Scene, reason: str) -> tuple[list[Effect], lis
     return effects, run.ends("learner-0", 0)
 
 
-def test_at_a_limit_of_the_run_the_evaluator_plays_the_last_weights() -> None:
+def test_evaluator_plays_the_last_weights_at_a_limit_of_the_run() -> None:
     run = evaluated_scene()
     before, after = stop_until_the_evaluator(run, "env_steps")
     assert "evaluator-0" not in {getattr(e, "name", "") for e in before}
@@ -293,7 +293,7 @@ def test_a_signal_ends_the_evaluation_of_the_last_weights() -> None:
 
 
 @pytest.mark.parametrize("reason", ["return", "callback", "terminated"])
-def test_in_any_other_stop_the_evaluator_ends_at_once(reason: str) -> None:
+def test_evaluator_ends_at_once_at_any_other_stop(reason: str) -> None:
     run = evaluated_scene()
     before, after = stop_until_the_evaluator(run, reason)
     assert before[0] == TERMINATE

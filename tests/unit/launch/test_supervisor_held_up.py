@@ -37,7 +37,7 @@ def send(signums: list[int]) -> None:
     ("last", "code", "reason"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
-def test_a_second_signal_gets_the_supervisor_out_of_a_callback(
+def test_second_signal_interrupts_a_callback_that_never_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, code: int, reason: str
 ) -> None:
     monkeypatch.setattr(signals, "HELD_UP_S", 0.05)

@@ -1,4 +1,4 @@
-"""Asking a supervisor what its processes are in, and orders to it, over its real socket."""
+"""Status requests and orders to a supervisor, over its real socket."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def served(
             thread.join()
 
 
-def test_who_asks_is_told_what_each_process_is_in_and_since_when(
+def test_status_request_gets_phase_and_duration_of_each_process(
     folder: Path, child: LocalHandle
 ) -> None:
     child.page.phase = Phase.ENVIRONMENT
@@ -110,9 +110,7 @@ def test_who_asks_is_told_what_each_process_is_in_and_since_when(
     assert 0.2 <= told["phase_for_s"] <= told["age_s"] + 0.02 < 10
 
 
-def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
-    folder: Path, child: LocalHandle
-) -> None:
+def test_newly_started_process_has_an_empty_status(folder: Path, child: LocalHandle) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder)
         server.turn(["actor-3"], {"actor-3": child})
@@ -121,7 +119,7 @@ def test_a_process_that_has_only_been_started_has_nothing_to_tell_yet(
     assert told["phase_for_s"] == told["age_s"]
 
 
-def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
+def test_vanished_client_leaves_no_open_connection(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         before = len(os.listdir("/proc/self/fd"))
         many = [f"actor-{i}" for i in range(50_000)]  # more than a socket takes at once
@@ -135,7 +133,7 @@ def test_a_client_that_vanishes_leaves_nothing_open(folder: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) <= before  # what others left open may be closed
 
 
-def test_clients_that_are_silent_or_do_not_read_delay_nobody(folder: Path) -> None:
+def test_silent_and_slow_clients_delay_no_other(folder: Path) -> None:
     many = [f"actor-{i}" for i in range(50_000)]
     with SupervisorServer(folder, folder) as server, ExitStack() as stack:
         for _ in range(50):
@@ -160,7 +158,7 @@ def test_a_request_may_arrive_in_pieces(folder: Path) -> None:
         assert read_all(client)["processes"] == []
 
 
-def test_all_who_ordered_a_checkpoint_get_the_same_answer(folder: Path) -> None:
+def test_all_clients_that_ordered_a_checkpoint_get_the_same_answer(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         clients = [asking(folder, "save") for _ in range(2)]
         assert server.turn([], {}) == [{"request": "save"}, {"request": "save"}]
@@ -171,7 +169,7 @@ def test_all_who_ordered_a_checkpoint_get_the_same_answer(folder: Path) -> None:
         assert server.turn([], {}) == []
 
 
-def test_an_order_for_a_timeline_is_answered_once_it_is_written(folder: Path) -> None:
+def test_timeline_order_is_answered_once_the_file_is_written(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder, "timeline")
         assert server.turn([], {}) == [{"request": "timeline"}]
@@ -209,14 +207,14 @@ def test_an_unknown_request_is_refused(folder: Path, line: bytes) -> None:
         assert "is unknown to this run's release" in read_all(client)["error"]
 
 
-def test_the_end_of_a_run_is_an_answer(folder: Path) -> None:
+def test_end_of_the_run_answers_pending_requests(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder, "save")
         server.turn([], {})
     assert "the run has ended" in read_all(client)["error"]
 
 
-def test_a_long_answer_comes_whole_in_many_turns(folder: Path) -> None:
+def test_long_answer_is_sent_completely_over_many_turns(folder: Path) -> None:
     names = [f"actor-{i}" for i in range(50_000)]
     with served(folder, names, {}, every_s=0.001):
         report = reach(str(folder)).report
@@ -224,7 +222,7 @@ def test_a_long_answer_comes_whole_in_many_turns(folder: Path) -> None:
     assert [p["name"] for p in report["processes"]] == names
 
 
-def test_shares_are_those_of_the_window(folder: Path, child: LocalHandle) -> None:
+def test_time_shares_are_those_of_the_window(folder: Path, child: LocalHandle) -> None:
     ledger = child.page.ledger("main", Part.INFER)
     time.sleep(0.5)
     ledger.switch(Part.STEP)
@@ -241,7 +239,7 @@ def test_shares_are_those_of_the_window(folder: Path, child: LocalHandle) -> Non
     assert inside.endswith("step 100%")
 
 
-def test_the_file_and_the_socket_are_there_as_long_as_somebody_answers(folder: Path) -> None:
+def test_supervisor_file_and_socket_exist_while_the_server_runs(folder: Path) -> None:
     with SupervisorServer(folder, folder):
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         assert about["pid"] == os.getpid()

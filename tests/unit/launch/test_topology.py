@@ -1,3 +1,5 @@
+"""The roles of a run, their addresses, and how they are bundled for hosts."""
+
 from __future__ import annotations
 
 import socket
@@ -28,7 +30,7 @@ def addresses(specs: tuple[RoleSpec, ...]) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("kind", ["auto", "shm"])
-def test_on_one_host_a_run_is_a_learner_and_actors(kind: str) -> None:
+def test_run_on_one_host_has_only_a_learner_and_actors(kind: str) -> None:
     specs = train(f"transport.kind={kind}", "actors.count=2", "actors.nice=7", "learner.threads=3")
     assert addresses(specs) == {"learner-0": None, "actor-0": None, "actor-1": None}
     learner, actor, _ = specs
@@ -36,7 +38,7 @@ def test_on_one_host_a_run_is_a_learner_and_actors(kind: str) -> None:
     assert (actor.stage, actor.nice, actor.essential) == (Stage.ACTORS, 7, False)
 
 
-def test_over_the_wire_there_are_a_connector_and_a_relay_too() -> None:
+def test_run_over_the_wire_adds_a_connector_and_a_relay() -> None:
     wire = f"ipc://{RUNTIME}/wire"
     assert addresses(train("transport.kind=zmq", "actors.count=1")) == {
         "learner-0": wire,
@@ -55,12 +57,12 @@ def test_a_bound_run_lets_others_join_while_its_own_actors_share_memory() -> Non
     }
 
 
-def test_one_process_is_lockstep() -> None:
+def test_inproc_transport_is_one_lockstep_role() -> None:
     [spec] = train("transport.kind=inproc")
     assert (spec.name, spec.essential) == ("lockstep-0", True)
 
 
-def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
+def test_roles_started_by_hand_are_only_those_of_the_command() -> None:
     config = resolve("CartPole-v1", UNEVALUATED)
     specs = topology.learner(config, "tcp://10.0.0.1:7700", RUNTIME)
     assert addresses(specs) == {"learner-0": None, "connector-0": "tcp://10.0.0.1:7700"}
@@ -81,7 +83,7 @@ def test_a_learner_by_hand_has_no_actors_and_actors_no_learner() -> None:
         ("ipc:///tmp/x", "ipc:///tmp/x"),
     ],
 )
-def test_what_is_bound_everywhere_is_reached_on_this_host(bind: str, connect: str) -> None:
+def test_wildcard_bind_address_is_reached_by_loopback(bind: str, connect: str) -> None:
     assert reachable(bind) == connect
 
 
@@ -105,7 +107,7 @@ def test_each_learner_has_a_share_of_the_actors() -> None:
     assert topology.names(specs) == "2 learners, 5 actors"
 
 
-def test_each_learner_has_a_wire_of_its_own() -> None:
+def test_each_learner_has_its_own_wire_address() -> None:
     specs = train("learner.count=2", "actors.count=3", "transport.kind=zmq")
     for spec in specs:
         assert spec.address == f"ipc://{RUNTIME}/wire" + ("-1" if spec.learner else "")
@@ -131,7 +133,7 @@ def test_a_learner_may_have_several_connectors_behind_one_address() -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "*"])
-def test_several_connectors_need_a_port_that_can_be_named(port: str) -> None:
+def test_several_connectors_need_an_explicit_port(port: str) -> None:
     with pytest.raises(UserError, match=r"transport.connectors is 2, and .* leaves the port"):
         train("transport.connectors=2", f"transport.bind=tcp://127.0.0.1:{port}")
 
@@ -143,7 +145,7 @@ def test_learners_of_one_host_listen_at_ports_side_by_side() -> None:
     assert connectors == [f"tcp://127.0.0.1:{port}" for port in (7700, 7701, 7702)]
 
 
-def test_a_parameter_server_stands_beside_the_learners_and_outlives_them() -> None:
+def test_parameter_server_runs_beside_learners_and_ends_after_them() -> None:
     server, *others = train("learner.count=2", "actors.count=2", "learner.pace=ssp")
     assert (server.name, server.address) == ("server-0", f"ipc://{RUNTIME}/server-0")
     assert server.stage > max(spec.stage for spec in others)
@@ -158,7 +160,7 @@ def test_each_shard_of_a_parameter_server_is_a_process() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "inproc", "zmq"])
-def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> None:
+def test_evaluator_is_nicer_than_actors_and_expendable(kind: str) -> None:
     options = ("eval.every_s=60", "actors.nice=6", "checkpoint.every_steps=9")
     *others, evaluator = train(*options, f"transport.kind={kind}")
     assert (evaluator.name, evaluator.nice, evaluator.expendable) == ("evaluator-0", 7, True)
@@ -180,14 +182,14 @@ def test_what_evaluates_is_nicer_than_actors_and_nobody_needs_it(kind: str) -> N
         (("transport.kind=inproc", "eval.every_s=60", "checkpoint.every_steps=9"), True),
     ],
 )
-def test_a_run_has_an_evaluator_where_something_is_to_be_evaluated(
+def test_run_has_an_evaluator_only_if_evaluations_are_due(
     options: tuple[str, ...], evaluated: bool
 ) -> None:
     specs = topology.train(resolve("CartPole-v1", options), RUNTIME)
     assert ("evaluator-0" in addresses(specs)) is evaluated
 
 
-def test_of_learners_on_several_machines_the_first_is_evaluated() -> None:
+def test_only_the_first_of_several_machines_has_an_evaluator() -> None:
     options = ["learner.count=2", "actors.count=2", "eval.every_s=60"]
     config, store = resolve("CartPole-v1", options), Store("10.0.0.1", 29500)
     roles = [
@@ -197,7 +199,7 @@ def test_of_learners_on_several_machines_the_first_is_evaluated() -> None:
     assert roles == [["learner", "connector", "evaluator"], ["learner", "connector"]]
 
 
-def test_one_of_several_learners_is_alone_in_its_command() -> None:
+def test_learner_of_several_machines_has_its_connector_in_its_command() -> None:
     config = resolve("CartPole-v1", [*UNEVALUATED, "learner.count=3", "actors.count=3"])
     store = Store("10.0.0.1", 29500)
     learner, connector = topology.one_of_several(config, "tcp://0.0.0.0:7700", 2, store)
@@ -225,7 +227,7 @@ def test_each_of_several_machines_has_its_share_of_the_parameter_server() -> Non
     assert first["server-3"].store == first["learner-0"].store
 
 
-def test_with_one_shard_the_other_machines_have_none() -> None:
+def test_single_shard_runs_on_the_first_machine() -> None:
     found = [one_of(rank, "tcp://0.0.0.0:7700") for rank in range(3)]
     assert [specs[f"learner-{rank}"].servers for rank, specs in enumerate(found)] == [
         ("tcp://127.0.0.1:7703",),
@@ -235,7 +237,7 @@ def test_with_one_shard_the_other_machines_have_none() -> None:
 
 
 @pytest.mark.parametrize("bind", ["ipc:///tmp/x", "tcp://127.0.0.1:*", "tcp://127.0.0.1:0"])
-def test_shards_have_ports_of_their_own_where_actors_have_none(bind: str) -> None:
+def test_shards_get_a_port_when_actors_have_none(bind: str) -> None:
     [address] = one_of(0, bind)["learner-0"].servers
     assert int(address.rpartition(":")[2]) in placement.PORTS
 
@@ -267,24 +269,24 @@ def test_ports_of_shards_end_with_those_of_the_machine() -> None:
         ("ipc:///tmp/x", "ipc:///tmp/x-2"),
     ],
 )
-def test_where_the_third_learner_listens(bind: str, third: str) -> None:
+def test_bind_address_of_the_third_learner_is_two_ports_higher(bind: str, third: str) -> None:
     assert bind_of(bind, 0) == bind
     assert bind_of(bind, 2) == third
 
 
-def test_there_are_only_so_many_ports() -> None:
+def test_port_beyond_65535_is_refused() -> None:
     with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
         bind_of("tcp://127.0.0.1:65534", 2)
 
 
-def test_what_shares_memory_or_unix_sockets_is_one_bundle() -> None:
+def test_roles_that_share_memory_or_unix_sockets_are_one_bundle() -> None:
     for kind in ("shm", "zmq"):
         specs = train(f"transport.kind={kind}", "learner.count=2", "actors.count=4")
         _, [bundle] = placement.bundles(specs)
         assert bundle.roles == tuple(spec.name for spec in specs)
 
 
-def test_actors_that_play_over_a_network_are_a_bundle_with_their_relay() -> None:
+def test_network_actors_are_bundled_with_their_relay() -> None:
     bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
     specs = train(*bind, "actors.count=3", "learner.threads=2", "learner.device=cuda")
     _, (learners, actors) = placement.bundles(specs)

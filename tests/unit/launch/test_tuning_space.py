@@ -1,3 +1,5 @@
+"""Search spaces of `penstock tune`: reading, sampling and errors."""
+
 from __future__ import annotations
 
 import math
@@ -24,7 +26,7 @@ def read(tmp_path: Path, text: str, *overrides: str, target: str = "cartpole_ppo
     return read_space(path, target, overrides)
 
 
-def test_a_space_of_ranges_and_choices(tmp_path: Path) -> None:
+def test_space_of_ranges_and_choices_is_read(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         "learner.lr: {low: 1e-4, high: 1e-2, log: true}\n"
@@ -52,7 +54,7 @@ def test_a_space_of_ranges_and_choices(tmp_path: Path) -> None:
     assert overrides_of(drawn[0])[3] in ("model.hidden=[32]", "model.hidden=[64, 64]")
 
 
-def test_whole_numbers_are_whole_however_they_are_written(tmp_path: Path) -> None:
+def test_integer_options_are_sampled_as_integers(tmp_path: Path) -> None:
     text = "actors.envs: {low: 8.0, high: 64.0, log: true}\nenv.kwargs.level: {low: 1, high: 3}\n"
     found = read(tmp_path, text)
     for options in found.samples(50, seed=0):
@@ -61,7 +63,7 @@ def test_whole_numbers_are_whole_however_they_are_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("log", [False, True])
-def test_whole_numbers_are_drawn_as_by_tune(log: bool) -> None:
+def test_integers_are_drawn_as_by_ray_tune(log: bool) -> None:
     """Both ends too: rounded, each would be drawn half as often as a number between them."""
     rng = random.Random(0)
     drawn = [NumberRange(1, 4, log=log, whole=True).sample(rng) for _ in range(4000)]
@@ -70,7 +72,7 @@ def test_whole_numbers_are_drawn_as_by_tune(log: bool) -> None:
         assert abs(drawn.count(n) / 4000 - share) < 0.03
 
 
-def test_the_grid_is_all_combinations(tmp_path: Path) -> None:
+def test_grid_has_all_combinations(tmp_path: Path) -> None:
     found = read(tmp_path, "learner.lr: [1e-3, 3e-3]\nrun.seed: [0, 1, 2]\n")
     assert found.is_grid
     grid = found.grid()
@@ -107,12 +109,12 @@ def test_the_grid_is_all_combinations(tmp_path: Path) -> None:
         ("learner.lr: [", r":\d: this is not YAML"),
     ],
 )
-def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_entries_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError, match=rf"space\.yaml{message}"):
         read(tmp_path, text, "actors.envs=32")
 
 
-def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+def test_all_invalid_entries_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path, "learner.lr: [0]\nalgo.epochs: [0.5]\nrun.dir: [x]\n")
     assert len(str(error.value).splitlines()) == 3
@@ -126,13 +128,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["model.hidden", "env.kwargs.size", "learner.optimizer", "algo", "learner"]
 )
-def test_weights_are_not_copied_between_networks(name: str) -> None:
+def test_pbt_refuses_to_mutate_options_that_change_the_network(name: str) -> None:
     with pytest.raises(UserError, match=f"^--pbt copies weights between trials, and {name}"):
         check_keeps_weights(Space({name: ChoiceList((1, 2))}, []))
     check_keeps_weights(Space({"learner.lr": ChoiceList((1, 2))}, []))
 
 
-def test_numbers_are_moved_into_their_range() -> None:
+def test_numbers_are_clamped_to_their_range() -> None:
     found = NumberRange(1, 8, whole=True)
     assert [found.clipped(value) for value in (0.2, 2.6, 9.0)] == [1, 3, 8]
     assert math.isclose(NumberRange(0.1, 0.5).clipped(0.6), 0.5)

@@ -102,7 +102,7 @@ def test_a_trial_has_the_cores_of_its_largest_config(
         ),
     ],
 )
-def test_mistakes_are_refused_before_a_trial_starts(
+def test_invalid_sweeps_are_refused_before_a_trial_starts(
     tmp_path: Path, overrides: list[str], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
@@ -134,7 +134,7 @@ def test_schedulers_need_ray_tune(
     assert str(error.value).startswith(message)
 
 
-def test_a_trial_whose_options_contradict_each_other_costs_only_itself(
+def test_trial_with_contradictory_options_fails_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A space is checked option by option, and its first combination is refused."""
@@ -158,7 +158,7 @@ def write(path: Path, *lines: dict[str, Any]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def test_progress_is_of_the_present_start(tmp_path: Path) -> None:
+def test_progress_counts_only_the_current_start(tmp_path: Path) -> None:
     metrics, evaluations = tmp_path / "metrics.jsonl", tmp_path / "evaluations.jsonl"
     write(metrics, {"trained_steps": 90, "episode_return_mean": 9.0})
     write(evaluations, {"trained_steps": 80, "return": {"mean": 8.0}})
@@ -212,12 +212,12 @@ def test_results_are_ordered_by_the_best_evaluation(tmp_path: Path) -> None:
         ("", "its process has printed nothing"),
     ],
 )
-def test_the_error_of_a_trial_is_its_last_line(tmp_path: Path, printed: str, error: str) -> None:
+def test_error_of_a_trial_is_its_last_output_line(tmp_path: Path, printed: str, error: str) -> None:
     (tmp_path / OUTPUT).write_text(printed)
     assert last_output(tmp_path) == error
 
 
-def test_damaged_files_of_a_trial_spoil_its_own_row_only(tmp_path: Path) -> None:
+def test_damaged_files_of_a_trial_affect_only_its_row(tmp_path: Path) -> None:
     for number, text in enumerate(["[1]", "5", '{"return": 5, "options": 5, "env_steps": "x"}']):
         path = tmp_path / f"trial-{number}"
         path.mkdir()

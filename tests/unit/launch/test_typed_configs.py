@@ -61,7 +61,7 @@ def test_a_config_in_python_is_complete(tmp_path: Path) -> None:
     assert resolved.learner.updates_per_batch != written().learner.updates_per_batch
 
 
-def test_a_dumped_config_loads_as_an_equal_one(tmp_path: Path) -> None:
+def test_dumped_config_loads_as_an_equal_config(tmp_path: Path) -> None:
     file = tmp_path / "dumped.yaml"
     file.write_text(penstock.dump(written()))
     assert penstock.resolve(file) == written()
@@ -134,7 +134,7 @@ def test_every_section_is_exported() -> None:
         assert [getattr(penstock, kind.__name__) for kind in kinds] == list(kinds)
 
 
-def test_a_wrong_option_is_refused_where_it_is_written() -> None:
+def test_invalid_option_is_refused_in_its_own_section() -> None:
     with pytest.raises(ValidationError, match="lr"):
         penstock.LearnerConfig(lr="fast")  # type: ignore[arg-type]
     with pytest.raises(ValidationError, match="learning_rate"):
@@ -154,7 +154,7 @@ def test_a_wrong_option_is_refused_where_it_is_written() -> None:
         )
 
 
-def test_only_the_name_of_the_yaml_file_is_read_from_one(tmp_path: Path) -> None:
+def test_python_only_option_name_is_refused_in_overrides(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no option stop\.return_; .* stop\.return"):
         penstock.resolve("cartpole", {"stop.return_": 3})
 

@@ -59,7 +59,7 @@ def restored(state: Arrays, codec: str, optimizer: str) -> float:
         ("dgc", "dropping", "sgd", 0.0),  # a velocity would get momentum once more
     ],
 )
-def test_residuals_are_restored_for_the_codec_that_left_them(
+def test_residuals_are_restored_only_for_the_same_codec(
     before: str, now: str, optimizer: str, expected: float
 ) -> None:
     assert restored(saved(before, optimizer), now, optimizer) == expected
@@ -85,7 +85,7 @@ SMALL = {"hidden.weight": (2, 4, 8), "hidden.bias": (2, 8), "value.weight": (1, 
         ("terngrad", {"w": (50, 20), "bias": (50,)}, 0.0, 0.5),
     ],
 )
-def test_layers_that_travel_as_they_are_count_in_the_share_that_is_sent(
+def test_uncoded_layers_count_in_the_share_of_bytes_sent(
     codec: str, shapes: dict[str, tuple[int, ...]], least: float, most: float
 ) -> None:
     assert least <= bsp(codec, "sgd", shapes).sent_share() <= most
@@ -95,7 +95,7 @@ def test_layers_that_travel_as_they_are_count_in_the_share_that_is_sent(
     ("codec", "share", "percent"),
     [("terngrad", 0.5, None), ("terngrad", 0.98, 98), ("none", 1.0, None)],
 )
-def test_a_lossy_codec_that_sends_more_than_half_of_the_bytes_says_so(
+def test_lossy_codec_that_sends_more_than_half_of_the_bytes_is_noted(
     codec: str, share: float, percent: int | None
 ) -> None:
     notes: list[str] = []
@@ -109,7 +109,7 @@ def test_a_lossy_codec_that_sends_more_than_half_of_the_bytes_says_so(
 
 
 @pytest.mark.parametrize(("own", "other"), [(0.25, 0.5), (0.5, 0.25), (np.inf, 0.25)])
-def test_the_least_of_all_learners_is_found(own: float, other: float) -> None:
+def test_smallest_value_of_all_learners_is_found(own: float, other: float) -> None:
     """By the collective that takes the largest."""
 
     def all_reduce_max(values: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Parts, buckets, packed bits, counted bytes."""
+"""Gradient parts, buckets, packed bits and counted bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.learner.group.collective import GroupCollective
 from reduce_ring import CPU, codec_for, run_ranks
 
 
-def test_parts_follow_one_another() -> None:
+def test_gradient_parts_follow_one_another() -> None:
     net = nn.Sequential(nn.Conv2d(2, 3, 4), nn.Linear(5, 6))
     assert parts_of(net.named_parameters()) == (
         GradientPart("0.weight", 0, 96, False, 3),
@@ -29,7 +29,7 @@ def test_parts_follow_one_another() -> None:
     )
 
 
-def test_the_size_of_buckets_follows_from_the_device_unless_it_is_set() -> None:
+def test_bucket_size_follows_the_device_unless_set() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda:1")
     assert (bucket_nbytes(None, cpu), bucket_nbytes(None, gpu)) == (1_000_000, 25_000_000)
     assert bucket_nbytes(0.5, cpu) == bucket_nbytes(0.5, gpu) == 500_000
@@ -62,7 +62,9 @@ def test_buckets_are_whole_parameters_and_the_last_come_first() -> None:
         (8, 100, [100], 200),
     ],
 )
-def test_bytes_by_hand(bits: int, offset: int, values: list[int], packed: int) -> None:
+def test_packed_byte_matches_the_value_by_hand(
+    bits: int, offset: int, values: list[int], packed: int
+) -> None:
     packing = Packing(bits, offset, CPU)
     out = torch.empty(1, dtype=torch.uint8)
     packing.pack(torch.tensor(values, dtype=torch.int8), out)
@@ -70,7 +72,7 @@ def test_bytes_by_hand(bits: int, offset: int, values: list[int], packed: int) -
 
 
 @pytest.mark.parametrize(("bits", "offset"), [(1, 0), (2, 1), (4, 7), (8, 127)])
-def test_packed_values_come_back(bits: int, offset: int) -> None:
+def test_packed_values_are_restored(bits: int, offset: int) -> None:
     packing = Packing(bits, offset, CPU)
     high = min(2**bits - 1 - offset, 127)
     shape = (3, 5 * packing.per_byte)
@@ -83,14 +85,14 @@ def test_packed_values_come_back(bits: int, offset: int) -> None:
     assert not rows[:, :7].any()
 
 
-def test_bits_are_as_numpy_packs_them() -> None:
+def test_packed_bits_equal_those_of_numpy() -> None:
     signs = torch.from_numpy(np.random.default_rng(1).integers(0, 2, 800, np.int8))
     out = torch.empty(100, dtype=torch.uint8)
     Packing(1, 0, CPU).pack(signs, out)
     assert np.array_equal(out.numpy(), np.packbits(signs.numpy(), bitorder="little"))
 
 
-def test_a_value_out_of_range_spoils_no_other() -> None:
+def test_out_of_range_value_affects_no_other() -> None:
     packing = Packing(2, 1, CPU)
     packed = torch.empty(1, dtype=torch.uint8)
     packing.pack(torch.tensor([1, -128, 0, -1], dtype=torch.int8), packed)
@@ -146,7 +148,7 @@ ONE = (("w", (10, 100)),)
         ({"codec": "powersgd"}, 2 * 3 * 2 * (10 + 100)),  # 2 * 3/4 * 4 bytes, two columns
     ],
 )
-def test_bytes_of_an_update_by_hand(options: dict[str, Any], nbytes: int) -> None:
+def test_bytes_of_an_update_match_a_sum_by_hand(options: dict[str, Any], nbytes: int) -> None:
     codec = codec_for(4, 0, ONE, **({"warmup_updates": 3} | options))
     assert codec.nbytes(3) == nbytes
 
@@ -159,7 +161,7 @@ TOWERS = (
 )  # of CartPole's preset
 
 
-def test_bytes_of_powersgd_on_two_towers_by_hand() -> None:
+def test_bytes_of_powersgd_on_two_towers_match_a_sum_by_hand() -> None:
     """Of 9,155 values the two matrices of 64 x 64 have factors, of 2 * (64 + 64) values each."""
     codec = codec_for(4, 0, TOWERS, codec="powersgd", warmup_updates=0, bucket_mb=1.0)
     assert codec.nbytes(0) == 6 * (9155 - 2 * 64 * 64 + 2 * 2 * (64 + 64))  # 2 * 3/4 * 4 bytes
@@ -170,7 +172,7 @@ def test_a_group_of_one_sends_nothing() -> None:
         assert codec_for(1, 0, codec=name).nbytes(10**6) == 0
 
 
-def test_what_cannot_be_made() -> None:
+def test_invalid_codecs_are_refused() -> None:
     with pytest.raises(ValueError, match="codec 'auto' is not one of"):
         make_codec(CodecContext(ReduceConfig(codec="auto"), [], 0, CPU, 2, 0))
     with pytest.raises(UserError, match=r"of 127 learners at most.*learner\.count is 128"):

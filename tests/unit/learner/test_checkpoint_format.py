@@ -1,4 +1,4 @@
-"""Checkpoints come back whole, appear whole or not at all, and say in a sentence what is wrong."""
+"""Checkpoints are restored exactly, written atomically, and damage is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_equal(a: Checkpoint, b: Checkpoint) -> None:
         np.testing.assert_array_equal(array, b.arrays[name])
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_saved_checkpoint_is_loaded_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "last"
     assert not checkpoint_format.exists(folder)
     checkpoint_format.save(folder, make())
@@ -65,7 +65,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
-def test_a_policy_is_named_where_it_is_not_0(tmp_path: Path) -> None:
+def test_policy_id_is_stored_only_if_not_0(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make())
     with safe_open(tmp_path / FILE, "numpy") as file:  # as versions before wrote it
         assert "policy_id" not in json.loads(file.metadata()["penstock"])
@@ -75,13 +75,13 @@ def test_a_policy_is_named_where_it_is_not_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy_id", [-1, 2**31, True, 1.0, "1", None])
-def test_a_policy_that_is_none_is_damage(tmp_path: Path, policy_id: Any) -> None:
+def test_invalid_policy_id_is_damage(tmp_path: Path, policy_id: Any) -> None:
     checkpoint_format.save(tmp_path, replace(make(), policy_id=policy_id))
     with pytest.raises(DamagedCheckpointError, match="its policy_id is"):
         checkpoint_format.load(tmp_path)
 
 
-def test_the_newer_replaces_the_older_and_what_a_crash_left(tmp_path: Path) -> None:
+def test_newer_checkpoint_replaces_the_older_and_remains_of_a_crash(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make(1.0))
     (tmp_path / f".{FILE}.tmp").write_bytes(b"half a checkpoint")
     checkpoint_format.save(tmp_path, make(2.0))
@@ -89,7 +89,7 @@ def test_the_newer_replaces_the_older_and_what_a_crash_left(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-def test_weights_that_are_not_numbers_come_back_as_they_are(tmp_path: Path) -> None:
+def test_nonfinite_weights_are_loaded_unchanged(tmp_path: Path) -> None:
     odd = make()
     odd.weights[:3] = np.nan, np.inf, -0.0
     checkpoint_format.save(tmp_path, odd)
@@ -104,13 +104,13 @@ def assert_refused_and_previous_whole(folder: Path, words: str) -> None:
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
-def test_a_write_that_ends_in_the_middle_leaves_the_previous_whole(tmp_path: Path) -> None:
+def test_interrupted_write_leaves_the_previous_checkpoint_intact(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make(1.0))
     with full_disk(100):
         assert_refused_and_previous_whole(tmp_path, "File too large")
 
 
-def test_a_full_disk_noticed_at_sync_leaves_the_previous_whole(
+def test_full_disk_at_sync_leaves_the_previous_checkpoint_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint_format.save(tmp_path, make(1.0))
@@ -122,7 +122,7 @@ def test_a_full_disk_noticed_at_sync_leaves_the_previous_whole(
     assert_refused_and_previous_whole(tmp_path, "No space left on device")
 
 
-def test_synced_before_renamed_and_the_folder_after(
+def test_file_is_synced_before_its_rename_and_the_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = []
@@ -144,12 +144,12 @@ def test_synced_before_renamed_and_the_folder_after(
     assert events[2][:2] == ("fsync", tmp_path.name)
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
+def test_missing_checkpoint_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds no {FILE}; give the folder"):
         checkpoint_format.load(tmp_path)
 
 
-def test_a_file_that_does_not_fit_the_memory_is_refused_unread(
+def test_file_larger_than_memory_is_refused_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a sparse one, by which the kernel or the library would end the process."""
@@ -171,7 +171,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
 
 
 @pytest.mark.parametrize("data", [b"garbage", b"\xff" * 4096, b"\0" * 4096, b"PK\x03\x04" * 99])
-def test_garbage_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_garbage_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / FILE).write_bytes(data)
     with pytest.raises(UserError, match="is damaged or no checkpoint of penstock"):
         checkpoint_format.load(tmp_path)
@@ -193,7 +193,7 @@ ABOUT: dict[str, Any] = {"format": 1, "layout": LAYOUT.to_list(), "meta": {}}
         {"penstock": json.dumps(ABOUT)},  # none of its tensors is there
     ],
 )
-def test_a_safetensors_file_of_something_else_is_refused(
+def test_foreign_safetensors_file_is_refused(
     tmp_path: Path, metadata: dict[str, str] | None
 ) -> None:
     save_file({"model/x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
@@ -201,7 +201,7 @@ def test_a_safetensors_file_of_something_else_is_refused(
         checkpoint_format.load(tmp_path)
 
 
-def test_another_format_is_named(tmp_path: Path) -> None:
+def test_other_format_version_is_named(tmp_path: Path) -> None:
     metadata = {"penstock": json.dumps(ABOUT | {"format": 3})}
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / FILE, metadata)
     with pytest.raises(UserError, match="has format 3, this version reads 1 and 2"):
@@ -226,7 +226,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         ([*LAYOUT.entries, ("more", (1,))], r"has nothing more where this one has more \[1\]"),
     ],
 )
-def test_another_network_is_named_by_its_first_difference(
+def test_checkpoint_of_another_network_names_the_first_difference(
     tmp_path: Path, entries: list[tuple[str, tuple[int, ...]]], words: str
 ) -> None:
     checkpoint_format.save(tmp_path, make())
@@ -234,7 +234,7 @@ def test_another_network_is_named_by_its_first_difference(
         checkpoint_format.read_meta(tmp_path, ParamLayout(tuple(entries)))
 
 
-def test_empty_entries_of_an_older_layout_are_no_difference(tmp_path: Path) -> None:
+def test_empty_entries_of_an_older_layout_are_ignored(tmp_path: Path) -> None:
     """By them 0.1 described choices and parts of observations."""
     entries = (*LAYOUT.entries[:2], ("choices.0", (0, 3)), *LAYOUT.entries[2:])
     checkpoint_format.save(tmp_path, replace(make(), layout=ParamLayout(entries)))
@@ -256,7 +256,7 @@ def refused_or_harmless(folder: Path, data: bytes) -> bool:
     return False
 
 
-def test_one_flipped_bit_is_refused_wherever_it_lies(tmp_path: Path) -> None:
+def test_any_flipped_bit_is_refused(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     flips = np.random.default_rng(12).choice(8 * len(data), 2048, replace=False).tolist()
@@ -268,7 +268,7 @@ def test_one_flipped_bit_is_refused_wherever_it_lies(tmp_path: Path) -> None:
     assert refused > 0.99 * len(flips)
 
 
-def test_a_checkpoint_cut_at_any_place_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_truncated_at_any_byte_is_refused(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     for part in range(64):
@@ -277,7 +277,7 @@ def test_a_checkpoint_cut_at_any_place_is_refused(tmp_path: Path) -> None:
     assert refused_or_harmless(tmp_path, data + b"\0")
 
 
-def test_a_flip_in_the_head_is_noticed_without_reading_the_tensors(tmp_path: Path) -> None:
+def test_flipped_bit_in_the_header_is_detected_without_reading_tensors(tmp_path: Path) -> None:
     checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     assert data.count(b"env_steps") == 1
@@ -304,7 +304,7 @@ LIMITS = [0, 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**64 - 1]
 
 
 @pytest.mark.parametrize("length", LIMITS)
-def test_a_claim_of_a_long_head_is_refused(tmp_path: Path, length: int) -> None:
+def test_oversized_header_length_is_refused(tmp_path: Path, length: int) -> None:
     checkpoint_format.save(tmp_path, make())
     data = (tmp_path / FILE).read_bytes()
     assert refused_or_harmless(tmp_path, struct.pack("<Q", length) + data[8:])
@@ -364,7 +364,7 @@ def test_odd_metadata_is_refused(tmp_path: Path, about: Any) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_is_in_the_file_is_refused_in_a_sentence(data: st.DataObject) -> None:
+def test_arbitrary_file_content_is_refused_as_a_user_error(data: st.DataObject) -> None:
     json_values = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),

@@ -1,4 +1,4 @@
-"""Older checkpoints are kept, stand in for a damaged one, and are never lost by a crash."""
+"""Older checkpoints are kept, replace a damaged one, and survive a crash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def last(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints" / "last"
 
 
-def test_the_last_few_are_kept_by_their_steps(last: Path) -> None:
+def test_last_checkpoints_are_kept_by_their_steps(last: Path) -> None:
     for steps in range(1, 13):
         save(last, steps)
     assert names(last) == ["last", "step-10", "step-11"]
@@ -61,7 +61,7 @@ def test_the_last_few_are_kept_by_their_steps(last: Path) -> None:
     assert names(last) == ["last"]
 
 
-def test_saving_the_same_step_again_keeps_nothing_twice(last: Path) -> None:
+def test_saving_the_same_step_again_keeps_one_copy(last: Path) -> None:
     save(last, 1)
     save(last, 1)
     assert names(last) == ["last"]
@@ -69,7 +69,7 @@ def test_saving_the_same_step_again_keeps_nothing_twice(last: Path) -> None:
 
 @pytest.mark.parametrize("call", ["link", "replace", "fsync", "unlink", "rmdir", "mkdir"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_crash_at_any_call_leaves_a_whole_newest_one(
+def test_crash_at_any_call_leaves_the_newest_checkpoint_intact(
     last: Path, call: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for steps in range(1, 4):
@@ -95,7 +95,9 @@ def test_a_crash_at_any_call_leaves_a_whole_newest_one(
     assert [steps_in(path) for path in (last, *history.older(last))] == [7, 6, 5]
 
 
-def test_what_is_not_ours_is_neither_removed_nor_followed(last: Path, tmp_path: Path) -> None:
+def test_foreign_files_and_links_are_neither_removed_nor_followed(
+    last: Path, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     checkpoint_format.save(
         elsewhere, Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": {}})
@@ -114,7 +116,9 @@ def test_what_is_not_ours_is_neither_removed_nor_followed(last: Path, tmp_path: 
     assert checkpoint_format.exists(elsewhere)
 
 
-def test_without_hard_links_they_are_copied(last: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_copied_without_hard_links(
+    last: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
@@ -124,7 +128,7 @@ def test_without_hard_links_they_are_copied(last: Path, monkeypatch: pytest.Monk
     assert [steps_in(path) for path in (last, *history.older(last))] == [2, 1]
 
 
-def test_the_newest_that_is_whole_stands_in(last: Path) -> None:
+def test_newest_intact_checkpoint_replaces_a_damaged_one(last: Path) -> None:
     for steps in (1, 2, 3):
         save(last, steps)
     damage(last)
@@ -137,7 +141,7 @@ def test_the_newest_that_is_whole_stands_in(last: Path) -> None:
     assert names(last) == ["damaged-1", "damaged-2", "last", "step-1"]
 
 
-def test_one_that_is_damaged_while_the_run_goes_on_is_not_overwritten(last: Path) -> None:
+def test_checkpoint_damaged_during_the_run_is_set_aside_by_the_next_save(last: Path) -> None:
     save(last, 1)
     (last / FILE).write_bytes(b"half of it")
     save(last, 2)
@@ -145,7 +149,7 @@ def test_one_that_is_damaged_while_the_run_goes_on_is_not_overwritten(last: Path
     assert (last.with_name("damaged-1") / FILE).read_bytes() == b"half of it"
 
 
-def test_where_none_is_whole_nothing_is_touched(last: Path) -> None:
+def test_no_file_changes_if_every_checkpoint_is_damaged(last: Path) -> None:
     for steps in (1, 2, 3):
         save(last, steps)
     for folder in (last, *history.older(last)):
@@ -156,7 +160,7 @@ def test_where_none_is_whole_nothing_is_touched(last: Path) -> None:
     assert names(last) == before
 
 
-def test_going_back_keeps_what_was_newer(last: Path) -> None:
+def test_beginning_from_an_older_checkpoint_keeps_the_newer_ones(last: Path) -> None:
     for steps in (1, 2, 3):
         save(last, steps)
     history.begin_from(last, last.with_name("step-1"))
@@ -167,7 +171,7 @@ def test_going_back_keeps_what_was_newer(last: Path) -> None:
     assert [steps_in(path) for path in (last, *history.older(last))] == [4, 3, 2]
 
 
-def test_a_crash_while_a_run_goes_back_does_not_cost_the_checkpoint_it_goes_back_to(
+def test_crash_while_beginning_from_a_checkpoint_keeps_that_checkpoint(
     last: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second name of its file is left, which is the temporary name of the next save."""
@@ -192,7 +196,7 @@ def test_a_crash_while_a_run_goes_back_does_not_cost_the_checkpoint_it_goes_back
     assert (steps_in(last), steps_in(best)) == (4, 2)
 
 
-def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
+def test_another_run_begins_from_a_copy_of_the_checkpoint(last: Path, tmp_path: Path) -> None:
     save(last, 7)
     other = tmp_path / "other" / "checkpoints" / "last"
     history.begin_from(other, last)
@@ -201,7 +205,7 @@ def test_another_run_begins_from_a_copy(last: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("progress", [[], {"learner_steps": "7"}, {"learner_steps": float("inf")}])
-def test_a_run_begins_from_no_file_with_another_state(
+def test_run_does_not_begin_from_a_checkpoint_without_run_state(
     last: Path, tmp_path: Path, progress: Any
 ) -> None:
     save(last, 5)
@@ -212,7 +216,7 @@ def test_a_run_begins_from_no_file_with_another_state(
     assert (steps_in(last), names(last)) == (5, ["last"])
 
 
-def test_copies_and_what_is_set_aside_are_for_this_user_alone(last: Path, tmp_path: Path) -> None:
+def test_copied_and_set_aside_checkpoints_are_private(last: Path, tmp_path: Path) -> None:
     save(last, 1)
     save(last, 2)
     other = tmp_path / "other" / "checkpoints" / "last"
@@ -246,7 +250,7 @@ class Run:
 
 
 @pytest.mark.parametrize("how", ["auto", "must"])
-def test_a_resume_falls_back_and_says_so(tmp_path: Path, how: str) -> None:
+def test_resume_falls_back_to_an_intact_checkpoint_with_a_note(tmp_path: Path, how: str) -> None:
     run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
     for steps in (10, 20):
         run.save(steps)
@@ -266,7 +270,7 @@ def test_a_resume_falls_back_and_says_so(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["auto", "must"])
-def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(tmp_path: Path, how: str) -> None:
+def test_run_with_only_damaged_checkpoints_is_not_restarted(tmp_path: Path, how: str) -> None:
     run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
     run.save(10)
     (last / FILE).write_bytes(b"")
@@ -275,7 +279,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_anew(tmp_path: Path, how:
     assert (last / FILE).read_bytes() == b""
 
 
-def test_a_checkpoint_of_a_network_that_scales_otherwise_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_a_network_with_another_scale_is_refused(tmp_path: Path) -> None:
     Run(tmp_path).save(10)
     again = Run(tmp_path)
     again.trainer.scales = [[0.0, 0.1]]
@@ -285,7 +289,7 @@ def test_a_checkpoint_of_a_network_that_scales_otherwise_is_refused(tmp_path: Pa
         again.checkpoints.resume("must")
 
 
-def test_a_checkpoint_whose_file_is_gone_is_stood_in_for(tmp_path: Path) -> None:
+def test_missing_checkpoint_file_falls_back_to_the_previous(tmp_path: Path) -> None:
     run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
     for steps in (10, 20):
         run.save(steps)
@@ -296,7 +300,7 @@ def test_a_checkpoint_whose_file_is_gone_is_stood_in_for(tmp_path: Path) -> None
     assert checkpoint_format.exists(last)
 
 
-def test_only_one_learner_repairs(tmp_path: Path) -> None:
+def test_only_one_learner_repairs_damaged_checkpoints(tmp_path: Path) -> None:
     run, last = Run(tmp_path), tmp_path / "checkpoints" / "last"
     for steps in (10, 20):
         run.save(steps)
@@ -322,7 +326,7 @@ def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         Run(tmp_path).checkpoints.resume("must")
 
 
-def test_a_learner_of_an_earlier_group_does_not_replace_a_later_one(tmp_path: Path) -> None:
+def test_learner_of_an_earlier_group_does_not_replace_a_later_checkpoint(tmp_path: Path) -> None:
     """As on a disk of several hosts, where one that fell silent still runs."""
     silent, others, last = Run(tmp_path), Run(tmp_path), tmp_path / "checkpoints" / "last"
     silent.save(10, epoch=1)
@@ -338,7 +342,7 @@ def test_a_learner_of_an_earlier_group_does_not_replace_a_later_one(tmp_path: Pa
     assert steps_in(last) == 40
 
 
-def test_a_learner_that_is_named_to_save_replaces_one_that_was_restarted(tmp_path: Path) -> None:
+def test_named_saver_replaces_the_checkpoint_of_a_restarted_learner(tmp_path: Path) -> None:
     """With a parameter server a learner that is restarted resumes alone, so the others are of an
     earlier generation."""
     first, other = Run(tmp_path), Run(tmp_path)

@@ -1,4 +1,4 @@
-"""When a checkpoint is the best, that none is before one can tell, and that none is lost."""
+"""When a checkpoint becomes the best, and that the best is never lost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def resumed(run_dir: Path, *options: str) -> Learned:
 
 
 @pytest.mark.parametrize("options", [(), ("eval.every_s=60",), ("eval.every_steps=null",)])
-def test_none_is_the_best_before_one_was_judged(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_no_best_is_saved_before_a_hundred_episodes(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     learned = Learned(tmp_path, *options)
     learned.play(0, 0.0)
     learned.play(99, 5.0)  # fewer than a hundred may be luck
@@ -90,7 +92,7 @@ def test_the_best_by_evaluation_is_not_replaced_by_a_return_in_training(tmp_path
     assert checkpoint_format.load(learned.best).meta["evaluation"]["mean"] == 4.0
 
 
-def test_the_best_is_left_to_an_evaluator_that_writes_it_meanwhile(tmp_path: Path) -> None:
+def test_best_is_not_written_while_an_evaluator_writes_it(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
     with best_locked(learned.best, wait=True):
         learned.play(100, 5.0)
@@ -117,7 +119,7 @@ def test_a_checkpoint_names_its_request_and_how_the_policy_is_played(tmp_path: P
     assert resumed(tmp_path, OTHER_GAME).checkpoints.play is None
 
 
-def test_a_write_that_fails_neither_loses_the_best_nor_keeps_the_next_away(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_best_and_allows_the_next(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     for name in ("last", "best"):
@@ -135,7 +137,7 @@ def test_a_write_that_fails_neither_loses_the_best_nor_keeps_the_next_away(tmp_p
     assert again.best_return == 6.5
 
 
-def test_a_best_that_never_reached_the_disk_is_not_to_be_beaten(tmp_path: Path) -> None:
+def test_best_that_was_never_written_does_not_count(tmp_path: Path) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     (learned.best / FILE).unlink()  # its machine has failed after `last`, in an older version
@@ -144,7 +146,7 @@ def test_a_best_that_never_reached_the_disk_is_not_to_be_beaten(tmp_path: Path) 
     assert again.best_return == 4.0
 
 
-def test_in_another_game_the_weights_go_on_and_returns_begin_anew(
+def test_another_environment_keeps_weights_and_resets_returns(
     tmp_path: Path, notes: list[str]
 ) -> None:
     learned = Learned(tmp_path)
@@ -181,7 +183,7 @@ def test_an_order_to_save_before_the_first_step_in_another_game_is_answered(tmp_
     assert not other.checkpoints.due()
 
 
-def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_here(
+def test_best_evaluated_here_but_trained_elsewhere_has_no_training_return(
     tmp_path: Path,
 ) -> None:
     learned = Learned(tmp_path)
@@ -196,7 +198,9 @@ def test_what_was_trained_in_another_game_and_evaluated_in_this_has_no_return_he
     assert not (learned.folder / "best-before-1").exists()
 
 
-def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path, notes: list[str]) -> None:
+def test_checkpoint_without_an_environment_counts_as_of_the_same(
+    tmp_path: Path, notes: list[str]
+) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     for name in ("last", "best"):
@@ -209,9 +213,7 @@ def test_what_an_older_version_saved_is_of_the_same_game(tmp_path: Path, notes: 
     assert (again.best_return, notes) == (5.0, [])
 
 
-def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(
-    tmp_path: Path, notes: list[str]
-) -> None:
+def test_unreadable_best_is_set_aside_and_does_not_count(tmp_path: Path, notes: list[str]) -> None:
     learned = Learned(tmp_path)
     learned.play(100, 5.0)
     (learned.best / FILE).write_bytes(b"half of it")
@@ -222,7 +224,7 @@ def test_a_best_that_cannot_be_read_is_kept_and_not_to_be_beaten(
     assert "is damaged" in notes[0]
 
 
-def test_another_policy_is_not_resumed(tmp_path: Path) -> None:
+def test_checkpoint_of_another_policy_id_is_not_resumed(tmp_path: Path) -> None:
     run = Learned(tmp_path)
     run.checkpoints.save()
     last = run.folder / "last"
@@ -231,7 +233,7 @@ def test_another_policy_is_not_resumed(tmp_path: Path) -> None:
         run.checkpoints.resume("must")
 
 
-def test_a_learner_whose_folder_was_taken_leaves_the_checkpoint_of_the_other_run(
+def test_learner_whose_folder_was_replaced_does_not_overwrite_the_new_run(
     tmp_path: Path,
 ) -> None:
     run_dir = tmp_path / "run"

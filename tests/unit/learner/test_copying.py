@@ -1,4 +1,4 @@
-"""Copies by several threads: all of each, small and large, also where one of them fails."""
+"""Copies by several threads are complete, also if one thread fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_everything_is_copied_once(threads: int, rows: int) -> None:
+def test_all_arrays_are_copied_once(threads: int, rows: int) -> None:
     rng = np.random.default_rng(0)
     whole = [rng.integers(0, 256, (rows, 2, n), np.uint8) for n in (3, 40_000, 300_000)]
     targets = [np.zeros_like(array) for array in whole]
@@ -30,7 +30,7 @@ def test_everything_is_copied_once(threads: int, rows: int) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("copier")]
 
 
-def test_an_error_in_another_thread_is_told() -> None:
+def test_error_in_a_copier_thread_is_raised() -> None:
     target, source = np.zeros((4, 100_000), np.float32), np.ones((4, 100_000), np.float64)
     copier = Copier(2)
     with pytest.raises(TypeError, match="cast"):
@@ -40,7 +40,7 @@ def test_an_error_in_another_thread_is_told() -> None:
     assert target.min() == target.max() == 1
 
 
-def test_a_gpu_gets_a_quarter_of_the_cores_and_a_cpu_one_thread(
+def test_gather_threads_are_a_quarter_of_the_cores_on_a_gpu_and_one_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = torch.device("cuda")

@@ -1,4 +1,4 @@
-"""Sums of a device as means, and values on their way between it and the host."""
+"""Means of sums on a device, and transfers between device and host."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_learner_without_samples_has_no_means_over_samples(device: str) -> Non
     assert made.take(wait=True) == {"grad_norm": 2.0}
 
 
-def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:
+def test_cpu_statistics_are_known_at_the_end_of_their_interval() -> None:
     made = DeviceStatistics(("loss",), torch.device("cpu"))
     for loss in (4.0, 8.0):
         made.add(torch.tensor([loss]))
@@ -97,7 +97,7 @@ def test_on_a_cpu_each_interval_is_known_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_updates_that_were_skipped_are_counted_and_part_of_no_mean(device: str) -> None:
+def test_skipped_updates_are_counted_and_excluded_from_means(device: str) -> None:
     made = DeviceStatistics(("loss", "kl"), torch.device(device))
     for loss, norm in ((4.0, 1.0), (math.nan, math.nan), (math.inf, math.inf), (8.0, 3.0)):
         made.add(torch.tensor([loss, 1.0], device=device))
@@ -115,7 +115,7 @@ def test_updates_that_were_skipped_are_counted_and_part_of_no_mean(device: str) 
     assert (made.skipped, made.skipped_in_row) == (5, 0)
 
 
-def test_a_statistic_that_is_not_finite_in_an_update_that_was_taken_is_left_out() -> None:
+def test_nonfinite_statistic_of_a_valid_update_is_left_out() -> None:
     made = DeviceStatistics(("loss", "kl"), torch.device("cpu"))
     made.add(torch.tensor([1.0, math.inf]))
     made.count(1)
@@ -124,7 +124,7 @@ def test_a_statistic_that_is_not_finite_in_an_update_that_was_taken_is_left_out(
     assert made.skipped == 0
 
 
-def test_more_updates_than_are_sent_at_once() -> None:
+def test_more_updates_than_one_transfer_are_counted() -> None:
     made = DeviceStatistics(("loss",), torch.device("cpu"))
     for i in range(2 * ROWS + 5):
         made.add(torch.tensor([float(i % 2)]))
@@ -136,7 +136,7 @@ def test_more_updates_than_are_sent_at_once() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_not_waited_for_and_nothing_is_lost() -> None:
+def test_gpu_statistics_need_no_wait_and_lose_no_update() -> None:
     made = DeviceStatistics(("loss",), torch.device("cuda"))
     values = torch.ones(4096, 4096, device="cuda")
 
@@ -157,7 +157,7 @@ def test_a_gpu_is_not_waited_for_and_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> None:
+def test_values_fetched_later_are_those_of_the_request(device: str) -> None:
     values = torch.arange(5.0, device=device)
     sent = Download(values if device == "cuda" else values.clone())
     values += 1  # behind it on the stream
@@ -167,7 +167,7 @@ def test_values_that_are_asked_for_later_are_those_of_before(device: str) -> Non
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_arrays_become_tensors_there(device: str) -> None:
+def test_uploader_sends_arrays_to_the_device(device: str) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     there = torch.ones(2, device=device)
     uploader = DeviceUploader(device_of(pick_device(device)))

@@ -60,7 +60,7 @@ class Run:
         self.progress.commit(self.progress.growth(), self.progress.growth())
 
 
-def test_a_checkpoint_is_due_where_a_multiple_is_crossed() -> None:
+def test_evaluation_checkpoint_is_due_when_a_multiple_is_crossed() -> None:
     run = Run()
     assert run.trained(150) is None  # the evaluator is not ready yet
     run.idle()
@@ -69,7 +69,7 @@ def test_a_checkpoint_is_due_where_a_multiple_is_crossed() -> None:
     assert run.trained(230) is None
 
 
-def test_none_is_due_while_the_evaluator_works() -> None:
+def test_no_evaluation_checkpoint_is_due_while_the_evaluator_works() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
@@ -81,7 +81,7 @@ def test_none_is_due_while_the_evaluator_works() -> None:
     assert run.trained(300) == POINT
 
 
-def test_the_evaluator_sets_the_distance() -> None:
+def test_evaluator_sets_the_interval_of_evaluations() -> None:
     run = Run()
     run.idle(every=400)
     assert [run.trained(steps) for steps in (100, 200, 390, 410, 500)] == [
@@ -91,7 +91,7 @@ def test_the_evaluator_sets_the_distance() -> None:
     ]
 
 
-def test_a_request_that_was_lost_is_made_again() -> None:
+def test_lost_request_is_repeated() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
@@ -101,7 +101,7 @@ def test_a_request_that_was_lost_is_made_again() -> None:
     assert run.trained(200) == POINT
 
 
-def test_the_way_to_play_is_that_of_the_last_evaluation() -> None:
+def test_way_to_play_follows_the_last_evaluation() -> None:
     run = Run()
     assert run.requests.play is None
     run.idle(play={"way": "sampled"})
@@ -109,7 +109,7 @@ def test_the_way_to_play_is_that_of_the_last_evaluation() -> None:
     assert run.requests.play == {"way": "sampled"}
 
 
-def test_the_return_in_training_only_asks_for_a_confirmation() -> None:
+def test_training_return_only_requests_a_confirmation() -> None:
     run = Run()
     run.idle()
     assert run.trained(10) is None
@@ -126,7 +126,7 @@ def test_the_return_in_training_only_asks_for_a_confirmation() -> None:
     assert run.trained(40) is None
 
 
-def test_what_is_not_confirmed_is_tried_again_after_a_pause() -> None:
+def test_refuted_goal_is_evaluated_again_after_a_pause() -> None:
     run = Run()
     run.idle()
     run.reach()
@@ -145,7 +145,7 @@ def test_what_is_not_confirmed_is_tried_again_after_a_pause() -> None:
     assert run.trained(60) == CLOSING
 
 
-def test_a_verdict_on_other_weights_decides_nothing() -> None:
+def test_verdict_on_other_weights_is_ignored() -> None:
     """As of a request before a resume, or of one that was taken for lost."""
     run = Run()
     run.idle()
@@ -158,7 +158,7 @@ def test_a_verdict_on_other_weights_decides_nothing() -> None:
     assert run.progress.stop_reason() is None
 
 
-def test_without_an_evaluator_the_return_in_training_decides(notes: list[str]) -> None:
+def test_training_return_decides_without_an_evaluator(notes: list[str]) -> None:
     run = Run()
     run.reach()
     run.hear("gone", role="evaluator")
@@ -169,7 +169,7 @@ def test_without_an_evaluator_the_return_in_training_decides(notes: list[str]) -
     assert len(notes) == 1
 
 
-def test_a_return_that_was_refuted_does_not_solve_a_run_whose_evaluator_is_gone() -> None:
+def test_refuted_return_does_not_solve_a_run_that_lost_its_evaluator() -> None:
     run = Run()
     run.idle()
     run.reach()
@@ -187,7 +187,7 @@ def test_a_return_that_was_refuted_does_not_solve_a_run_whose_evaluator_is_gone(
 @pytest.mark.parametrize(
     "option", ["stop.confirm_episodes=0", "transport.kind=inproc", "stop.return=9"]
 )
-def test_who_wants_no_confirmation_is_stopped_by_the_return_in_training(option: str) -> None:
+def test_run_without_confirmation_stops_at_the_training_return(option: str) -> None:
     run = Run(option)
     run.reach()
     confirms = option == "stop.return=9"
@@ -201,7 +201,7 @@ def test_the_pause_of_hold_s_comes_before_the_confirmation() -> None:
     assert run.trained(20) is None
 
 
-def test_a_full_disk_is_not_written_to_in_every_turn() -> None:
+def test_full_disk_is_not_retried_in_every_turn() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
@@ -211,7 +211,7 @@ def test_a_full_disk_is_not_written_to_in_every_turn() -> None:
     assert run.trained(300) == POINT
 
 
-def test_by_time_no_multiples_are_evaluated() -> None:
+def test_evaluations_by_time_ignore_multiples_of_steps() -> None:
     run = Run("eval.every_s=5")
     run.idle()
     assert run.trained(100) is None
@@ -219,7 +219,7 @@ def test_by_time_no_multiples_are_evaluated() -> None:
     assert run.trained(110) == CLOSING
 
 
-def test_after_a_resume_the_next_multiple_is_the_first() -> None:
+def test_resumed_run_is_evaluated_at_the_next_multiple() -> None:
     config = resolve("cartpole", ["eval.every_steps=100"])
     progress = Progress(config.stop, 1)
     progress.trained_steps = 150
@@ -233,7 +233,7 @@ def test_after_a_resume_the_next_multiple_is_the_first() -> None:
     assert requests.due() == POINT
 
 
-def test_an_evaluator_without_evaluation_is_asked_soon_after_the_training_began() -> None:
+def test_first_evaluation_is_requested_soon_after_training_began() -> None:
     run = Run()
     run.idle()
     run.now_s += FIRST_S
@@ -255,7 +255,7 @@ def test_an_evaluator_without_evaluation_is_asked_soon_after_the_training_began(
 
 
 @pytest.mark.parametrize("option", ["eval.share=null", "eval.every_s=5", "eval.every_steps=null"])
-def test_who_sets_other_times_is_not_asked_soon(option: str) -> None:
+def test_custom_evaluation_times_prevent_the_early_first_evaluation(option: str) -> None:
     run = Run(option)
     run.idle()
     assert run.trained(10) is None

@@ -1,4 +1,4 @@
-"""Where learners meet: who is missing, who is not like the others, who is there twice."""
+"""How learners meet: missing ranks, different configs, and ranks that occur twice."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def together(
     return said
 
 
-def test_learners_that_are_alike_meet(tmp_path: Path) -> None:
+def test_learners_with_equal_configs_meet(tmp_path: Path) -> None:
     assert together(tmp_path, dict.fromkeys(range(3), HELLO)) == dict.fromkeys(range(3), "met")
 
 
 @pytest.mark.parametrize(("name", "value"), [(VERSION, "1.1"), ("learner.lr", 0.2)])
-def test_each_says_what_differs(tmp_path: Path, name: str, value: Any) -> None:
+def test_each_learner_names_the_difference(tmp_path: Path, name: str, value: Any) -> None:
     said = together(tmp_path, {0: HELLO, 1: {**HELLO, name: value}})
     last = "; start all with the same config and version"
     assert said[0] == (
@@ -65,7 +65,7 @@ def test_each_says_what_differs(tmp_path: Path, name: str, value: Any) -> None:
     )
 
 
-def test_learners_on_machines_with_other_interfaces_are_alike() -> None:
+def test_network_interface_may_differ_between_learners() -> None:
     first, second = (
         hello_of(resolve("cartpole", ["learner.count=2", option]), torch.device("cpu"))
         for option in ("learner.reduce.interface=eth0", "learner.reduce.interface=ens5")
@@ -74,19 +74,19 @@ def test_learners_on_machines_with_other_interfaces_are_alike() -> None:
     assert first["learner.reduce"]["codec"] == "none"
 
 
-def test_a_difference_is_told_before_all_have_come(tmp_path: Path) -> None:
+def test_difference_is_reported_before_all_learners_arrive(tmp_path: Path) -> None:
     store(tmp_path).set("hello-1", '{"the version of penstock": "1.1"}')
     with pytest.raises(UserError, match=r"version of penstock: it is 1\.0 on rank 0 and 1\.1 on"):
         meet(store(tmp_path), range(3), 0, HELLO, 10.0, lambda: True)
 
 
-def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
     store(tmp_path).set("hello-2", '{"the version of penstock": "1.0", "learner.lr": 0.1}')
     with pytest.raises(GroupLostError, match=r"^rank 1, 3 did not come within 0\.1 s$"):
         meet(store(tmp_path), range(4), 0, HELLO, 0.1, lambda: True)
 
 
-def test_two_learners_of_one_rank_are_noticed(tmp_path: Path) -> None:
+def test_two_learners_with_one_rank_are_refused(tmp_path: Path) -> None:
     turns = iter([True] * 100)
 
     def another_comes() -> bool:
@@ -100,13 +100,13 @@ def test_two_learners_of_one_rank_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [b"x", b"\xff\x00", b"[1]", b"", b"7", b"[" * 100_000], ids=lambda value: value[:4]
 )
-def test_what_a_stranger_wrote_to_the_store_is_one_sentence(tmp_path: Path, value: bytes) -> None:
+def test_foreign_data_in_the_store_is_refused_in_one_sentence(tmp_path: Path, value: bytes) -> None:
     store(tmp_path).set("hello-1", value)
     with pytest.raises(UserError, match="what the store holds for rank 1 is not what a learner"):
         meet(store(tmp_path), range(2), 0, HELLO, 10.0, lambda: True)
 
 
-def test_a_token_of_a_stranger_is_one_sentence(tmp_path: Path) -> None:
+def test_foreign_token_in_the_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
     def stranger_comes() -> bool:
         store(tmp_path).set("token-0", b"\xff")
         return True
@@ -133,9 +133,7 @@ def test_nccl_connects_only_learners_with_a_gpu_each(
     assert group._backend() == backend
 
 
-def test_the_watchdog_of_nccl_neither_ends_the_process_nor_delays_the_next_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watchdog_of_nccl_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default it ends the process, or sleeps for a minute where torch joins its thread."""
     names = ("ASYNC_ERROR_HANDLING", "DUMP_ON_TIMEOUT", "WAIT_TIMEOUT_DUMP_MILSEC")
     for name in names:

@@ -1,4 +1,4 @@
-"""A replay that is kept with a run's checkpoints: in the background, whole, and only if asked."""
+"""Replay snapshots kept with a run's checkpoints: in the background, complete, and optional."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return go_on
 
 
-def test_it_is_written_beside_the_training_and_awaited_at_the_end(
+def test_replay_is_written_in_the_background_and_awaited_at_the_end(
     tmp_path: Path, slow: threading.Event
 ) -> None:
     replay = made()
@@ -60,7 +60,7 @@ def test_it_is_written_beside_the_training_and_awaited_at_the_end(
     assert Replay.load(tmp_path).stats()["inserted"] == 30
 
 
-def test_the_last_one_is_of_the_end(tmp_path: Path, slow: threading.Event) -> None:
+def test_last_snapshot_contains_the_final_steps(tmp_path: Path, slow: threading.Event) -> None:
     replay = made()
     kept = KeptReplay(replay, wanted=True)
     kept.begin(tmp_path)
@@ -70,7 +70,7 @@ def test_the_last_one_is_of_the_end(tmp_path: Path, slow: threading.Event) -> No
     assert Replay.load(tmp_path).stats()["inserted"] == 31
 
 
-def test_what_went_wrong_beside_the_training_is_raised_at_the_next_call(tmp_path: Path) -> None:
+def test_background_write_error_is_raised_at_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     kept = KeptReplay(made(), wanted=True)
     kept.begin(tmp_path / "file")
@@ -80,7 +80,7 @@ def test_what_went_wrong_beside_the_training_is_raised_at_the_next_call(tmp_path
         kept.begin(tmp_path / "file")
 
 
-def test_the_last_one_is_written_though_the_one_before_could_not_be(tmp_path: Path) -> None:
+def test_last_snapshot_is_written_after_a_failed_one(tmp_path: Path) -> None:
     (tmp_path / "last").write_text("in the way")
     kept = KeptReplay(made(), wanted=True)
     with pytest.raises(ReplayError, match="could not be written"):
@@ -93,7 +93,7 @@ def test_the_last_one_is_written_though_the_one_before_could_not_be(tmp_path: Pa
     assert Replay.load(tmp_path / "last").stats()["inserted"] == 30
 
 
-def test_any_fault_beside_the_training_is_raised(
+def test_any_fault_of_the_background_write_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Any, name: str, array: Any) -> None:
@@ -105,7 +105,7 @@ def test_any_fault_beside_the_training_is_raised(
         kept.finish(tmp_path, lambda: None)
 
 
-def test_a_resumed_one_goes_on_with_what_was_stored(tmp_path: Path) -> None:
+def test_resumed_replay_continues_with_the_stored_steps(tmp_path: Path) -> None:
     replay = made()
     KeptReplay(replay, wanted=True).finish(tmp_path, lambda: None)
     again = made(0, seed=7)
@@ -116,7 +116,7 @@ def test_a_resumed_one_goes_on_with_what_was_stored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.sample(20).action, replay.sample(20).action)
 
 
-def test_without_one_it_begins_empty_and_says_so(tmp_path: Path) -> None:
+def test_replay_without_a_snapshot_begins_empty_with_a_note(tmp_path: Path) -> None:
     replay = made()
     KeptReplay(replay, wanted=True).finish(tmp_path / "last", lambda: None)
     empty = made(0)
@@ -129,7 +129,7 @@ def test_without_one_it_begins_empty_and_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "last").exists(), "it would be older than its checkpoint"
 
 
-def test_one_of_other_steps_is_refused(tmp_path: Path) -> None:
+def test_snapshot_with_another_slot_layout_is_refused(tmp_path: Path) -> None:
     KeptReplay(made(), wanted=True).finish(tmp_path, lambda: None)
     with pytest.raises(
         UserError, match=r"another replay: .*; or begin .* replay\.checkpoint=false"
@@ -142,7 +142,7 @@ def limited(min_size: int = 10, ratio: float = 2.0) -> tuple[Replay, RateLimiter
     return made(0, limiter=limiter, timeout_s=0.01), limiter
 
 
-def test_the_balance_of_samples_and_inserts_goes_on_too(tmp_path: Path) -> None:
+def test_resume_restores_the_balance_of_samples_and_inserts(tmp_path: Path) -> None:
     """2 samples an insert from the 11th on: 20 inserts and 16 samples leave 4; the band is 20."""
     replay, limiter = limited()
     for _ in range(20):
@@ -164,7 +164,7 @@ def test_the_balance_of_samples_and_inserts_goes_on_too(tmp_path: Path) -> None:
     assert [new.may_insert(16), new.may_insert(17)] == [True, False]
 
 
-def test_a_replay_that_had_no_limiter_owes_nothing(tmp_path: Path) -> None:
+def test_snapshot_without_a_limiter_resumes_balanced(tmp_path: Path) -> None:
     made(50).save(tmp_path)
     again, limiter = limited()
     again.restore(tmp_path)
@@ -172,7 +172,7 @@ def test_a_replay_that_had_no_limiter_owes_nothing(tmp_path: Path) -> None:
     assert [limiter.may_insert(10), limiter.may_insert(11)] == [True, False]
 
 
-def test_one_that_is_not_wanted_any_more_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_unwanted_snapshot_is_removed_without_other_files(tmp_path: Path) -> None:
     folder = tmp_path / "replay" / "0"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("of the user")

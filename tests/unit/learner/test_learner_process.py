@@ -1,4 +1,4 @@
-"""A learner's process: messages of its supervisor, a parameter server that sends no state."""
+"""A learner's process: messages of its supervisor, and a parameter server without a state."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ def saved(ctx: RoleContext) -> bool:
     return checkpoint_format.exists(ctx.run_dir / "checkpoints" / "last")
 
 
-def test_a_save_that_did_not_take_place_is_no_success(
-    ctx: RoleContext, process: LearnerProcess
-) -> None:
+def test_failed_save_makes_the_learner_fail(ctx: RoleContext, process: LearnerProcess) -> None:
     process.keep(save=False)
     ctx.stop()
     with pytest.raises(RunEndedError, match="did not send its state: checkpoints/last is not"):
@@ -88,7 +86,7 @@ def test_a_save_that_did_not_take_place_is_no_success(
     assert not saved(ctx)
 
 
-def test_during_the_run_the_next_save_may_succeed(
+def test_failed_save_during_the_run_may_be_followed_by_a_successful_one(
     ctx: RoleContext,
     process: LearnerProcess,
     group: ElasticGroup,
@@ -103,7 +101,7 @@ def test_during_the_run_the_next_save_may_succeed(
 
 
 @pytest.mark.parametrize(("every_s", "is_read"), [(0.0, True), (1000.0, False)])
-def test_messages_are_read_once_in_a_while(
+def test_supervisor_messages_are_read_at_intervals(
     monkeypatch: pytest.MonkeyPatch,
     ends: tuple[Channel, Channel],
     process: LearnerProcess,

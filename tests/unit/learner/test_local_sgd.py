@@ -1,4 +1,4 @@
-"""Local SGD by hand: when a learner enters a round, what it averages, and what it counts."""
+"""Local SGD by hand: when a learner enters a round, what it averages and counts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def message(samples: float = 15.0, **flags: bool) -> ControlMessage:
     return ControlMessage(np.array([samples]), GROWTH.copy(), **flags)
 
 
-def test_a_round_averages_by_the_samples_since_the_last_one() -> None:
+def test_round_averages_by_samples_since_the_last_round() -> None:
     """30 samples of this learner and 10 of the other: weights 3/4 and 1/4. Its values are 5 and 6,
     its moments 8 and 4."""
     other = Other(10.0, [5 / 4, 6 / 4], [8 / 4, 4 / 4])
@@ -97,7 +97,7 @@ def test_a_flag_or_a_lack_of_samples_begins_the_first_round(flag: str | None) ->
     )
 
 
-def test_nothing_is_averaged_where_nobody_has_trained() -> None:
+def test_round_without_any_samples_averages_nothing() -> None:
     other = Other(0.0)
     values = torch.tensor([1.0])
     pace, _ = pace_of(other, values, {})
@@ -153,7 +153,7 @@ class Learner:
         return counts
 
 
-def test_a_learner_without_samples_takes_part_without_steps_and_trains_on_what_comes() -> None:
+def test_learner_without_samples_joins_rounds_and_trains_on_later_samples() -> None:
     """The busy one makes 4 steps of 10 samples in each round. In the second round the other gets 10
     samples after it was without: its value is -4 - 1, that of the busy one -4 - 4."""
     has_trained = threading.Event()
@@ -190,7 +190,7 @@ def test_a_learner_without_samples_takes_part_without_steps_and_trains_on_what_c
     assert rounds == others_rounds == 2
 
 
-def test_learners_without_samples_by_turns_enter_the_same_rounds() -> None:
+def test_learners_starved_in_turn_enter_the_same_rounds() -> None:
     """Whoever is without, and for how long, nobody waits for ever."""
 
     def work(ring: GroupCollective) -> tuple[int, list[float]]:
@@ -210,7 +210,7 @@ def test_learners_without_samples_by_turns_enter_the_same_rounds() -> None:
     assert others == [first, first]
 
 
-def test_a_group_without_any_samples_enters_rounds_as_before() -> None:
+def test_group_without_any_samples_keeps_entering_rounds() -> None:
     def work(ring: GroupCollective) -> tuple[int, float]:
         learner = Learner(ring)
         for _ in range(5):

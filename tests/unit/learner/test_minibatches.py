@@ -1,4 +1,4 @@
-"""Minibatches of steps: what is dealt and gathered, and the updates against a plain computation."""
+"""Minibatches of steps: dealing, gathering, and updates against a plain computation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def places(share: Share) -> list[int]:
     return [int(place) for place in share.order[share.places]]
 
 
-def test_every_epoch_deals_all_steps_anew_in_shares_of_nearly_one_size() -> None:
+def test_every_epoch_deals_all_steps_anew_in_nearly_equal_shares() -> None:
     alive = np.random.default_rng(0).random((7, 5)) < 0.7
     torch.manual_seed(0)
     shares = deal_steps(alive, updates=4, epochs=3)
@@ -133,7 +133,7 @@ def test_updates_are_those_of_a_plain_computation(normalize: str, updates: int) 
     torch.testing.assert_close(made.optimizer.values, expected, rtol=1e-3, atol=2e-6)
 
 
-def test_a_minibatch_of_everything_is_that_of_whole_unrolls() -> None:
+def test_minibatch_of_all_steps_equals_one_of_whole_unrolls() -> None:
     by_steps, by_unrolls = (
         trainer("learner.updates_per_batch=1", f"algo.minibatches={how}")
         for how in ("steps", "unrolls")
@@ -199,7 +199,7 @@ def test_observations_are_gathered(shape: tuple[int, ...]) -> None:
             assert torch.equal(found, obs[step // 5, step % 5][None, None])
 
 
-def test_parts_of_a_dict_and_action_masks_are_gathered_too() -> None:
+def test_dict_observations_and_action_masks_are_gathered() -> None:
     """They are bytes of one row."""
     arrays: dict[str, tuple[tuple[int, ...], str]] = {"speed": ((3,), "<f4"), MASK: ((3,), "|u1")}
     game = RandomGame(5, spaces.Discrete(3), arrays)

@@ -1,4 +1,4 @@
-"""Updates that are not finite are skipped and counted, then the run goes back, then it ends."""
+"""Nonfinite updates are skipped and counted; then the run is rolled back; then it ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NORMALIZED = (
 )
 
 
-def test_a_pass_on_a_cpu_frees_its_activations_with_the_loss_and_not_before(
+def test_backward_on_a_cpu_keeps_activations_as_long_as_the_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weight = torch.ones(3, requires_grad=True)
@@ -119,7 +119,7 @@ def test_a_loss_that_is_not_finite_is_no_update_though_its_gradients_are() -> No
     assert x.grad.isnan().all()  # type: ignore[attr-defined]
 
 
-def test_after_so_many_in_a_row_the_learner_goes_back_at_a_lower_rate() -> None:
+def test_repeated_nonfinite_updates_roll_back_with_a_lower_learning_rate() -> None:
     rig = Rig()
     rig.train(times=3)
     rig.guard.keep()
@@ -151,7 +151,7 @@ def test_after_so_many_in_a_row_the_learner_goes_back_at_a_lower_rate() -> None:
     assert len(rig.events) == 2
 
 
-def test_a_state_that_leads_to_the_same_end_is_not_tried_twice() -> None:
+def test_state_that_fails_again_is_not_restored_twice() -> None:
     rig = Rig()
     start = rig.state()
     rig.train(times=3)
@@ -164,7 +164,7 @@ def test_a_state_that_leads_to_the_same_end_is_not_tried_twice() -> None:
         assert same(rig.state(), expected)
 
 
-def test_the_budget_ends_the_run_in_the_last_good_state() -> None:
+def test_exhausted_rollback_budget_ends_the_run_in_the_last_good_state() -> None:
     rig = Rig("learner.nonfinite.max_rollbacks=2")
     good = rig.state()
     said: list[str] = []
@@ -178,13 +178,13 @@ def test_the_budget_ends_the_run_in_the_last_good_state() -> None:
     assert same(rig.state(), good)
 
 
-def test_without_a_budget_the_first_row_ends_it() -> None:
+def test_zero_rollback_budget_ends_the_run_at_once() -> None:
     rig = Rig("learner.nonfinite.max_rollbacks=0")
     rig.train(np.nan, times=3)
     assert rig.guard.act().startswith("3 updates in a row were skipped, the last with")
 
 
-def test_with_a_parameter_server_nothing_goes_back() -> None:
+def test_parameter_server_run_is_never_rolled_back() -> None:
     rig = Rig("learner.count=2", "learner.pace=ssp")
     rig.train(times=2)
     before = rig.state()
@@ -193,7 +193,7 @@ def test_with_a_parameter_server_nothing_goes_back() -> None:
     assert same(rig.state(), before)
 
 
-def test_the_lowered_rate_goes_to_other_learners_and_into_the_checkpoint(
+def test_lowered_learning_rate_reaches_other_learners_and_the_checkpoint(
     tmp_path: Path, notes: list[str]
 ) -> None:
     rig, other = Rig(), Rig()
@@ -213,7 +213,7 @@ def test_the_lowered_rate_goes_to_other_learners_and_into_the_checkpoint(
     assert cooler.trainer.optimizer.lr_factor == 1.0
 
 
-def test_learners_that_met_anew_go_back_to_one_state() -> None:
+def test_learners_of_a_new_group_roll_back_to_one_state() -> None:
     rig = Rig()
     rig.train(times=2)
     rig.guard.begin_anew()
@@ -246,7 +246,7 @@ class Twice:
         values *= 2
 
 
-def test_the_gradients_of_one_learner_do_not_poison_the_others() -> None:
+def test_nonfinite_gradients_of_one_learner_are_skipped_by_all() -> None:
     rig = Rig()
     rig.trainer.sync = Twice(rig, bad=True)  # type: ignore[assignment]
     before = rig.state()

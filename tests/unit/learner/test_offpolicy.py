@@ -1,4 +1,4 @@
-"""The off-policy trainer: fed with arrays, it learns, keeps its targets behind, and resumes."""
+"""The off-policy trainer on arrays: learning, target networks, and resuming."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def errors_by(made: OffPolicyTrainer, batch: Batch) -> Float32:
     return errors
 
 
-def test_the_errors_are_those_before_the_update_by_the_published_network() -> None:
+def test_td_errors_are_of_the_published_network_before_the_update() -> None:
     made = trainer("dqn", "algo.double=false", "actors.envs=32")
     batch = random_batch("dqn")
     expected = errors_by(made, batch)
@@ -105,7 +105,7 @@ def test_the_errors_are_those_before_the_update_by_the_published_network() -> No
 
 
 @pytest.mark.parametrize("duelling", ["false", "true"])
-def test_targets_are_those_of_the_network_that_was_copied_last(duelling: str) -> None:
+def test_targets_use_the_last_copied_network(duelling: str) -> None:
     options = ("algo.double=false", "algo.target_every=3", f"algo.duelling={duelling}")
     made = trainer("dqn", "actors.envs=32", "learner.lr=0.01", *options)
     for step in range(3):
@@ -115,7 +115,7 @@ def test_targets_are_those_of_the_network_that_was_copied_last(duelling: str) ->
     np.testing.assert_allclose(made.update(batch), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_target_network_is_copied_every_so_many_steps() -> None:
+def test_target_network_is_copied_every_target_every_steps() -> None:
     made = trainer("dqn", "algo.target_every=3")
     start, target = values(made), dqn_of(made)._target
     for step in range(1, 7):
@@ -128,7 +128,7 @@ def test_the_target_network_is_copied_every_so_many_steps() -> None:
             np.testing.assert_array_equal(target.numpy(), start)
 
 
-def test_the_target_critics_follow_by_a_share() -> None:
+def test_target_critics_follow_by_tau() -> None:
     made = trainer("sac", "algo.tau=0.25")
     update = sac_of(made)
     before = update._target.numpy().copy()
@@ -166,7 +166,7 @@ def test_weights_scale_the_gradient_and_are_1_where_absent(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_what_is_published_has_the_layout_of_what_acts(algo: str) -> None:
+def test_published_tensors_have_the_layout_of_the_acting_policy(algo: str) -> None:
     made = trainer(algo, "algo.duelling=true") if algo == "dqn" else trainer(algo)
     made.update(random_batch(algo))
     assert sum(t.numel() for t in made.published()) == made.layout.size
@@ -192,7 +192,7 @@ def test_a_backward_pass_is_announced(algo: str, passes: int) -> None:
     assert begun == [0] * passes + [1] * passes, "before the update is complete"
 
 
-def test_weights_are_due_every_so_many_updates() -> None:
+def test_publication_is_due_every_publish_every_updates() -> None:
     made = trainer("dqn", "learner.publish_every=3")
     due = [made.step(ReplayBatch(replay.Batch(random_batch("dqn")))).publish_due for _ in range(6)]
     assert due == [False, False, True] * 2
@@ -232,13 +232,13 @@ def test_a_resumed_trainer_has_the_temperature_of_its_config_unless_it_is_tuned(
     assert after.statistics()["alpha"] == pytest.approx(0.5 if tuned else 0.1)
 
 
-def test_a_state_of_another_kind_is_refused() -> None:
+def test_state_of_another_algorithm_is_refused() -> None:
     with pytest.raises(ValueError, match=r"state of .*exp_avg.* but this run needs .*square_avg"):
         trainer("dqn", "learner.optimizer=rmsprop").load_state_dict(trainer("dqn").state_dict())
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_an_update_by_a_loss_that_is_not_finite_is_skipped_and_counted(algo: str) -> None:
+def test_update_with_a_nonfinite_loss_is_skipped_and_counted(algo: str) -> None:
     made = trainer(algo)
     batch = random_batch(algo)
     made.update(batch)
@@ -339,7 +339,7 @@ def test_dqn_learns_a_contextual_bandit() -> None:
     assert made.statistics()["td_error"] < 0.3
 
 
-def test_dqn_learns_what_an_action_is_worth_much_later() -> None:
+def test_dqn_learns_delayed_rewards() -> None:
     """A corridor of four rooms: only action 1, three times in a row, pays in the end."""
     made = trainer("dqn", "algo.target_every=20", "learner.lr=3e-3", "algo.discount=0.9")
     replay, rng = ListReplay(), np.random.default_rng(0)
@@ -420,7 +420,7 @@ NORMALIZED = "model.normalize_observations=true"
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_observations_are_normalised_by_all_that_was_drawn(algo: str) -> None:
+def test_observations_are_normalised_by_all_drawn_rows(algo: str) -> None:
     made, info = trainer(algo, NORMALIZED), GAMES[algo]
     seen = []
     for seed in range(3):
@@ -523,7 +523,7 @@ def test_importance_weights_are_divided_by_the_largest_of_all_learners(
     assert heard == [0.04, np.inf]
 
 
-def test_learners_sum_up_their_statistics_also_one_without_a_batch() -> None:
+def test_learners_sum_observation_statistics_including_one_without_a_batch() -> None:
     first, second = random_batch("dqn", 1), random_batch("dqn", 2)
     made = [trainer("dqn", NORMALIZED) for _ in range(4)]
     made[0].sync = sync = Adding()
@@ -539,7 +539,7 @@ def test_learners_sum_up_their_statistics_also_one_without_a_batch() -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_learner_leaves_out_what_masks_forbid(double: bool) -> None:
+def test_learner_ignores_masked_actions(double: bool) -> None:
     """Against an actor's outputs, in which what is forbidden has the least value of all."""
     info = parts_of(("speed", (3,), "<f4"), ("action_mask", (4,), "|u1"))
     made = trainer(
@@ -565,7 +565,7 @@ def test_the_learner_leaves_out_what_masks_forbid(double: bool) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_a_normalised_run_on_several_parts_goes_on_where_it_was(algo: str) -> None:
+def test_resumed_normalised_dict_trainer_continues_bit_for_bit(algo: str) -> None:
     arrays = (("screen", (40, 44), "|u1"), ("speed", (3,), "<f4"))
     info = parts_of(*arrays)
     if algo == "sac":
@@ -588,7 +588,7 @@ def test_a_normalised_run_on_several_parts_goes_on_where_it_was(algo: str) -> No
     np.testing.assert_array_equal(values(made), values(other))
 
 
-def test_an_update_that_makes_its_network_otherwise_is_not_normalised(
+def test_custom_update_with_its_own_network_is_not_normalised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     train_dqn_on(TransitionSequences(4), monkeypatch)

@@ -132,7 +132,7 @@ def reference(
 @each
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("world", [2, 4])
-def test_ninety_steps_equal_the_algorithm(
+def test_ninety_steps_equal_the_numpy_algorithm(
     options: dict[str, Any], world: int, clip: float | None
 ) -> None:
     grads = shares(world, 90)
@@ -151,7 +151,7 @@ def test_ninety_steps_equal_the_algorithm(
 
 
 @pytest.mark.parametrize(("interval", "every", "parts"), [(5, 5, 1), (16 * 2 * SIZE, 16, 2 * SIZE)])
-def test_short_intervals_renew_all_values_and_long_ones_single_values(
+def test_variance_intervals_renew_all_or_single_values_by_length(
     interval: int, every: int, parts: int
 ) -> None:
     grads = shares(2, 60)
@@ -194,7 +194,7 @@ def test_a_skipped_update_changes_nothing(options: dict[str, Any]) -> None:
 
 
 @each
-def test_a_restored_state_continues_as_the_first_would(options: dict[str, Any]) -> None:
+def test_restored_state_continues_as_the_original(options: dict[str, Any]) -> None:
     grads = shares(2, 40)
 
     def work(ring: Collective) -> None:
@@ -211,7 +211,7 @@ def test_a_restored_state_continues_as_the_first_would(options: dict[str, Any]) 
 
 
 @each
-def test_after_a_rollback_nothing_is_left_of_undone_gradients(options: dict[str, Any]) -> None:
+def test_rollback_discards_undone_gradients(options: dict[str, Any]) -> None:
     grads = shares(2, 70)
     grads[20:30] *= 1e3
 
@@ -250,7 +250,7 @@ def test_gradients_that_grow_later_take_no_larger_steps_than_adams(options: dict
     assert steps.max() < 10 * LR * 0.1 / 0.001**0.5
 
 
-def test_a_renewed_variance_of_one_rank_is_torch_adams_an_update_late() -> None:
+def test_renewed_variance_of_one_rank_lags_torch_adam_by_one_update() -> None:
     grads = shares(2, 40).sum(1)
     weight = nn.Parameter(torch.zeros(SIZE))
     adam = torch.optim.Adam([weight], lr=LR, eps=EPS)
@@ -300,7 +300,9 @@ def test_a_renewed_variance_follows_gradients_that_grow() -> None:
         ("zeroone_adam", {}, 29.0),
     ],
 )
-def test_bytes_after_the_warmup(name: str, options: dict[str, Any], least: float) -> None:
+def test_bytes_after_the_warmup_match_a_sum_by_hand(
+    name: str, options: dict[str, Any], least: float
+) -> None:
     codec = codec_for(4, 0, [("w", (1_687_719,))], codec=name, **options)
     cycle = range(10**6, 10**6 + 512)
     sent = float(np.mean([codec.nbytes(update) for update in cycle]))

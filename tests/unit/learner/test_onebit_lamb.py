@@ -154,7 +154,9 @@ class Reference:
 
 @pytest.mark.parametrize(("clip", "decay"), [(None, 0.0), (0.5, 0.0), (None, 0.1)])
 @pytest.mark.parametrize("world", [2, 4])
-def test_sixty_steps_equal_the_algorithm(world: int, clip: float | None, decay: float) -> None:
+def test_sixty_steps_equal_the_numpy_algorithm(
+    world: int, clip: float | None, decay: float
+) -> None:
     grads = gradients(world)
 
     def work(ring: Collective) -> Floats:
@@ -178,7 +180,7 @@ def test_sixty_steps_equal_the_algorithm(world: int, clip: float | None, decay: 
     assert np.isclose(changes, 1.1).any() or np.isclose(changes, 0.9).any()
 
 
-def test_a_first_step_by_hand() -> None:
+def test_first_step_matches_figures_by_hand() -> None:
     """x = (3, 4), g = (1, 2): u = (1, 1) after the corrections, so c = 5 / sqrt(2)."""
     cfg = LearnerConfig(
         count=2,
@@ -241,7 +243,7 @@ def test_a_skipped_update_changes_nothing_of_lamb(after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [4, 20])
-def test_a_restored_state_of_lamb_continues_as_the_first_would(after: int) -> None:
+def test_restored_state_of_lamb_continues_as_the_original(after: int) -> None:
     grads = gradients(2)
 
     def work(ring: Collective) -> None:
@@ -279,7 +281,7 @@ def test_a_run_continues_with_and_without_the_codec() -> None:
         )
 
 
-def test_a_checkpoint_with_one_coefficient_for_all_towers_gives_it_to_each() -> None:
+def test_single_coefficient_of_an_old_checkpoint_is_given_to_each_tower() -> None:
     cfg = LearnerConfig(count=2, optimizer="lamb", reduce=ReduceConfig(codec="onebit_lamb"))
     shapes = {"a.weight": (2, 3, 4), "a.bias": (2, 4), "b.weight": (5, 4)}
     named = [(name, nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()]

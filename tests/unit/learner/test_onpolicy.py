@@ -1,4 +1,4 @@
-"""What a batch goes through on its way to several updates: epochs, shares, rewards, the end."""
+"""How a batch becomes several updates: epochs, shares, reward scaling and early stops."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_epoch_deals_all_environments_anew() -> None:
     assert [environments(s.places) for s in again] == [environments(s.places) for s in shares]
 
 
-def test_an_update_of_all_environments_is_not_dealt() -> None:
+def test_update_of_all_environments_is_not_shuffled() -> None:
     before = torch.get_rng_state()
     shares = deal(np.ones((5, 8), np.bool_), updates=1, epochs=3)
     assert [share.places for share in shares] == [slice(0, 8)] * 3
@@ -89,7 +89,7 @@ def test_micro_batches_give_the_update_of_the_whole(core: str) -> None:
 
 
 @pytest.mark.parametrize(("over", "sizes"), [("minibatch", [2] * 4), ("batch", [1] * 8)])
-def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
+def test_preparation_is_computed_in_pieces_of_update_size(
     over: str, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[slice]] = []
@@ -107,7 +107,7 @@ def test_what_fits_an_update_is_not_computed_in_smaller_pieces(
     assert [[part.stop - part.start for part in parts] for parts in told] == [sizes, sizes]
 
 
-def test_no_further_epoch_once_the_policy_has_moved_too_far() -> None:
+def test_epochs_stop_beyond_target_kl() -> None:
     made = trainer("algo.epochs=4", "algo.target_kl=1e-9", "learner.updates_per_batch=2")
     made.step(batch(made))
     assert made.progress.learner_steps == 2, "each sample is trained on once"
@@ -149,7 +149,7 @@ def test_one_batch_of_lag_keeps_nine_tenths_of_the_samples(advantages: str) -> N
 
 
 @pytest.mark.parametrize("normalize", ["minibatch", "batch"])
-def test_with_memory_the_first_minibatch_has_ratios_of_1(normalize: str) -> None:
+def test_recurrent_policy_has_ratios_of_1_in_the_first_minibatch(normalize: str) -> None:
     """The proximal policy is that of the same unrolls from the same recurrent states."""
     memory = ("model.core=lstm", "actors.inference=auto", "learner.micro_batch=7")
     made = trainer(*memory, f"algo.normalize_advantages={normalize}", "algo.epochs=2")
@@ -191,7 +191,7 @@ def test_the_loss_gets_the_present_values_of_schedules(monkeypatch: pytest.Monke
     assert [cost for _, cost in seen] == pytest.approx([0.02, 0.018, 0.008])
 
 
-def test_the_learning_rate_is_that_of_the_agent_steps_trained_on() -> None:
+def test_learning_rate_follows_the_agent_steps_trained_on() -> None:
     plain = ("learner.lr_end_fraction=1", "learner.lr_decay_steps=null")
     schedule = "learner.lr={from: 4e-3, to: 1e-3}"
     for steps, rate in ((0, 4e-3), (50, 2.5e-3), (100, 1e-3), (500, 1e-3)):
@@ -220,7 +220,7 @@ class Lost(SingleLearner):
 
 
 @pytest.mark.parametrize(("steps", "envs"), [(0, 0), (1, 2), (3, 6), (4, 8), (7, 8)])
-def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) -> None:
+def test_trained_steps_of_an_interrupted_batch_are_counted(steps: int, envs: int) -> None:
     made = trainer("algo.epochs=3")
     staged = batch(made)
     made.sync = Lost(steps)
@@ -231,7 +231,7 @@ def test_what_was_trained_on_before_the_group_was_lost(steps: int, envs: int) ->
     assert made.interrupted(plan).trained_steps == np.count_nonzero(alive)
 
 
-def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far() -> None:
+def test_rewards_are_divided_by_the_deviation_of_all_returns() -> None:
     rng = np.random.default_rng(1)
     scale = RewardScale(torch.device("cpu"))
     seen: list[float] = []
@@ -244,7 +244,7 @@ def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far() -> None:
         np.testing.assert_allclose(found.numpy(), reward / np.std(seen), rtol=1e-5)
 
 
-def test_scaled_rewards_are_clipped_and_the_returns_of_others_count() -> None:
+def test_scaled_rewards_are_clipped_and_include_returns_of_other_learners() -> None:
     scale = RewardScale(torch.device("cpu"))
     columns = {"reward": [[50.0, -3.0]], RETURN: [[1.0, 1.0]], "alive": [[True, True]]}
     tensors = {k: torch.tensor(v) for k, v in columns.items()}
@@ -255,7 +255,7 @@ def test_scaled_rewards_are_clipped_and_the_returns_of_others_count() -> None:
     np.testing.assert_allclose(scale(tensors, add_others).numpy(), [[10.0, -3.0]], rtol=1e-6)
 
 
-def test_normalised_rewards_leave_the_batch_alone_and_go_on_from_a_checkpoint() -> None:
+def test_reward_normalisation_keeps_the_batch_and_survives_a_checkpoint() -> None:
     options = ("algo.normalize_rewards=true", "algo.reward_scale=1")
     made, other = trainer(*options), trainer(*options, "run.seed=1")
     staged = batch(made)
@@ -306,7 +306,7 @@ def test_a_learner_without_samples_takes_part_in_every_sum() -> None:
         assert torch.equal(mine, its)
 
 
-def test_nobody_is_a_batch_that_weighs_nothing() -> None:
+def test_empty_batch_has_zero_loss() -> None:
     made = trainer()
     columns = empty_batch(made.spec, made.device)
     cfg: Any = made.config.algo

@@ -1,4 +1,4 @@
-"""The flat optimizer against torch's own classes, and its learning rate by hand."""
+"""The flat optimizer against torch's optimizers, and its learning rate by hand."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def one_weight(value: float, **settings: Any) -> FlatOptimizer:
     return FlatOptimizer([("w", nn.Parameter(torch.tensor([value])))], cfg)
 
 
-def test_sgd_by_hand() -> None:
+def test_sgd_steps_match_figures_by_hand() -> None:
     optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, momentum=0.5)
     seen = []
     for gradient in (8.0, 4.0, -8.0):  # summed over four samples: 2, 1, -2
@@ -151,7 +151,9 @@ def test_sgd_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, 1 - 0.2 - 0.1), (1, 1 - 0.2 - 0.2)])
-def test_momentum_is_left_to_a_codec_that_has_its_own(count: int, expected: float) -> None:
+def test_codec_with_its_own_momentum_replaces_that_of_the_optimizer(
+    count: int, expected: float
+) -> None:
     dgc = ReduceConfig(codec="dgc")  # which does nothing for one learner alone
     optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, momentum=0.5, count=count, reduce=dgc)
     for gradient in (2.0, 1.0):
@@ -160,7 +162,7 @@ def test_momentum_is_left_to_a_codec_that_has_its_own(count: int, expected: floa
     assert optimizer.values.item() == pytest.approx(expected)
 
 
-def test_decay_has_momentum_where_the_codec_has_that_of_the_gradients() -> None:
+def test_weight_decay_gets_momentum_when_the_codec_has_that_of_gradients() -> None:
     dgc = ReduceConfig(codec="dgc")
     settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
     ours = one_weight(1.0, optimizer="sgd", count=2, reduce=dgc, **settings)
@@ -179,7 +181,7 @@ def test_decay_has_momentum_where_the_codec_has_that_of_the_gradients() -> None:
         assert ours.values.item() == pytest.approx(weight.item(), rel=1e-5)
 
 
-def test_clipping_is_left_to_a_codec_that_has_momentum_of_its_own() -> None:
+def test_codec_with_its_own_momentum_clips_instead_of_the_optimizer() -> None:
     """What it sends is a velocity, several times as long as a gradient."""
     cfg = LearnerConfig(
         optimizer="sgd", lr=0.1, grad_clip=0.5, count=2, reduce=ReduceConfig(codec="dgc")
@@ -190,7 +192,7 @@ def test_clipping_is_left_to_a_codec_that_has_momentum_of_its_own() -> None:
     assert optimizer.values.item() == pytest.approx(0.7)
 
 
-def test_spans_say_where_each_parameter_lies() -> None:
+def test_parts_give_the_span_of_each_parameter() -> None:
     net = make_net()
     optimizer = flat(net)
     assert optimizer.parts == (
@@ -224,9 +226,7 @@ def test_parameters_and_gradients_are_views_of_the_flat_vectors() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS + LARGE)
-def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_changes_nothing(
-    kind: Any, bad: float
-) -> None:
+def test_nonfinite_gradient_gives_a_nonfinite_norm_and_no_step(kind: Any, bad: float) -> None:
     net = make_net()
     optimizer = flat(net, kind, weight_decay=0.1)
     train(net, optimizer, range(3))
@@ -241,7 +241,7 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm_and_changes_nothing(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learning_rate_that_was_lowered_stays_so(kind: Any) -> None:
+def test_lowered_learning_rate_factor_applies_to_later_steps(kind: Any) -> None:
     net, other = make_net(), make_net()
     optimizer, half = flat(net, kind, lr=2e-3), flat(other, kind, lr=1e-3)
     optimizer.lr_factor = 0.5
@@ -272,7 +272,7 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS + LARGE)
-def test_the_learning_rate_of_the_step_is_used(kind: Any) -> None:
+def test_step_uses_the_given_learning_rate(kind: Any) -> None:
     optimizer = flat(make_net(), kind, lr=0.5, lr_end_fraction=0.0, lr_decay_steps=10)
     before = optimizer.values.clone()
     optimizer.grads.fill_(1.0)
@@ -316,7 +316,7 @@ print("torch._dynamo" in sys.modules)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS + LARGE)
-def test_a_gpu_steps_the_same(kind: Any) -> None:
+def test_gpu_steps_equal_cpu_steps(kind: Any) -> None:
     net, other = make_net(), make_net().cuda()
     optimizer, on_gpu = flat(net, kind), flat(other, kind)
     for step in range(10):
@@ -341,7 +341,7 @@ def refuse_to_wait() -> Iterator[None]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS + LARGE)
-def test_a_bad_gradient_on_a_gpu_changes_no_weight_and_a_step_waits_for_nothing(kind: Any) -> None:
+def test_nonfinite_gradient_on_a_gpu_changes_no_weight_without_a_wait(kind: Any) -> None:
     optimizer = flat(make_net().cuda(), kind)
     optimizer.grads.fill_(1.0)
     optimizer.step(8, 0)
@@ -357,7 +357,7 @@ def test_the_learning_rate_is_constant_without_a_schedule() -> None:
     assert learning_rate(cfg, 0, 1, 1) == learning_rate(cfg, 10**9, 10**6, 1) == 0.5
 
 
-def test_the_learning_rate_falls_linearly_by_agent_steps_and_stays() -> None:
+def test_learning_rate_falls_linearly_by_agent_steps_to_its_end() -> None:
     cfg = LearnerConfig(lr=0.5, lr_end_fraction=0.2, lr_decay_steps=1000)
     rates = [learning_rate(cfg, steps, 1, 1) for steps in (0, 250, 500, 1000, 5000)]
     assert rates == pytest.approx([0.5, 0.4, 0.3, 0.1, 0.1])
@@ -388,13 +388,13 @@ def test_the_learning_rate_warms_up_from_the_rate_of_one_learner() -> None:
     assert rates == pytest.approx([0.2, 0.3, 0.4, 0.4, 0.4])
 
 
-def test_the_learning_rate_warms_up_from_zero_where_nothing_is_scaled() -> None:
+def test_learning_rate_warms_up_from_zero_without_scaling() -> None:
     cfg = LearnerConfig(lr=0.1, lr_scaling="linear", count=1, lr_warmup_updates=5)
     rates = [learning_rate(cfg, 0, update, 1) for update in (1, 2, 5, 6)]
     assert rates == pytest.approx([0.02, 0.04, 0.1, 0.1])
 
 
-def test_a_learning_rate_with_all_of_its_options() -> None:
+def test_learning_rate_combines_scaling_warm_up_and_decay() -> None:
     cfg = LearnerConfig(
         lr=0.1,
         lr_scaling="sqrt",

@@ -1,4 +1,4 @@
-"""LARS and LAMB: single layers by hand, whole networks against the library used plainly."""
+"""LARS and LAMB: single layers by hand, whole networks against the library."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def steps(optimizer: FlatOptimizer, *gradients: list[float]) -> list[Tensor]:
 
 
 @needs_library
-def test_lars_by_hand() -> None:
+def test_lars_step_matches_figures_by_hand() -> None:
     optimizer = layer([[3.0, 4.0]], optimizer="lars", lr=10.0, momentum=0.5)
     first, second = steps(optimizer, [0.6, 0.8], [0.0, 2.0])
     # |x| = 5, |g| = 1: u = 0.001 * 5 / 1 * g = (0.003, 0.004)
@@ -47,7 +47,7 @@ def test_lars_by_hand() -> None:
 
 
 @needs_library
-def test_lars_with_decay_by_hand() -> None:
+def test_lars_step_with_decay_matches_figures_by_hand() -> None:
     optimizer = layer([[3.0, 4.0]], optimizer="lars", lr=10.0, momentum=0.0, weight_decay=0.2)
     (first,) = steps(optimizer, [0.6, 0.8])
     # g + 0.2 x = (1.2, 1.6), times 0.001 * 5 / (1 + 0.2 * 5) = 0.0025
@@ -55,7 +55,7 @@ def test_lars_with_decay_by_hand() -> None:
 
 
 @needs_library
-def test_lars_takes_steps_of_sgd_for_a_bias() -> None:
+def test_lars_updates_a_bias_like_sgd() -> None:
     optimizer = layer([3.0, 4.0], optimizer="lars", lr=0.1, momentum=0.0, weight_decay=0.2)
     (first,) = steps(optimizer, [0.6, 0.8])
     assert first.tolist() == pytest.approx([2.94, 3.92])
@@ -79,7 +79,7 @@ def test_lars_has_a_trust_ratio_for_each_tower_and_none_for_a_bias() -> None:
 
 
 @needs_library
-def test_lamb_has_a_step_of_each_towers_own_length() -> None:
+def test_lamb_scales_the_step_of_each_tower() -> None:
     optimizer = towers(optimizer="lamb", lr=0.1, eps=1e-12)
     (first,) = steps(optimizer, [1.0, -2.0, 3.0, 4.0, 0.5, -0.5])
     # The first step goes by the signs; its length is 0.1 |x| of each tower's weight or bias.
@@ -89,7 +89,7 @@ def test_lamb_has_a_step_of_each_towers_own_length() -> None:
 
 
 @needs_library
-def test_lamb_by_hand() -> None:
+def test_lamb_step_matches_figures_by_hand() -> None:
     optimizer = layer([[3.0, 4.0]], optimizer="lamb", lr=0.1, eps=1e-12)
     first, second = steps(optimizer, [1.0, -2.0], [1.0, 0.0])
     # The first step goes by the signs, at length 0.1 * 5.
@@ -103,7 +103,7 @@ def test_lamb_by_hand() -> None:
 
 
 @needs_library
-def test_lamb_with_decay_by_hand() -> None:
+def test_lamb_step_with_decay_matches_figures_by_hand() -> None:
     optimizer = layer([[3.0, 4.0]], optimizer="lamb", lr=0.1, weight_decay=0.5, eps=1e-12)
     (first,) = steps(optimizer, [1.0, -2.0])
     r = (sqrt(10) + 0.5 * 3, -sqrt(10) + 0.5 * 4)  # 0.1 / sqrt(0.001) = sqrt(10)
@@ -112,7 +112,7 @@ def test_lamb_with_decay_by_hand() -> None:
 
 
 @needs_library
-def test_the_length_of_lambs_step_is_bounded_by_ten() -> None:
+def test_trust_ratio_of_lamb_is_bounded_by_ten() -> None:
     optimizer = layer([[300.0, 400.0]], optimizer="lamb", lr=0.1, eps=1e-12)
     (first,) = steps(optimizer, [1.0, -1.0])
     assert first.tolist() == pytest.approx([300 - 1 / sqrt(2), 400 + 1 / sqrt(2)])
@@ -158,7 +158,7 @@ def test_twenty_steps_equal_the_librarys(kind: Any, decay: float) -> None:
 
 @needs_library
 @pytest.mark.parametrize("kind", ["lars", "lamb"])
-def test_what_is_remembered_lies_in_flat_vectors(kind: Any) -> None:
+def test_optimizer_moments_are_flat_vectors(kind: Any) -> None:
     net = nn.Linear(3, 2)
     optimizer = FlatOptimizer(net.named_parameters(), LearnerConfig(optimizer=kind, lr=0.1))
     name = {"lars": "momentum_buffer", "lamb": "exp_avg"}[kind]
@@ -169,7 +169,7 @@ def test_what_is_remembered_lies_in_flat_vectors(kind: Any) -> None:
     assert (moment != 0).tolist() == [False] + [True] * 7
 
 
-def test_a_missing_library_is_said() -> None:
+def test_missing_library_is_named_with_its_install_command() -> None:
     code = """
 import sys
 sys.modules["pytorch_optimizer"] = None  # as if it were not installed

@@ -1,4 +1,4 @@
-"""A worker that lies to the parameter server: it is refused, and the server goes on."""
+"""A worker that sends false data is refused, and the parameter server continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pushes do to the parameters, by numbers worked out by hand."""
+"""How pushes change the parameters, worked out by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def changes(**at: float) -> ServerMessage:
 
 
 @pytest.mark.parametrize("gradients", [1, 3])
-def test_the_rate_is_scaled_by_the_gradients_of_a_step(gradients: int) -> None:
+def test_learning_rate_is_scaled_by_the_gradients_of_a_step(gradients: int) -> None:
     """Those that `backup` does not wait for are not in it, nor are those of dead learners."""
     parameters = begun(config(pace="backup", count=4, lr_scaling="linear"), [1.0])
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_the_rate_is_scaled_by_the_gradients_of_a_step(gradients: int) -> None:
     np.testing.assert_allclose(parameters.values, [1.0 - 2 * 0.1 * gradients], rtol=1e-6)
 
 
-def test_gradients_of_one_step_weigh_by_their_samples() -> None:
+def test_gradients_of_one_step_are_weighted_by_samples() -> None:
     parameters = begun(config(pace="backup"), [1.0, 1.0])
     parameters.add(parameters.read(gradient(20.0, 0.0)), 10, 1)  # mean 2 over 10 samples
     parameters.add(parameters.read(gradient(0.0, 120.0)), 30, 1)  # mean 4 over 30
@@ -76,7 +76,7 @@ def test_gradients_of_one_step_weigh_by_their_samples() -> None:
     assert parameters.samples == 40
 
 
-def test_gradients_that_are_updates_alone_weigh_by_their_share() -> None:
+def test_single_gradient_updates_are_weighted_by_their_share() -> None:
     parameters = begun(config(pace="tap"), [0.0])
     parameters.add(parameters.read(gradient(10.0)), 10, 1)
     assert parameters.update(alone=True, steps=0)
@@ -86,13 +86,13 @@ def test_gradients_that_are_updates_alone_weigh_by_their_share() -> None:
     np.testing.assert_allclose(parameters.values, [-0.25], rtol=1e-6)  # mean 1, weight 30/20
 
 
-def test_without_a_gradient_there_is_no_update() -> None:
+def test_no_update_is_made_without_a_gradient() -> None:
     parameters = begun(config(pace="ssp"), [1.0])
     assert not parameters.update(alone=True, steps=0)
     assert not begun(config(pace="asp"), [1.0]).update(alone=True, steps=0)
 
 
-def test_the_learning_rate_falls_by_the_steps_of_all() -> None:
+def test_learning_rate_falls_by_the_steps_of_all_workers() -> None:
     parameters = begun(config(pace="ssp", lr_decay_steps=100, lr_end_fraction=0.0), [0.0])
     parameters.add(parameters.read(gradient(1.0)), 1, 1)
     parameters.update(alone=True, steps=50)
@@ -100,7 +100,7 @@ def test_the_learning_rate_falls_by_the_steps_of_all() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
-def test_a_state_goes_over_the_wire_and_back(optimizer: str) -> None:
+def test_state_survives_encoding_and_decoding(optimizer: str) -> None:
     cfg = config(pace="ssp", optimizer=optimizer, momentum=0.9)
     one = begun(cfg, [1.0, 2.0, 3.0])
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_numbers_that_are_not_finite_are_refused(pace: str, bad: float) -> None:
 # ------------------------------------------------------------------------------------------- asp
 
 
-def test_changes_are_added_and_told_to_who_has_not_heard() -> None:
+def test_changes_are_added_and_sent_to_workers_that_lack_them() -> None:
     shared = begun(config(pace="asp"), [1.0, 2.0, 3.0, 4.0])
     shared.add(shared.read(changes(_1=0.5)), 8, 1)
     assert shared.update(alone=True, steps=0)
@@ -155,7 +155,7 @@ def test_changes_are_added_and_told_to_who_has_not_heard() -> None:
     assert shared.samples == 16
 
 
-def test_who_has_nothing_gets_everything() -> None:
+def test_worker_without_parameters_gets_all_values() -> None:
     shared = begun(config(pace="asp"), [1.0, 2.0])
     packed = shared.answer(-1, 0)
     assert packed.flags == Flag.DENSE
@@ -168,7 +168,7 @@ def local_copy(values: list[float], significance: float) -> tuple[FlatOptimizer,
     return optimizer, LocalCopy(optimizer, significance)
 
 
-def test_changes_are_sent_when_they_have_become_significant() -> None:
+def test_changes_are_sent_once_significant() -> None:
     optimizer, copy = local_copy([1.0, 100.0, 0.0], significance=0.1)
     optimizer.grads.copy_(torch.tensor([-0.06, -6.0, -0.001]))
     copy.step(1, 0)
@@ -185,7 +185,7 @@ def test_changes_are_sent_when_they_have_become_significant() -> None:
     assert copy.take_significant(9)[0].numel() == 0
 
 
-def test_a_pull_keeps_what_was_not_sent() -> None:
+def test_pull_keeps_unsent_changes() -> None:
     optimizer, copy = local_copy([10.0, 10.0], significance=0.5)
     optimizer.grads.copy_(torch.tensor([1.0, 0.0]))
     copy.step(1, 0)

@@ -1,4 +1,4 @@
-"""Messages of the parameter server: what was packed comes back, and nothing else gets through."""
+"""Messages of the parameter server survive encoding, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reason(frames: list[Payload], size: int = 3) -> str:
     return caught.value.reason
 
 
-def test_a_dense_message_comes_back() -> None:
+def test_dense_message_survives_encoding() -> None:
     head = ServerHeader(
         ServerMessageKind.PUSH,
         Flag.STOP,
@@ -67,7 +67,7 @@ def test_bf16_is_a_form_of_dense_values_only() -> None:
         protocol.decode(protocol.encode(head, sparse))
 
 
-def test_a_sparse_message_comes_back() -> None:
+def test_sparse_message_survives_encoding() -> None:
     indices = np.array([0, 7, 9], np.uint32)
     packed = protocol.pack_sparse(indices, VALUES)
     assert len(packed.payload) == 24  # four bytes an index, four a value
@@ -86,7 +86,7 @@ def test_a_sparse_message_may_be_empty() -> None:
     assert indices.size == values.size == 0
 
 
-def test_text_comes_back() -> None:
+def test_text_survives_encoding() -> None:
     message = protocol.decode(
         protocol.encode(ServerHeader(ServerMessageKind.REFUSE), protocol.pack_text("no: ü"))
     )
@@ -99,7 +99,7 @@ def test_values_may_lie_at_odd_addresses() -> None:
     np.testing.assert_array_equal(protocol.dense(protocol.decode([head, shifted]), 3), VALUES)
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_malformed_message_is_refused_with_its_reason() -> None:
     head, payload = push()
     assert reason([]) == "frames"
     assert reason([head, payload, b""]) == "frames"
@@ -117,20 +117,20 @@ def test_what_is_wrong_is_told() -> None:
     assert reason(protocol.encode(ServerHeader(99), protocol.pack_dense(VALUES))) == "header"
 
 
-def test_another_protocol_is_told_apart() -> None:
+def test_other_protocol_version_has_its_own_reason() -> None:
     head = bytearray(push()[0])
     head[4] = protocol.PROTOCOL_VERSION + 1
     head[-4:] = crc32(bytes(head[:-4])).to_bytes(4, "little")
     assert reason([bytes(head), push()[1]]) == "version"
 
 
-def test_a_payload_cannot_be_both() -> None:
+def test_payload_cannot_be_dense_and_sparse() -> None:
     head = ServerHeader(ServerMessageKind.PUSH, Flag.DENSE | Flag.SPARSE)
     assert reason(protocol.encode(head)) == "header"
 
 
 @pytest.mark.parametrize("indices", [[3, 2], [2, 2], [0, 10]])
-def test_indices_must_grow_and_be_there(indices: list[int]) -> None:
+def test_indices_must_increase_and_be_in_range(indices: list[int]) -> None:
     packed = protocol.pack_sparse(np.array(indices, np.uint32), VALUES[:2])
     message = protocol.decode(protocol.encode(ServerHeader(ServerMessageKind.PUSH), packed))
     with pytest.raises(WireError) as caught:
@@ -148,13 +148,13 @@ def test_more_changes_than_values_are_refused() -> None:
 
 
 @given(st.binary(min_size=HEAD.size, max_size=HEAD.size), st.binary(max_size=64))
-def test_noise_raises_nothing_else(head: bytes, payload: bytes) -> None:
+def test_random_bytes_raise_only_wire_errors(head: bytes, payload: bytes) -> None:
     with pytest.raises(WireError):
         protocol.decode([head, payload])
 
 
 @given(st.integers(0, HEAD.size - 1), st.integers(1, 255))
-def test_any_changed_byte_of_a_head_is_noticed(at: int, change: int) -> None:
+def test_any_changed_byte_of_a_header_is_detected(at: int, change: int) -> None:
     head, payload = push()
     broken = bytearray(head)
     broken[at] ^= change

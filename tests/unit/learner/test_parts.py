@@ -124,7 +124,7 @@ layers.1.bias[1] 1""",
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_layers_of_a_network(network: str) -> None:
+def test_gradient_parts_are_the_layers_of_each_network(network: str) -> None:
     make, expected = NETWORKS[network]
     assert listed(make()) == expected
 
@@ -151,7 +151,7 @@ def test_weights_are_matrices_and_biases_vectors_that_fill_the_flat_vector(
         assert part.rows == 1 if part.is_bias else part.size % part.rows == 0, part
 
 
-def test_only_a_weight_and_bias_of_towers_are_cut() -> None:
+def test_only_weights_and_biases_of_towers_are_split() -> None:
     """A convolution over one dimension has three, too, and some biases are no vectors."""
     named = [
         ("conv.weight", torch.empty(4, 3, 5)),

@@ -1,4 +1,4 @@
-"""Every update on a GPU that is not there: all tensors lie on it, and the host waits for none.
+"""Every update on a pretended GPU: all tensors lie on it, and the host never waits.
 
 See `pretended_gpu`. What waits, and why it may, is in `WAITING_CODECS` and the tests beside it.
 """
@@ -105,9 +105,7 @@ def unrolls(made: Trainer) -> Any:
 
 
 @pytest.mark.parametrize("name", UNROLLS)
-def test_updates_by_unrolls_stay_on_the_device_and_wait_for_nothing(
-    waits: Waits, name: str
-) -> None:
+def test_updates_from_unrolls_stay_on_the_device_without_waits(waits: Waits, name: str) -> None:
     made = unroll_trainer(waits, *UNROLLS[name])
     assert made.optimizer.values.device == made.optimizer.grads.device == GPU
     for _ in range(2):
@@ -116,7 +114,7 @@ def test_updates_by_unrolls_stay_on_the_device_and_wait_for_nothing(
 
 
 @pytest.mark.parametrize("name", [name for name in UNROLLS if "frames" in name])
-def test_frames_are_in_the_order_that_tensor_cores_take(waits: Waits, name: str) -> None:
+def test_frames_are_in_channels_last_order(waits: Waits, name: str) -> None:
     made = unroll_trainer(waits, *UNROLLS[name])
     made.step(unrolls(made))
     # The convolutions of a real GPU pass their order on; fake ones do not.
@@ -125,7 +123,7 @@ def test_frames_are_in_the_order_that_tensor_cores_take(waits: Waits, name: str)
     assert all(given.is_contiguous(memory_format=torch.channels_last) for given in frames)
 
 
-def test_a_pass_is_as_large_as_a_quarter_of_the_free_memory_holds(waits: Waits) -> None:
+def test_pass_size_fits_a_quarter_of_the_free_memory(waits: Waits) -> None:
     target, *options = UNROLLS["frames by ppo"]
     made = unroll_trainer(waits, target, *options, "actors.envs=128")
     made.step(unrolls(made))
@@ -141,9 +139,7 @@ def test_a_pass_is_as_large_as_a_quarter_of_the_free_memory_holds(waits: Waits) 
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_updates_from_replay_stay_on_the_device_and_wait_for_nothing(
-    waits: Waits, name: str
-) -> None:
+def test_updates_from_replay_stay_on_the_device_without_waits(waits: Waits, name: str) -> None:
     target, *options = DRAWN[name]
     with unset_fake_temporarily():
         config = resolve(target, options)
@@ -214,7 +210,7 @@ def test_codecs_stay_on_the_device(waits: Waits, name: str) -> None:
         lambda there, here: there + here,
     ],
 )
-def test_what_waits_or_mixes_devices_is_found(
+def test_waits_and_mixed_devices_are_detected(
     waits: Waits, call: Callable[[torch.Tensor, torch.Tensor], object]
 ) -> None:
     there, here = torch.empty(3, device=GPU), torch.empty(3)
@@ -222,7 +218,7 @@ def test_what_waits_or_mixes_devices_is_found(
         call(there, here)
 
 
-def test_it_is_never_beside_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretended_gpu_is_refused_beside_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(pytest.skip.Exception, match="cannot be beside"):
         runpy.run_path(pretended_gpu.__file__)

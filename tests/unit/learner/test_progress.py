@@ -49,7 +49,7 @@ def train(run: Progress, batch: dict[str, np.ndarray], steps: int, updates: int)
     run.count_updates(updates)
 
 
-def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> None:
+def test_return_mean_is_over_the_last_hundred_episodes_without_reset_rows() -> None:
     run = progress()
     train(run, batch([1000.0] * 50), 50, 1)
     train(run, batch([5.0] * 60 + [7.0] * 50, reset_rows=10), 100, 1)
@@ -57,7 +57,7 @@ def test_the_mean_is_over_the_last_hundred_episodes_and_skips_reset_rows() -> No
     assert run.return_mean == pytest.approx((50 * 5 + 50 * 7) / 100)
 
 
-def test_a_life_that_ends_before_its_game_is_no_episode() -> None:
+def test_lost_life_does_not_count_as_an_episode() -> None:
     run, lives = progress(), batch([3.0, 5.0])
     lives["episode_length"][0, 0] = 0
     train(run, lives, 2, 1)
@@ -74,7 +74,7 @@ def test_solved_needs_a_hundred_episodes() -> None:
     assert run.stop_reason() == "return"
 
 
-def test_hold_goes_on_after_solved() -> None:
+def test_hold_time_delays_the_stop_after_the_return_is_reached() -> None:
     run = progress(**{"return": 10.0, "hold_s": 1000})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 1)
@@ -82,7 +82,7 @@ def test_hold_goes_on_after_solved() -> None:
     assert run.stop_reason() is None
 
 
-def test_a_return_that_must_be_confirmed_is_solved_when_it_is() -> None:
+def test_return_to_be_confirmed_is_solved_at_its_confirmation() -> None:
     run = progress(**{"return": 10.0, "hold_s": 0.05})
     run.goal.needs_confirmation = True
     run.start(time.monotonic())
@@ -106,7 +106,7 @@ def test_a_return_that_must_be_confirmed_is_solved_when_it_is() -> None:
     assert (after.goal.reached_at_s, after.stop_reason()) == (run.goal.reached_at_s, "return")
 
 
-def test_a_state_of_an_earlier_version_was_solved_when_it_was_reached() -> None:
+def test_state_of_an_earlier_version_counts_as_solved_when_reached() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 1)
@@ -119,14 +119,14 @@ def test_a_state_of_an_earlier_version_was_solved_when_it_was_reached() -> None:
 @pytest.mark.parametrize(
     ("stop", "reason"), [({"learner_steps": 3}, "learner_steps"), ({"minutes": 1e-9}, "minutes")]
 )
-def test_other_ends(stop: dict[str, Any], reason: str) -> None:
+def test_other_limits_stop_the_run(stop: dict[str, Any], reason: str) -> None:
     run = progress(**stop)
     run.start(time.monotonic())
     train(run, batch([1.0]), 1, updates=3)
     assert run.stop_reason() == reason
 
 
-def test_lag_is_by_step_at_the_version_that_trains() -> None:
+def test_lag_is_counted_per_step_against_the_training_version() -> None:
     run = progress()
     run.version = 10
     train(run, batch([0.0] * 4, version=8), 4, updates=2)  # half of it at version 10, half at 11
@@ -148,7 +148,7 @@ def test_lag_is_counted_by_the_version_at_which_a_batch_was_trained() -> None:
     assert run.lag.counts == dict.fromkeys(range(3 * UNCOUNTED // 2), 2)
 
 
-def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> None:
+def test_lag_of_single_version_unrolls_is_counted_per_step() -> None:
     run = progress()
     run.version = 10
     played = batch([0.0] * 4, version=8)
@@ -167,7 +167,7 @@ def test_the_lag_of_unrolls_by_one_version_is_counted_as_that_of_several() -> No
     assert run.lag.counts == {2: 5, 0: 1}
 
 
-def test_state_goes_on_where_it_was() -> None:
+def test_restored_state_continues_counters_and_returns() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 5)
@@ -181,7 +181,7 @@ def test_state_goes_on_where_it_was() -> None:
     assert after.goal.solved_at_s == run.goal.solved_at_s
 
 
-def test_another_goal_is_still_to_be_reached() -> None:
+def test_restored_state_with_another_goal_is_not_solved() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 1)
@@ -194,7 +194,7 @@ def test_another_goal_is_still_to_be_reached() -> None:
         assert (after.stop_reason() == "return") == reached
 
 
-def test_in_another_game_nothing_is_solved_and_no_return_counts() -> None:
+def test_another_environment_resets_returns_and_solved() -> None:
     run = progress(**{"return": 10.0})
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 5)
@@ -206,7 +206,7 @@ def test_in_another_game_nothing_is_solved_and_no_return_counts() -> None:
     assert after.stop_reason() is None
 
 
-def test_an_interval_says_how_long_it_was() -> None:
+def test_interval_reports_its_duration() -> None:
     run = progress()
     run.start(time.monotonic())
     first = run.interval(TimeLedger())
@@ -215,7 +215,7 @@ def test_an_interval_says_how_long_it_was() -> None:
     assert second["interval_s"] == second["time_s"] - first["time_s"] >= 0.02
 
 
-def test_the_ceiling_is_the_rate_of_the_time_with_data() -> None:
+def test_ceiling_is_the_rate_during_the_time_with_data() -> None:
     run = progress()
     run.start(time.monotonic())
     ledger = TimeLedger(part=Part.WAIT)
@@ -246,7 +246,7 @@ def test_shares_of_reports_before_the_first_unroll_do_not_count_again() -> None:
     assert shares["compute"] > shares["wait_data"]
 
 
-def test_steps_that_actors_play_before_the_clock_starts_have_no_rate() -> None:
+def test_steps_played_before_the_clock_starts_have_no_rate() -> None:
     run = progress()
     ledger = TimeLedger(part=Part.WAIT)
     run.interval(ledger)
@@ -256,7 +256,7 @@ def test_steps_that_actors_play_before_the_clock_starts_have_no_rate() -> None:
     assert report["steps_per_s"] == report["trained_steps_per_s"] == 0.0
 
 
-def test_what_the_others_have_not_heard_of_is_said_again() -> None:
+def test_unacknowledged_counts_are_sent_again() -> None:
     run = progress()
     run.count_unrolls(UnrollSummary.of(batch([1.0] * 3)), 3)
     alone = run.growth()
@@ -267,7 +267,7 @@ def test_what_the_others_have_not_heard_of_is_said_again() -> None:
     assert run.trained_steps == 0
 
 
-def test_what_they_have_heard_is_not() -> None:
+def test_acknowledged_counts_are_not_sent_again() -> None:
     run = progress()
     run.count_unrolls(UnrollSummary.of(batch([1.0] * 3)), 3)
     run.join({**run.state_dict(), "trained_steps": 10})  # of one who has heard of these three
@@ -277,7 +277,7 @@ def test_what_they_have_heard_is_not() -> None:
     assert run.trained_steps == 10
 
 
-def test_publications_are_due_by_steps_whoever_took_them() -> None:
+def test_publications_are_due_by_the_steps_of_all_learners() -> None:
     run = progress()
     due = []
     for version in (3, 6, 7, 9, 20, 23):  # a server counts those of all learners
@@ -290,7 +290,7 @@ def test_publications_are_due_by_steps_whoever_took_them() -> None:
     assert run.publish_due(4)
 
 
-def test_an_unroll_cannot_have_begun_before_there_was_a_learner() -> None:
+def test_start_time_is_bounded_by_the_start_of_the_learner() -> None:
     """What an actor says of its own time would reach `stop.minutes` at once."""
     run = progress(minutes=1)
     run.start(time.monotonic() - 1e5)

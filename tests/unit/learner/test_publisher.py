@@ -1,4 +1,4 @@
-"""What actors read from the board is what the learner published."""
+"""Actors read from the board what the learner published."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_copy_is_published_not_a_view(device: str) -> None:
+def test_publisher_publishes_a_copy(device: str) -> None:
     board = WeightsBoard.create(7, shared=False)
     tensors = [torch.arange(5.0, device=device), torch.full((2,), 9.0, device=device)]
     publisher = Publisher(tensors, board)
@@ -27,7 +27,7 @@ def test_a_copy_is_published_not_a_view(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_later_publications_replace_earlier_ones(device: str) -> None:
+def test_newest_publication_replaces_earlier_ones(device: str) -> None:
     board = WeightsBoard.create(3, shared=False)
     values = torch.zeros(3, device=device)
     publisher = Publisher([values], board)

@@ -1,4 +1,4 @@
-"""The metrics of `env.record`: what they are means of, and what is said of a wrong key."""
+"""The metrics of `env.record`: the values that they average, and notes about unknown keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unrolls(episodes: int, **recorded: tuple[RecordedSum, RecordedSum]) -> Unrol
     return UnrollSummary(none, none, [1.0] * episodes, [1] * episodes, recorded)
 
 
-def test_a_mean_is_of_the_interval_and_of_a_hundred_values_at_least() -> None:
+def test_recorded_mean_covers_the_interval_and_at_least_a_hundred_values() -> None:
     mean = RecentMean()
     taken = []
     for values in ([(6.0, 3)], [], [(0.0, 97)], [(50.0, 50)] * 3, [(0.0, 1)]):
@@ -28,7 +28,7 @@ def test_a_mean_is_of_the_interval_and_of_a_hundred_values_at_least() -> None:
     assert taken == [2.0, 2.0, pytest.approx(0.06), 1.0, pytest.approx(100 / 101)]
 
 
-def test_there_is_no_mean_before_the_first_value() -> None:
+def test_recorded_mean_is_none_before_the_first_value() -> None:
     means = RecordedMeans(["won"])
     means.add(unrolls(0, won=(NOTHING, NOTHING)))
     assert means.interval() == {"env_won_mean": None, "env_won_final_mean": None}

@@ -1,4 +1,4 @@
-"""What `codec: auto` takes, from given figures and from measured ones."""
+"""The choice of `codec: auto`, from given and from measured times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from simulated.network import entries
 SLOW = NetworkCost(12_500_000, 0.001)  # 100 Mbit/s
 
 
-def test_a_step_by_hand() -> None:
+def test_predicted_step_time_matches_figures_by_hand() -> None:
     # 5 ms + 2.55 MB / 12.5 MB/s + 3 exchanges of 1 ms
     int8 = Cost(0.005, 2_550_000)
     assert predict_s(int8, SLOW, buckets=3) == pytest.approx(0.005 + 0.204 + 0.003)
@@ -56,7 +56,9 @@ def test_a_step_by_hand() -> None:
         ({"none": 2.0, "int8": 1.0, "dgc": 0.1}, ("int8",)),
     ],
 )
-def test_the_finalists(predicted: dict[str, float], expected: tuple[str, ...]) -> None:
+def test_finalists_are_the_fastest_predictions(
+    predicted: dict[str, float], expected: tuple[str, ...]
+) -> None:
     assert finalists(predicted) == expected
 
 
@@ -70,13 +72,13 @@ def test_lossy_codecs_are_reported_and_not_taken() -> None:
     )
 
 
-def test_rounding_that_gains_nothing_when_it_really_runs_is_left() -> None:
+def test_lossy_codec_without_a_measured_gain_is_not_chosen() -> None:
     measured = {"none": 0.104, "int8": 0.1}
     assert decide(measured, measured, SLOW).codec == "none"
     assert decide(measured | {"none": 0.106}, measured, SLOW).codec == "int8"
 
 
-def test_one_finalist_is_taken() -> None:
+def test_single_finalist_is_chosen() -> None:
     assert decide({"none": 0.3}, {"none": 0.2}, SLOW) == Choice(
         "none", "none: reducing a step's gradients takes 300 ms on this network of 100 Mbit/s"
     )
@@ -142,7 +144,7 @@ def chosen(ring: Collective) -> Choice:
     return choose(cfg, parts, parts[-1].stop, torch.device("cpu"), ring)
 
 
-def test_on_a_slow_wire_few_bytes_win(one_thread: None) -> None:
+def test_codec_with_few_bytes_wins_on_a_slow_network(one_thread: None) -> None:
     # fp32 sends 1.07 MB of the 178,599 values in 107 ms, int8 in 27 ms.
     choice = chosen(Wire(4, 10_000_000))
     assert choice.codec == "int8"
@@ -152,7 +154,7 @@ def test_on_a_slow_wire_few_bytes_win(one_thread: None) -> None:
         assert f"{name} " in choice.text
 
 
-def test_between_ranks_that_share_memory_nothing_is_coded(one_thread: None) -> None:
+def test_ranks_that_share_memory_use_no_codec(one_thread: None) -> None:
     assert chosen(SoloCollective(0, 4)).codec == "none"
 
 

@@ -1,4 +1,4 @@
-"""Dense codecs by hand, by statistics, and at the size that the figures are for."""
+"""Dense codecs: by hand, by statistics, and at the size of the documented figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def coded(codec: Any, values: list[float], pads: float = 0.0) -> tuple[Tensor, T
     return heads[0], codes[0], read[0]
 
 
-def test_int8_by_hand() -> None:
+def test_int8_matches_figures_by_hand() -> None:
     codec = codec_for(2, 0, codec="int8")
     heads, codes, read = coded(codec, [-254.0, 3.2, 2.8, 0.0])
     assert heads.tolist() == [2.0]
@@ -43,7 +43,7 @@ def test_int8_by_hand() -> None:
     assert read.tolist() == [-254.0, 4.0, 2.0, 0.0]
 
 
-def test_onebit_by_hand() -> None:
+def test_onebit_matches_figures_by_hand() -> None:
     codec = codec_for(2, 0, codec="onebit")
     heads, codes, read = coded(codec, [1.0, -2.0, 3.0, -4.0, 0.0, -6.0, 2.0, -8.0])
     assert heads.tolist() == [1.5, -5.0]
@@ -59,7 +59,7 @@ def test_onebit_means_leave_padding_out() -> None:
 
 
 @pytest.mark.parametrize(("values", "heads"), [([1.0] * 8, [1.0, 0.0]), ([-1.0] * 8, [0.0, -1.0])])
-def test_onebit_with_one_sign_only(values: list[float], heads: list[float]) -> None:
+def test_onebit_with_equal_signs_is_exact(values: list[float], heads: list[float]) -> None:
     found, _, read = coded(codec_for(2, 0, codec="onebit"), values)
     assert found.tolist() == heads
     assert read.tolist() == values
@@ -67,7 +67,7 @@ def test_onebit_with_one_sign_only(values: list[float], heads: list[float]) -> N
 
 @pytest.mark.parametrize("world", [1, 2, 5])
 @pytest.mark.parametrize("name", ["onebit", "dropping", "dgc"])
-def test_nothing_is_lost_but_only_held_back(name: str, world: int) -> None:
+def test_sums_and_residuals_add_up_to_all_gradients(name: str, world: int) -> None:
     grads = gradients(world, 30)
     # without momentum, what dgc adds up is the gradient
     options: dict[str, Any] = {"codec": name, "warmup_updates": 2, "onebit_block": 64}
@@ -114,7 +114,7 @@ def test_all_ranks_skip_the_step_of_a_gradient_without_a_finite_norm(
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e30])  # the last has no norm in float32
 @pytest.mark.parametrize("name", ["onebit", "dropping", "dgc", "powersgd", "onebit_adam"])
-def test_a_skipped_step_leaves_the_residuals_of_all_ranks(name: str, value: float) -> None:
+def test_skipped_step_keeps_the_residuals_of_all_ranks(name: str, value: float) -> None:
     grads = gradients(2, 4)
     grads[3, 1, 0] = value  # in one bucket of one rank
     options: dict[str, Any] = {"codec": name, "warmup_updates": 1, "onebit_block": 64}
@@ -134,7 +134,7 @@ def test_a_skipped_step_leaves_the_residuals_of_all_ranks(name: str, value: floa
 
 
 @pytest.mark.parametrize("name", ["bf16", "int8", "onebit"])
-def test_results_do_not_depend_on_how_much_is_done_at_a_time(
+def test_results_do_not_depend_on_the_chunk_size(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grads = gradients(3, 3)
@@ -149,7 +149,7 @@ def test_results_do_not_depend_on_how_much_is_done_at_a_time(
     assert np.array_equal(run_ranks(3, work)[0], whole)
 
 
-def test_feedback_makes_a_mean_right_that_one_step_is_not() -> None:
+def test_error_feedback_makes_the_mean_of_many_steps_accurate() -> None:
     grads = np.random.default_rng(0).standard_normal((3, SIZE)).astype(np.float32)
 
     def work(ring: GroupCollective) -> list[Floats]:
@@ -182,7 +182,7 @@ def sum_of_signs(probabilities: Floats) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("reternarize", [False, True])
-def test_terngrad_is_right_on_average_and_varies_as_it_must(reternarize: bool) -> None:
+def test_terngrad_has_the_expected_mean_and_variance(reternarize: bool) -> None:
     world, updates, copies = 3, 40, 50  # each value is drawn 2000 times
     grads = np.random.default_rng(3).uniform(-1, 1, (world, 120)).astype(np.float32)
     grads[:, 0] = (9.0, -7.0, 0.1)  # clipped
@@ -223,7 +223,7 @@ def test_terngrad_has_a_scale_for_each_tower_and_codes_no_bias() -> None:
         np.testing.assert_allclose(found, 3 * grads, rtol=1e-6)
 
 
-def test_terngrad_draws_differ_between_ranks_and_updates_and_come_again() -> None:
+def test_terngrad_draws_differ_by_rank_and_update_and_are_reproducible() -> None:
     grad = np.full(SIZE, 0.5, np.float32)
     grad[::2] = 1.0
 
@@ -271,7 +271,7 @@ def test_powersgd_sums_matrices_of_its_rank_exactly_in_each_tower() -> None:
         assert sent_nbytes < 0.2 * 2 * 2 / 3 * 4 * grads.shape[1], "and sends a few factors"
 
 
-def test_powersgd_of_a_cpu_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_powersgd_on_a_cpu_makes_no_gpu_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize(device: torch.device) -> None:
         raise ValueError(f"Expected a cuda device, but got: {device}")  # as torch does
 
@@ -282,7 +282,7 @@ def test_powersgd_of_a_cpu_asks_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert torch.cuda.synchronize is synchronize, "it is as it was before"
 
 
-def test_what_ends_a_collective_ends_powersgd() -> None:
+def test_error_of_a_collective_is_raised_by_powersgd() -> None:
     class LostError(Exception):
         pass
 
@@ -298,7 +298,7 @@ def test_what_ends_a_collective_ends_powersgd() -> None:
 @pytest.mark.parametrize(
     "name", ["none", "bf16", "int8", "onebit", "terngrad", "dropping", "powersgd"]
 )
-def test_a_group_of_one_passes_gradients_on(name: str) -> None:
+def test_group_of_one_returns_its_gradients_unchanged(name: str) -> None:
     grads = gradients(1, 1)[0, 0]
     codec = codec_for(1, 0, codec=name, warmup_updates=0)
     (found,) = run_ranks(1, lambda ring: reduce_all(codec, ring, 0, grads))
@@ -319,7 +319,7 @@ def test_a_group_of_one_passes_gradients_on(name: str) -> None:
         ({"codec": "powersgd"}, 100, 1.0),
     ],
 )
-def test_bytes_and_error_of_a_nature_network(
+def test_bytes_and_error_on_a_nature_cnn_are_as_documented(
     options: dict[str, Any], fewer: float, error: float
 ) -> None:
     world, size = 4, 1_687_719

@@ -1,4 +1,4 @@
-"""Which values are taken, and Deep Gradient Compression by hand."""
+"""The selection of the largest values, and Deep Gradient Compression by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def naive_largest(values: Floats, count: int) -> set[int]:
     ),
     st.data(),
 )
-def test_largest_are_exactly_as_many_and_of_equals_the_first(values: Floats, data: Any) -> None:
+def test_largest_selects_the_exact_count_and_the_first_of_equals(values: Floats, data: Any) -> None:
     count = data.draw(st.integers(1, len(values)))
     places = largest(torch.from_numpy(values), count)
     assert len(places) == count
@@ -41,7 +41,7 @@ def test_largest_are_exactly_as_many_and_of_equals_the_first(values: Floats, dat
 
 @pytest.mark.parametrize("count", [1, 7, 300, SAMPLED_FROM, 3 * SAMPLED_FROM])
 @pytest.mark.parametrize("kind", ["normal", "equal", "zeros", "rising", "few", "lumps", "nan"])
-def test_largest_of_many_with_a_sampled_threshold(kind: str, count: int) -> None:
+def test_largest_with_a_sampled_threshold_are_found(kind: str, count: int) -> None:
     size = 3 * SAMPLED_FROM
     rng = np.random.default_rng(0)
     values = rng.standard_normal(size).astype(np.float32)
@@ -66,7 +66,7 @@ def test_largest_of_many_with_a_sampled_threshold(kind: str, count: int) -> None
     )
 
 
-def test_the_count_is_that_of_the_whole_gradient() -> None:
+def test_number_of_sent_values_is_of_the_whole_gradient() -> None:
     shapes = [(f"w{i}", (15, 10)) for i in range(40)]
     codec = codec_for(4, 0, shapes, codec="dropping", density=0.01, bucket_mb=1e-6)
     (bucket,) = codec.buckets
@@ -91,7 +91,7 @@ def steps_of(
     return first
 
 
-def test_dgc_by_hand() -> None:
+def test_dgc_matches_figures_by_hand() -> None:
     grads = [[1.0, 2.0, 3.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     # u   1 2 3    1.5 1 1    .75 0 .5      0 0 .25     (0 where it was sent, before the next)
     # v   1 2 3    2.5 3 1    3.25 0 1.5    0 0 1.75
@@ -111,7 +111,7 @@ def test_dgc_clips_by_the_root_of_the_number_of_ranks(clips: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("bucket_mb", [1.0, 1e-6])
 @pytest.mark.parametrize("codec", ["dropping", "dgc"])
-def test_the_largest_are_those_of_all_layers_whatever_the_size_of_buckets(
+def test_largest_values_are_of_all_layers_with_any_bucket_size(
     codec: str, bucket_mb: float
 ) -> None:
     options: dict[str, Any] = {"codec": codec, "bucket_mb": bucket_mb, "warmup_updates": 0}
@@ -122,7 +122,7 @@ def test_the_largest_are_those_of_all_layers_whatever_the_size_of_buckets(
 
 
 @pytest.mark.parametrize("bucket_mb", [1.0, 1e-6])
-def test_dgc_clips_the_whole_gradient_before_it_is_added_up(bucket_mb: float) -> None:
+def test_dgc_clips_the_whole_gradient_before_accumulating(bucket_mb: float) -> None:
     """Norm 10 of all layers together becomes 2 / sqrt(4); each layer alone has less than 10."""
     options: dict[str, Any] = {"codec": "dgc", "warmup_updates": 0, "bucket_mb": bucket_mb}
     options["dgc_density"] = 1.0
@@ -132,14 +132,14 @@ def test_dgc_clips_the_whole_gradient_before_it_is_added_up(bucket_mb: float) ->
     assert second == pytest.approx(first, rel=1e-6), "all was sent, so no momentum is left"
 
 
-def test_dropping_by_hand() -> None:
+def test_dropping_matches_figures_by_hand() -> None:
     grads = [[1.0, -3.0, 2.0], [1.0, 1.0, -1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     assert steps_of(grads, world=2, codec="dropping", density=0.34) == [
         [0.0, -6.0, 0.0], [4.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0],
     ]  # fmt: skip
 
 
-def test_the_ladder_of_dgc() -> None:
+def test_dgc_density_falls_in_steps_during_the_warm_up() -> None:
     codec: Any = codec_for(2, 0, codec="dgc", dgc_density=0.001, warmup_updates=10)
     densities = [codec.density(update) for update in range(0, 70, 10)]
     assert densities == [0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001, 0.001]

@@ -1,4 +1,4 @@
-"""The reducer: what it leaves behind when a reduction is lost."""
+"""The reducer after a lost reduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where learners of several machines meet: at which address the store listens."""
+"""The store where learners of several machines meet, and the addresses at which it listens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _table(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("host", "listens"), [("127.0.0.1", "0100007F"), ("127.0.0.2", "0200007F")]
 )
-def test_the_store_listens_where_it_was_asked_to(host: str, listens: str) -> None:
+def test_store_listens_at_the_given_address(host: str, listens: str) -> None:
     port = free_port(host)
     store = open_store(Store(host, port), 0, 5.0, lambda: True)
     assert store is not None
@@ -68,13 +68,13 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
         ("127.0.0.1", {"GLOO_SOCKET_IFNAME": "eth0"}, None),
     ],
 )
-def test_learners_of_one_host_listen_on_it_alone(
+def test_learners_of_one_host_listen_only_on_loopback(
     host: str, environ: dict[str, str], interface: str | None
 ) -> None:
     assert interface_of(Store(host, 29500), environ) == interface
 
 
-def test_shards_are_in_the_order_of_their_numbers_whichever_learner_has_them() -> None:
+def test_shards_are_ordered_by_number_across_learners() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     own = [["tcp://a:1", "tcp://a:4"], ["tcp://b:2", "tcp://[::1]:5"], ["tcp://c:3"]]
     for rank, addresses in enumerate(own):
@@ -85,7 +85,7 @@ def test_shards_are_in_the_order_of_their_numbers_whichever_learner_has_them() -
     )
 
 
-def test_a_learner_without_a_shard_is_not_asked() -> None:
+def test_learner_without_a_shard_is_not_queried() -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     publish_servers(store, 0, ["tcp://a:1"])
     assert all_servers(store, 4, 1) == ("tcp://a:1",)

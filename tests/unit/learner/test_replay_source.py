@@ -1,4 +1,4 @@
-"""What the learner draws from replay, and who waits for whom, without processes."""
+"""Drawing batches from replay, and waiting between actors and learner, without processes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def world() -> Iterator[World]:
     made.source.store.close()
 
 
-def test_nothing_is_drawn_before_min_size(world: World) -> None:
+def test_no_batch_is_drawn_before_min_size(world: World) -> None:
     assert world.publish()
     assert world.source.next(0.0) is None
     assert world.publish()
@@ -129,7 +129,7 @@ def test_no_draw_has_the_seed_of_an_actor(world: World) -> None:
     assert len({*of_actor, *of_draws}) == 6
 
 
-def test_a_batch_has_tensors_of_its_own_memory_and_they_are_trained_on(
+def test_batch_tensors_share_its_memory_and_are_trained_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     while world.published < 2:
@@ -157,7 +157,7 @@ def test_a_batch_that_was_trained_on_is_freed(world: World) -> None:
     assert observations() is None
 
 
-def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
+def test_repeatedly_drawn_step_counts_as_trained_once(world: World) -> None:
     while world.published < 4:
         world.publish()
         while (batch := world.source.next(0.0)) is not None:
@@ -170,7 +170,7 @@ def test_a_step_is_trained_once_however_often_it_is_drawn(world: World) -> None:
     assert world.trainer.progress.learner_steps > 4
 
 
-def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: World) -> None:
+def test_learner_and_actors_wait_for_each_other_by_the_rate_limit(world: World) -> None:
     drawn = 0
     while world.published < 40:
         if not world.publish():
@@ -189,7 +189,7 @@ def test_the_learner_waits_for_samples_and_the_actors_for_the_learner(world: Wor
     )
 
 
-def test_actors_that_may_join_later_leave_the_others_no_further_ahead() -> None:
+def test_potential_actors_do_not_widen_the_rate_limit() -> None:
     """As with `actors.count` auto on many cores: 256 may play, and one does."""
     ahead = []
     for most in (1, 256):
@@ -203,7 +203,7 @@ def test_actors_that_may_join_later_leave_the_others_no_further_ahead() -> None:
     assert ahead[0] == ahead[1] < 400
 
 
-def test_an_actor_that_joins_waits_for_the_learner_too(world: World) -> None:
+def test_actor_that_joins_late_waits_for_the_learner(world: World) -> None:
     while world.publish():
         world.source.next(0.0)
     store = world.source.store
@@ -245,7 +245,7 @@ def test_drawing_is_separate_from_waiting_for_the_rate_limit(
     assert 0 <= spent["wait"] - 0.3 < 0.05 * drawn
 
 
-def test_at_the_end_writers_are_served_while_no_snapshot_is_taken(world: World) -> None:
+def test_writers_are_served_at_the_end_unless_a_snapshot_is_taken(world: World) -> None:
     polled = threading.Event()
     world.source._host = SimpleNamespace(poll=lambda _: polled.set())  # type: ignore[assignment]
     serve = threading.Thread(target=world.source.serve, args=(0.0,))
@@ -256,7 +256,7 @@ def test_at_the_end_writers_are_served_while_no_snapshot_is_taken(world: World) 
     assert polled.is_set()
 
 
-def test_the_oldest_leave_when_it_is_full() -> None:
+def test_full_replay_evicts_the_oldest_steps() -> None:
     world = make_world("replay.samples_per_insert=null")
     for _ in range(30):
         assert world.publish()
@@ -268,7 +268,7 @@ def test_the_oldest_leave_when_it_is_full() -> None:
     world.source.store.close()
 
 
-def test_memory_is_for_what_actors_may_hold() -> None:
+def test_store_has_slots_for_the_capacity_and_the_actors() -> None:
     """64 steps in slots of 8, and 2 slots for each of 3 actors; lanes for 32 that come and go."""
     config = resolve("cartpole_dqn", [*OPTIONS, "actors.count=3", "transport.slots=2"])
     trainer = OffPolicyTrainer(config, probe(config.env))
@@ -281,7 +281,9 @@ def test_memory_is_for_what_actors_may_hold() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 3), (3, 1)])
-def test_it_resumes_with_another_number_of_actors(tmp_path: Path, first: int, then: int) -> None:
+def test_replay_resumes_with_another_number_of_actors(
+    tmp_path: Path, first: int, then: int
+) -> None:
     """As where actors.count is auto, and the machine has other cores than that of the snapshot."""
     options = ("replay.checkpoint=true", "algo.n_step=3", "replay.prioritized=true")
     saved = make_world(*options, most=first)
@@ -303,7 +305,7 @@ def test_it_resumes_with_another_number_of_actors(tmp_path: Path, first: int, th
     resumed.close()
 
 
-def test_with_episodes_of_one_step_the_largest_allowed_start_is_reached() -> None:
+def test_one_step_episodes_still_reach_the_largest_allowed_min_size() -> None:
     """Every second row resets."""
     half = ("replay.min_size=32", "replay.batch_size=32", "replay.samples_per_insert=null")
     world = make_world(*half)
@@ -322,7 +324,7 @@ def test_with_episodes_of_one_step_the_largest_allowed_start_is_reached() -> Non
     world.source.close()
 
 
-def test_the_thread_that_saves_uses_the_device_of_the_learner(tmp_path: Path) -> None:
+def test_saving_thread_uses_the_device_of_the_learner(tmp_path: Path) -> None:
     """In lockstep a snapshot holds errors that a GPU may still be computing."""
     world = make_world("replay.checkpoint=true")
     threads: list[str] = []
@@ -335,7 +337,7 @@ def test_the_thread_that_saves_uses_the_device_of_the_learner(tmp_path: Path) ->
     world.source.close()
 
 
-def test_what_was_published_is_taken_in_once_for_a_batch(
+def test_published_slots_are_collected_once_per_batch(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(4):
@@ -354,7 +356,7 @@ def test_what_was_published_is_taken_in_once_for_a_batch(
     assert len(counted) == 1
 
 
-def test_a_batch_tells_the_least_probability_of_its_rows() -> None:
+def test_batch_reports_the_least_probability_of_its_rows() -> None:
     """By which learners divide their weights by the largest of all batches. Weights are (least /
     P)^beta, and of 16 rows one has 9 times the priority of the others: P is 9/24 or 1/24."""
     world = make_world("replay.prioritized=true", "replay.alpha=1", "replay.beta=0.5")
@@ -389,7 +391,7 @@ def test_beta_follows_the_optimizer_steps_of_the_whole_run() -> None:
         assert sampler.beta == pytest.approx(beta)
 
 
-def test_padding_tells_what_stood_before_an_episode() -> None:
+def test_padding_distinguishes_repeated_and_zero_first_frames() -> None:
     frames = np.arange(1, 5, dtype=np.uint8).reshape(1, 4, 1, 1)
     repeated, after_zeros = np.full_like(frames, 7), np.zeros_like(frames)
     after_zeros[:, -1] = 7
@@ -402,7 +404,7 @@ def test_padding_tells_what_stood_before_an_episode() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [True, False])
-def test_errors_are_asked_for_where_they_become_priorities(
+def test_td_errors_are_fetched_only_for_prioritized_replay(
     prioritized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[np.ndarray] = []
@@ -418,7 +420,7 @@ def test_errors_are_asked_for_where_they_become_priorities(
 
 
 @pytest.mark.gpu
-def test_a_gpu_that_draws_from_replay_tells_where_its_seconds_go() -> None:
+def test_gpu_time_of_replay_training_is_attributed_to_parts() -> None:
     config = resolve("cartpole_dqn", [*OPTIONS, "learner.device=cuda"])
     host, seconds = TimeLedger(), TimeLedger(part=Part.WAIT)
     trainer = OffPolicyTrainer(config, probe(config.env), host)

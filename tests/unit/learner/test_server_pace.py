@@ -1,4 +1,4 @@
-"""The pace machines: sequences worked out by hand, and their promises under any order of events."""
+"""The paces of a parameter server: sequences by hand, and invariants under any order of events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def push(pace: ServerPace, worker: int, samples: int = 8) -> int | None:
     return lag
 
 
-def test_staleness_zero_is_a_barrier() -> None:
+def test_staleness_of_zero_is_a_barrier() -> None:
     pace = joined(Bounded(0), A, B, C)
     assert push(pace, A) == 0  # nobody was before
     assert not pace.may_go(A)
@@ -49,7 +49,7 @@ def test_staleness_zero_is_a_barrier() -> None:
     assert pace.lag == Counter({0: 1, 1: 1, 2: 1})
 
 
-def test_the_fastest_runs_ahead_by_the_bound_and_no_further() -> None:
+def test_fastest_worker_runs_ahead_only_by_the_bound() -> None:
     pace = joined(Bounded(2), A, B)
     for _ in range(2):  # clocks 1 and 2: ahead by 1 and by 2
         push(pace, A)
@@ -63,7 +63,7 @@ def test_the_fastest_runs_ahead_by_the_bound_and_no_further() -> None:
     assert pace.lag == Counter({0: 3, 3: 1})
 
 
-def test_the_dead_hold_nobody_up() -> None:
+def test_dead_worker_does_not_block_the_others() -> None:
     pace = joined(Bounded(0), A, B, C)
     push(pace, A)
     push(pace, B)
@@ -73,7 +73,7 @@ def test_the_dead_hold_nobody_up() -> None:
     assert pace.may_go(B)
 
 
-def test_who_joins_late_starts_with_the_slowest() -> None:
+def test_late_worker_starts_at_the_clock_of_the_slowest() -> None:
     pace = joined(Bounded(1), A, B)
     for _ in range(5):
         for worker in (A, B):
@@ -86,7 +86,7 @@ def test_who_joins_late_starts_with_the_slowest() -> None:
     assert pace.may_go(A)
 
 
-def test_no_samples_pass_the_turn_without_an_update() -> None:
+def test_push_without_samples_advances_the_clock_without_an_update() -> None:
     pace = joined(Bounded(0), A, B)
     push(pace, A, samples=0)
     assert pace.version == 0
@@ -96,7 +96,7 @@ def test_no_samples_pass_the_turn_without_an_update() -> None:
     assert pace.lag == Counter({0: 1})
 
 
-def test_without_a_bound_nobody_waits() -> None:
+def test_no_worker_waits_without_a_staleness_bound() -> None:
     pace = joined(Bounded(None), A, B)
     for _ in range(100):
         push(pace, A)
@@ -105,7 +105,7 @@ def test_without_a_bound_nobody_waits() -> None:
     assert push(pace, B) == 100
 
 
-def test_parameters_asked_for_ahead_lack_the_own_push() -> None:
+def test_prefetched_parameters_lack_the_workers_own_push() -> None:
     pace = joined(Bounded(2), A, B)
     assert pace.may_go_ahead(A)  # for clock 1, and B is at 0
     pace.go_ahead(A)  # with version 0
@@ -120,7 +120,7 @@ def test_parameters_asked_for_ahead_lack_the_own_push() -> None:
     assert pace.lag == Counter({0: 1, 1: 2, 2: 1})
 
 
-def test_who_would_be_beyond_the_bound_gets_nothing_ahead() -> None:
+def test_worker_that_would_exceed_the_bound_gets_no_prefetch() -> None:
     pace = joined(Bounded(1), A, B)
     push(pace, A)
     pace.go(A)  # clock 1, B at 0: its next step would be 2 ahead
@@ -132,7 +132,7 @@ def test_who_would_be_beyond_the_bound_gets_nothing_ahead() -> None:
     assert joined(Bounded(None), A, B).may_go_ahead(A)
 
 
-def test_parameters_are_kept_as_long_as_the_bound_allows() -> None:
+def test_parameters_are_cached_as_long_as_the_bound_allows() -> None:
     pace = joined(Bounded(2), A, B)
     assert pace.spare(A) == 2  # clocks 1 and 2, after 0
     lags = []
@@ -148,7 +148,7 @@ def test_parameters_are_kept_as_long_as_the_bound_allows() -> None:
     assert pace.spare(A) == 2  # from clock 3 to clock 5
 
 
-def test_kept_parameters_of_the_slowest_last_longer() -> None:
+def test_cached_parameters_of_the_slowest_last_longer() -> None:
     """What is missing counts in clocks of the worker that reads, as in the paper."""
     pace = joined(Bounded(3), A, B)
     for _ in range(2):
@@ -159,14 +159,14 @@ def test_kept_parameters_of_the_slowest_last_longer() -> None:
     assert pace.spare(B) == 3
 
 
-def test_nothing_is_kept_without_a_bound() -> None:
+def test_no_parameters_are_cached_without_a_bound() -> None:
     for pace in (joined(Bounded(None), A), joined(Backup(1), A)):
         push(pace, A)
         assert pace.spare(A) == 0
         assert not pace.go_again(A)
 
 
-def test_backup_takes_the_first_and_drops_the_late() -> None:
+def test_backup_pace_uses_the_first_gradients_and_drops_late_ones() -> None:
     pace = joined(Backup(3), A, B, C, D)
     assert push(pace, A) == 0
     assert push(pace, B) == 0
@@ -184,7 +184,7 @@ def test_backup_takes_the_first_and_drops_the_late() -> None:
     assert push(pace, C) == 0  # no harm done
 
 
-def test_backup_goes_on_with_fewer_when_fewer_live() -> None:
+def test_backup_pace_needs_fewer_gradients_with_fewer_workers() -> None:
     pace = joined(Backup(3), A, B, C, D)
     pace.leave(D)
     push(pace, A)
@@ -196,7 +196,7 @@ def test_backup_goes_on_with_fewer_when_fewer_live() -> None:
     assert pace.may_go(A)
 
 
-def test_backup_keeps_what_came_from_one_who_died_since() -> None:
+def test_backup_pace_keeps_the_gradient_of_a_worker_that_died_since() -> None:
     pace = joined(Backup(2), A, B, C)
     push(pace, A)
     pace.leave(A)
@@ -205,7 +205,7 @@ def test_backup_keeps_what_came_from_one_who_died_since() -> None:
     assert pace.version == 1
 
 
-def test_a_worker_without_samples_takes_no_gradients_place_in_a_step_of_backup() -> None:
+def test_push_without_samples_does_not_count_in_a_backup_step() -> None:
     pace = joined(Backup(1), A, B)
     for _ in range(3):
         push(pace, B, samples=0)
@@ -220,7 +220,7 @@ def test_a_worker_without_samples_takes_no_gradients_place_in_a_step_of_backup()
     assert pace.due()  # there is no other one to wait for
 
 
-def test_a_step_of_backup_without_any_samples_ends_without_an_update() -> None:
+def test_backup_step_without_any_samples_makes_no_update() -> None:
     pace = joined(Backup(2), A, B)
     push(pace, A, samples=0)
     push(pace, B, samples=0)

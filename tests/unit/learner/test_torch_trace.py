@@ -1,4 +1,4 @@
-"""torch.profiler in a learner: only when asked, for so many turns, and a whole file or none."""
+"""torch.profiler in a learner: on request, for some turns, with a complete file or none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "torch.json"
 
 
-def test_it_has_the_operators_of_its_turns_and_of_no_other(path: Path) -> None:
+def test_trace_has_the_operators_of_its_turns_only(path: Path) -> None:
     trace = TorchTrace()
     for turn in range(6):
         if turn == 2:
@@ -44,7 +44,7 @@ def test_it_has_the_operators_of_its_turns_and_of_no_other(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_it_ends_by_time_where_turns_take_long(path: Path) -> None:
+def test_trace_ends_by_time_with_long_turns(path: Path) -> None:
     trace = TorchTrace()
     trace.handle_messages(ask(path, turns=1000, seconds=0.02))
     for _ in range(2):
@@ -54,7 +54,7 @@ def test_it_ends_by_time_where_turns_take_long(path: Path) -> None:
     assert count(path, "aten::mm") == 2
 
 
-def test_without_being_asked_it_does_nothing(path: Path) -> None:
+def test_no_trace_is_written_without_a_request(path: Path) -> None:
     trace = TorchTrace()
     trace.handle_messages([{"kind": "actor_ended"}])
     trace.turn()
@@ -62,7 +62,7 @@ def test_without_being_asked_it_does_nothing(path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_what_a_gpu_does_is_seen_without_the_host(path: Path) -> None:
+def test_gpu_kernels_are_traced_without_the_host(path: Path) -> None:
     values = torch.ones(2048, 2048, device="cuda")
     values = values @ values / 2048  # loads the kernels, for which the GPU would be idle
     torch.cuda.synchronize()

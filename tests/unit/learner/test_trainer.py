@@ -1,4 +1,4 @@
-"""The trainer: how a batch becomes updates, and what it does with numbers that are not finite."""
+"""The trainer: how a batch becomes updates, and its devices, precision and statistics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_policy_lag_is_that_of_the_parameters_that_were_pulled_for_a_batch()
     assert made.progress.learner_steps == 8
 
 
-def test_weights_are_due_every_so_many_updates() -> None:
+def test_publication_is_due_every_publish_every_updates() -> None:
     made = trainer("learner.publish_every=3")
     assert [made.step(batch(made)).publish_due for _ in range(6)] == [
         False,
@@ -74,7 +74,7 @@ def test_weights_are_due_every_so_many_updates() -> None:
     ] * 2
 
 
-def test_what_follows_an_update_is_called_with_the_number_of_those_left() -> None:
+def test_after_update_hook_gets_the_number_of_remaining_updates() -> None:
     options = ("algo.name=ppo", "algo.normalize_advantages=none", "algo.epochs=2")
     made = trainer(*options, "algo.minibatches=unrolls", "learner.updates_per_batch=4")
     left: list[tuple[int, int]] = []
@@ -108,7 +108,7 @@ def test_statistics_are_means_and_start_over() -> None:
     assert made.statistics() == {}
 
 
-def test_the_seed_makes_the_network() -> None:
+def test_initial_network_follows_the_seed() -> None:
     np.testing.assert_array_equal(weights(trainer()), weights(trainer()))
     assert not np.array_equal(weights(trainer()), weights(trainer("run.seed=1")))
 
@@ -127,7 +127,7 @@ def test_the_seed_makes_the_network() -> None:
         ("halfcheetah", ("env.id=x:f",), BOX, (3,), ""),
     ],
 )  # fmt: skip
-def test_spaces_of_another_kind_than_the_defaults_are_for_are_reported(
+def test_spaces_that_do_not_suit_the_defaults_are_reported(
     target: str, options: tuple[str, ...], actions: Any, shape: tuple[int, ...], sentence: str
 ) -> None:
     images = len(shape) == 3
@@ -136,13 +136,13 @@ def test_spaces_of_another_kind_than_the_defaults_are_for_are_reported(
     assert kind_note(config, EnvInfo(seen, actions, 1, "by hand", ())) == sentence
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_missing_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"cuda:99 is not there.*learner.device=auto"):
         pick_device("cuda:99")
 
 
 @pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
-def test_a_gpu_has_the_index_without_which_torch_refuses_it(
+def test_gpu_device_always_has_an_index(
     name: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.cuda._utils import _get_device_index  # what torch.cuda.set_device checks by
@@ -194,7 +194,7 @@ def test_normalised_advantages_are_over_the_whole_update() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_tells_when_it_computed_what() -> None:
+def test_gpu_time_of_training_is_attributed_to_parts() -> None:
     host = TimeLedger()
     config = resolve("cartpole", [*OPTIONS, "learner.device=cuda"])
     made = Trainer(config, probe(config.env), host)
@@ -216,7 +216,7 @@ def test_a_gpu_tells_when_it_computed_what() -> None:
     assert sum(spent.values()) == pytest.approx(wall_s, rel=0.2)  # the first step has waited
 
 
-def test_what_passed_elsewhere_is_written_down_in_order() -> None:
+def test_ledger_switches_at_given_times_stay_in_order() -> None:
     ledger = TimeLedger(part=Part.WAIT)
     begin = time.perf_counter_ns()
     ledger.switch_at(Part.FORWARD, begin + 1_000_000)
@@ -237,7 +237,9 @@ def test_what_passed_elsewhere_is_written_down_in_order() -> None:
         (CnnShape(4, 84, 84, discrete(6), 1 / 255), torch.bfloat16),
     ],
 )
-def test_the_precision_by_rule(shape: ActorCriticShape, on_gpu: torch.dtype) -> None:
+def test_default_precision_follows_device_and_network(
+    shape: ActorCriticShape, on_gpu: torch.dtype
+) -> None:
     assert trunk_dtype("auto", torch.device("cuda:0"), shape) is on_gpu
     assert trunk_dtype("auto", torch.device("cpu"), shape) is torch.float32
     assert trunk_dtype("bf16", torch.device("cpu"), shape) is torch.bfloat16

@@ -167,7 +167,7 @@ def test_a_paced_batch_is_lent_once_the_weights_of_the_last_are_published(
             r.publish()
 
 
-def test_a_paced_batch_may_be_lent_while_the_one_before_it_is_in_training(
+def test_paced_batch_may_be_lent_while_the_previous_one_trains(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=5, batch_slots=2, prefetch=0, paced=True)
@@ -255,7 +255,7 @@ def test_waiting_for_actors_is_separate_from_waiting_for_the_thread(
         assert after["wait"] + after["gather"] - spent["wait"] - spent["gather"] < 0.1
 
 
-def test_prefetch_gathers_ahead_and_no_further(rig: Callable[..., Rig]) -> None:
+def test_prefetch_gathers_only_its_number_of_batches_ahead(rig: Callable[..., Rig]) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=1)
     with r.feeding():
         written = 0
@@ -315,7 +315,7 @@ def test_a_thread_is_woken_without_giving_up_the_interpreter_lock(
         assert len(looks) > before
 
 
-def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
+def test_no_batch_is_gathered_ahead_without_prefetch(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=0)
@@ -328,7 +328,7 @@ def test_without_prefetch_nothing_is_gathered_before_it_is_asked_for(
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_who_comes_late_gets_in_although_data_never_runs_out(
+def test_actor_can_join_while_data_never_runs_out(
     rig: Callable[..., Rig], tmp_path: Path, prefetch: int
 ) -> None:
     r = rig(slots=4, batch_slots=1, prefetch=prefetch)
@@ -351,7 +351,7 @@ def test_who_comes_late_gets_in_although_data_never_runs_out(
         joined[0].close()
 
 
-def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:
+def test_take_without_data_times_out(rig: Callable[..., Rig]) -> None:
     r = rig(slots=2, batch_slots=2, prefetch=1)
     with r.feeding():
         r.write()
@@ -360,7 +360,7 @@ def test_nothing_comes_in_time(rig: Callable[..., Rig]) -> None:
         assert 0.05 <= time.monotonic() - began_s < 5
 
 
-def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
+def test_fault_in_the_feeder_thread_is_raised_in_the_learner(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=1)
@@ -378,14 +378,14 @@ def test_a_fault_in_the_thread_is_raised_where_the_learner_waits(
 
 
 @pytest.mark.parametrize("dtype", ["|u1", "|b1", "<f4", "<f8", "<i4", "<u2", "<u4", "<u8"])
-def test_every_type_has_one_of_its_size_in_torch(dtype: str) -> None:
+def test_every_numpy_dtype_has_a_torch_dtype_of_its_size(dtype: str) -> None:
     found = torch_dtype(dtype)
     assert found.itemsize == np.dtype(dtype).itemsize
     assert found.is_floating_point == (np.dtype(dtype).kind == "f")
 
 
 @pytest.mark.gpu
-def test_a_gpu_gets_what_was_gathered_while_the_next_batch_is_filled(
+def test_gpu_upload_is_intact_while_the_next_batch_is_filled(
     rig: Callable[..., Rig],
 ) -> None:
     r = rig(slots=2, batch_slots=1, prefetch=0)
@@ -405,7 +405,7 @@ def test_a_gpu_gets_what_was_gathered_while_the_next_batch_is_filled(
         batch.let_go()
 
 
-def test_no_more_slots_are_lent_than_the_lag_allows(tmp_path: Path) -> None:
+def test_lent_slots_stay_within_the_lag_limit(tmp_path: Path) -> None:
     options = ["actors.count=8", "actors.envs=4", "actors.unroll=8", "learner.device=cpu"]
     bind = f"transport.bind=ipc://{tmp_path}/wire"  # a store that grows
     for limits, most in ((["transport.max_policy_lag=4"], 3), ([], 8)):
@@ -419,7 +419,7 @@ def test_no_more_slots_are_lent_than_the_lag_allows(tmp_path: Path) -> None:
         store.close()
 
 
-def test_latency_is_of_steps_that_are_trained_on_and_ends_with_the_wait_for_others(
+def test_latency_covers_trained_steps_until_the_wait_for_other_learners_ends(
     tmp_path: Path,
 ) -> None:
     options = ("actors.envs=4", "actors.unroll=8", "learner.prefetch=0", "learner.device=cpu")

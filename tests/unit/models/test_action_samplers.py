@@ -1,4 +1,4 @@
-"""Several choices, and numbers: drawn as said, and recorded as the learner finds them."""
+"""Multi-discrete and continuous actions: their distributions and recorded log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_outputs(decider: ActionSampler, outputs: list[float]) -> ActionSampler:
     return decider
 
 
-def test_several_choices_are_drawn_each_by_its_own_logits_and_independently() -> None:
+def test_several_choices_are_drawn_independently_by_their_logits() -> None:
     logits = [0.5, -0.5, 1.0, 0.0, 2.0]
     decider = MultiCategoricalSampler((2, 3), (2,), ENVS, np.random.default_rng(0))
     counts = np.zeros((2, 3))
@@ -35,7 +35,7 @@ def test_several_choices_are_drawn_each_by_its_own_logits_and_independently() ->
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (4, 4, 4, 2)])
-def test_log_probabilities_of_choices_are_the_learners(counts: tuple[int, ...]) -> None:
+def test_log_probabilities_of_choices_equal_the_learners(counts: tuple[int, ...]) -> None:
     spec = Choices(counts, (len(counts) // 2, 2) if len(counts) > 2 else (2,))
     rng = np.random.default_rng(1)
     outputs = rng.normal(size=(ENVS, spec.outputs)).astype(np.float32) * 3
@@ -49,7 +49,7 @@ def test_log_probabilities_of_choices_are_the_learners(counts: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("squashed", [False, True])
-def test_numbers_are_normal(squashed: bool) -> None:
+def test_continuous_actions_are_normally_distributed(squashed: bool) -> None:
     """Means and deviations over many draws, to four standard errors."""
     means, deviations = np.array([0.5, -1.0]), np.array([0.2, 1.5])
     decider = GaussianSampler((2,), ENVS, squashed, np.random.default_rng(2))
@@ -70,7 +70,9 @@ def test_numbers_are_normal(squashed: bool) -> None:
 
 @pytest.mark.parametrize("squashed", [False, True])
 @pytest.mark.parametrize("log_std", [-5.0, 0.0, 1.5])
-def test_log_densities_of_numbers_are_the_learners(squashed: bool, log_std: float) -> None:
+def test_log_densities_of_continuous_actions_equal_the_learners(
+    squashed: bool, log_std: float
+) -> None:
     """Also of small deviations, where a number keeps few digits of the noise in it."""
     spec = Numbers((2, 2), squashed)
     rng = np.random.default_rng(3)

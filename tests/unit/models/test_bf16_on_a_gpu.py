@@ -1,4 +1,4 @@
-"""bf16 on a GPU that is not there: no product of two dtypes, memory and heads in float32.
+"""bf16 on a pretended GPU: no product of two dtypes; memory and heads in float32.
 
 See `pretended_gpu`, whose `torch.autocast` casts as that of CUDA does.
 """
@@ -134,7 +134,7 @@ def assert_learns(waits: Waits, outputs: list[Tensor], net: nn.Module) -> list[t
 
 
 @pytest.mark.parametrize("name", CRITICS)
-def test_an_actor_critic_computes_its_bodies_alone_in_bf16(waits: Waits, name: str) -> None:
+def test_actor_critic_computes_only_its_bodies_in_bf16(waits: Waits, name: str) -> None:
     game, model = CRITICS[name]
     with unset_fake_temporarily():
         shape = actor_critic_shape(config(**model), game)
@@ -146,7 +146,7 @@ def test_an_actor_critic_computes_its_bodies_alone_in_bf16(waits: Waits, name: s
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_network_of_one_head_computes_its_body_alone_in_bf16(waits: Waits, name: str) -> None:
+def test_single_head_network_computes_only_its_body_in_bf16(waits: Waits, name: str) -> None:
     game, model, shape_of = HEADS[name]
     with unset_fake_temporarily():
         shape = shape_of(config(**model), game)
@@ -156,7 +156,7 @@ def test_a_network_of_one_head_computes_its_body_alone_in_bf16(waits: Waits, nam
 
 
 @pytest.mark.parametrize("game", [several(BOX), one(4, 84, 84, actions=BOX)])
-def test_critics_of_actions_compute_images_alone_in_bf16(waits: Waits, game: Any) -> None:
+def test_critics_of_actions_compute_only_images_in_bf16(waits: Waits, game: Any) -> None:
     with unset_fake_temporarily():
         shape = gaussian_shape(config(), game)
     waits.allowed = True
@@ -167,7 +167,7 @@ def test_critics_of_actions_compute_images_alone_in_bf16(waits: Waits, game: Any
     assert_learns(waits, [values], net)
 
 
-def test_a_product_of_two_dtypes_is_found(waits: Waits) -> None:
+def test_product_of_two_dtypes_is_detected(waits: Waits) -> None:
     rows, weight = torch.empty(2, 3, device=GPU), torch.empty(3, 3, device=GPU)
     with torch.autocast(GPU.type, BF16):
         assert torch.mm(rows, weight).dtype == BF16

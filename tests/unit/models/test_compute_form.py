@@ -44,7 +44,9 @@ def general(**model: Any) -> GeneralShape[ActorCriticHeads]:
         (general(core="lstm"), True),
     ],
 )
-def test_bf16_is_tried_where_networks_learn_as_well_with_it(shape: Any, gains: bool) -> None:
+def test_bf16_is_tried_only_for_networks_that_learn_as_well_with_it(
+    shape: Any, gains: bool
+) -> None:
     assert gains_by_bf16(shape) is gains
     forms = training_forms(shape, OPEN, UpdateSize(256), has_bf16=True)
     assert ("bf16" in {form.precision for form in forms}) is gains
@@ -52,7 +54,7 @@ def test_bf16_is_tried_where_networks_learn_as_well_with_it(shape: Any, gains: b
     assert {form.precision for form in slow} == {"fp32"}
 
 
-def test_the_first_form_is_that_by_rule() -> None:
+def test_first_form_is_the_default() -> None:
     assert training_forms(CNN, OPEN, UpdateSize(512), has_bf16=True)[0] == (
         "fp32",
         "channels_last",
@@ -88,7 +90,7 @@ def test_no_pass_divides_an_unroll() -> None:
     assert rows == {256, 4 * 21, 3 * 21}
 
 
-def test_options_leave_less_to_try() -> None:
+def test_options_reduce_the_forms_to_try() -> None:
     fixed = Options("bf16", "contiguous", 100)
     assert training_forms(CNN, fixed, UpdateSize(512), has_bf16=False) == [
         ("bf16", "contiguous", 100)
@@ -100,13 +102,13 @@ def test_options_leave_less_to_try() -> None:
     assert some == [("fp32", "channels_last", 100), ("bf16", "channels_last", 100)]
 
 
-def test_a_network_without_images_has_no_order() -> None:
+def test_network_without_images_has_no_memory_format() -> None:
     assert acting_forms(WIDE, OPEN, 8, has_bf16=True) == [("fp32", "auto", 8)]
     own = training_forms(general(entry="nets:Mine"), OPEN, UpdateSize(64), has_bf16=True)
     assert own == [("fp32", "auto", 256), ("bf16", "auto", 256)]
 
 
-def test_a_form_that_is_little_faster_is_not_taken() -> None:
+def test_slightly_faster_form_is_not_chosen() -> None:
     rule, half, other = (
         ComputeForm("fp32", "channels_last", 256),
         ComputeForm("bf16", "contiguous", 128),
@@ -127,6 +129,6 @@ def test_a_form_that_is_little_faster_is_not_taken() -> None:
         *(["fp32", "contiguous", 1 << 40], [["fp32"], {}, 256], ["fp32", "contiguous", 2.0]),
     ],
 )
-def test_what_describes_no_form_is_none(value: Any) -> None:
+def test_invalid_form_description_is_read_as_none(value: Any) -> None:
     assert ComputeForm.read(value) is None
     assert ComputeForm.read(["bf16", "auto", 64]) == ("bf16", "auto", 64)

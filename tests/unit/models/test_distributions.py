@@ -47,7 +47,7 @@ def plain(logits: Tensor, mask: Tensor | None, counts: tuple[int, ...]) -> list[
 
 @pytest.mark.parametrize("actions", [discrete(5), PAIR])
 @pytest.mark.parametrize("masked", [False, True])
-def test_choices(actions: Choices, masked: bool) -> None:
+def test_choices_match_plain_formulas(actions: Choices, masked: bool) -> None:
     counts = actions.counts
     mask = masks(counts) if masked else None
     mine, other = (distribution(actions, outputs(actions.outputs, i), mask) for i in range(2))
@@ -68,7 +68,7 @@ def test_choices(actions: Choices, masked: bool) -> None:
     close(mine.kl(other), kl)
 
 
-def test_choices_are_those_of_torch() -> None:
+def test_choices_match_torch_categorical() -> None:
     logits = outputs(4)
     theirs = reference.Categorical(logits=logits)
     mine = distribution(discrete(4), logits)
@@ -91,7 +91,7 @@ def test_a_masked_choice_has_no_probability_and_no_gradient() -> None:
     assert torch.isfinite(gradient).all()
 
 
-def test_gaussian() -> None:
+def test_gaussian_matches_torch_normal() -> None:
     actions = Numbers((2, 2))
     mine, other = (distribution(actions, outputs(8, i)) for i in range(2))
     theirs = [
@@ -118,7 +118,7 @@ def test_log_density_of_a_squashed_gaussian_is_that_of_the_action() -> None:
 
 
 @pytest.mark.parametrize("before", [0.0, 0.5, -3.0, 8.0, -40.0, 90.0])
-def test_the_slope_of_tanh_is_never_0(before: float) -> None:
+def test_slope_of_tanh_is_never_0(before: float) -> None:
     """log(1 - tanh(x)^2) = -2 log cosh(x), by exact arithmetic on large numbers."""
     exact = -2 * (abs(before) + math.log1p(math.exp(-2 * abs(before))) - math.log(2))
     found = log_slope(torch.tensor(before)).item()
@@ -162,7 +162,7 @@ def test_entropy_of_a_squashed_gaussian_has_the_gradient_of_its_values() -> None
     assert gradient[0].tolist() == pytest.approx(slopes, abs=1e-3)
 
 
-def test_squashing_leaves_divergences_as_they_are() -> None:
+def test_squashing_does_not_change_divergences() -> None:
     plain, squashed = Numbers((3,)), Numbers((3,), squashed=True)
     for a, b in itertools.permutations((outputs(6, 0), outputs(6, 1))):
         found = distribution(squashed, a).kl(distribution(squashed, b))

@@ -1,4 +1,4 @@
-"""The order of frames in memory: the faster one is chosen, and changes no result."""
+"""The memory format of frames: the faster one is chosen, and no result changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_float32_is_trained_in_channels_last(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [1, 3, 4, 5, 12])
 @pytest.mark.parametrize("given", [torch.uint8, torch.float32])
-def test_any_number_of_channels_is_put_in_order(
+def test_frames_with_any_number_of_channels_are_put_in_channels_last(
     given: torch.dtype, channels: int, dtype: torch.dtype
 ) -> None:
     frames = torch.randint(256, (3, 2 * channels, 6, 7), dtype=torch.uint8).to(given)[:, ::2]
@@ -90,7 +90,7 @@ def test_the_residual_network_computes_in_channels_last_by_rule(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
-def test_an_order_that_is_wanted_is_taken(dtype: torch.dtype, given: torch.memory_format) -> None:
+def test_explicit_memory_format_is_used(dtype: torch.dtype, given: torch.memory_format) -> None:
     frames = torch.randint(256, (2, 4, 6, 6), dtype=torch.uint8).contiguous(memory_format=given)
     assert is_channels_last(in_order(frames, dtype, "channels_last"))
     assert in_order(frames, dtype, "contiguous").is_contiguous()
@@ -122,7 +122,9 @@ def test_the_order_of_a_shape_reaches_the_network(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("given", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_a_convolution_over_blocks_is_the_convolution(given: torch.dtype, channels: int) -> None:
+def test_convolution_over_blocks_equals_the_plain_convolution(
+    given: torch.dtype, channels: int
+) -> None:
     torch.manual_seed(0)
     frames = torch.randint(256, (3, channels, 2 * 20, 24), dtype=torch.uint8).to(given)[:, :, ::2]
     kernel = torch.randn(5, channels, 8, 8, dtype=torch.float64)
@@ -132,7 +134,7 @@ def test_a_convolution_over_blocks_is_the_convolution(given: torch.dtype, channe
     torch.testing.assert_close(found, torch.nn.functional.conv2d(frames.double(), kernel, stride=4))
 
 
-def test_frames_of_whole_blocks_alone_are_divided() -> None:
+def test_only_frames_of_whole_blocks_are_divided() -> None:
     assert divides(84, 84)
     assert divides(96, 64)
     assert not divides(84, 82)
@@ -140,7 +142,7 @@ def test_frames_of_whole_blocks_alone_are_divided() -> None:
 
 
 @pytest.mark.parametrize("size", [84, 86])
-def test_a_network_over_blocks_has_the_gradients_of_one_over_pixels(size: int) -> None:
+def test_network_over_blocks_has_the_gradients_of_one_over_pixels(size: int) -> None:
     """In bfloat16, so up to the rounding of its products; 86 is not divided."""
     frames = torch.randint(256, (16, 4, size, size), dtype=torch.uint8)
     found = []

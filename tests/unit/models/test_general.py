@@ -1,4 +1,4 @@
-"""Actor-critics of any make: what they read, how they are laid out, what they compute."""
+"""Actor-critics of any structure: their inputs, layouts and outputs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ CASES = [
 
 @pytest.mark.parametrize(("game", "model"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layout_and_outputs(game: Any, model: dict[str, Any], dtype: torch.dtype) -> None:
+def test_layout_and_outputs_match_the_network(
+    game: Any, model: dict[str, Any], dtype: torch.dtype
+) -> None:
     shape = actor_critic_shape(config(**model), game)
     assert isinstance(shape, GeneralShape)
     net = build_net(shape, dtype)
@@ -115,7 +117,7 @@ def test_layout_and_outputs(game: Any, model: dict[str, Any], dtype: torch.dtype
 
 
 @pytest.mark.parametrize(("game", "model"), CASES)
-def test_an_actor_computes_what_the_learner_does(game: Any, model: dict[str, Any]) -> None:
+def test_numpy_actor_equals_the_learners_actor_critic(game: Any, model: dict[str, Any]) -> None:
     cfg = config(**model)
     shape = actor_critic_shape(cfg, game)
     net = build_net(shape)
@@ -160,7 +162,7 @@ def test_bytes_and_frames_are_read_within_their_bounds(
         torch.testing.assert_close(found, torch.full((1, *shape), middle), rtol=0.01, atol=0)
 
 
-def test_what_is_fast_stays_so() -> None:
+def test_simple_observations_keep_the_fast_networks() -> None:
     """Networks of one array without memory, also with normalised observations and any actions."""
     spaces_of = (TWO, spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (3,)))
     for action_space in spaces_of:
@@ -181,7 +183,7 @@ def test_an_impala_cnn_has_as_many_parameters_as_in_the_paper() -> None:
     assert len(convs) == 15
 
 
-def test_numbers_decide_how_a_small_image_is_read() -> None:
+def test_numeric_inputs_condition_the_small_image_network() -> None:
     """Side by side behind the layers they could only be added to what the image says."""
     game = mixed({"board": ((4, 9, 9), "|u1"), "key": ((1,), "<f4")})
     net = build_net(actor_critic_shape(config(), game))
@@ -192,7 +194,7 @@ def test_numbers_decide_how_a_small_image_is_read() -> None:
     assert (outputs[1] - outputs[0]).diff().abs() > 1e-4
 
 
-def test_parts_are_read_where_they_lie() -> None:
+def test_observation_parts_are_read_at_their_offsets() -> None:
     game = mixed()
     shape = actor_critic_shape(config(), game)
     assert isinstance(shape, GeneralShape)
@@ -227,7 +229,7 @@ def test_a_masked_action_is_never_taken() -> None:
     assert policy.greedy(packed)[1, 0] == 2
 
 
-def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> None:
+def test_received_slot_is_checked_by_choice_and_by_part() -> None:
     game = mixed({"pixels": ((8,), "|u1"), "speed": ((2,), "<f4")}, spaces.MultiDiscrete([3, 2]))
     cfg = config(core="gru")
     spec: SlotSpec = slot_spec(cfg, game)
@@ -256,7 +258,7 @@ def test_what_a_stranger_sent_is_checked_choice_by_choice_and_part_by_part() -> 
         (mixed({"action_mask": ((2,), "|u1")}), {}, ["nothing but action_mask"]),
     ],
 )
-def test_what_fits_no_network_is_refused(
+def test_spaces_that_fit_no_network_are_refused(
     game: Any, model: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -264,14 +266,14 @@ def test_what_fits_no_network_is_refused(
     assert all(word in str(refused.value) for word in words)
 
 
-def test_numpy_refuses_what_it_cannot_compute() -> None:
+def test_unsupported_network_is_refused_for_numpy() -> None:
     cfg = config()
     actors = cfg.actors.model_copy(update={"inference": "numpy"})
     with pytest.raises(UserError, match=r"numpy .* a nature_cnn and a shared critic over 3 arrays"):
         make_policy(cfg.model_copy(update={"actors": actors}), mixed(), 0)
 
 
-def test_short_names_of_memory() -> None:
+def test_short_names_of_recurrent_cores_are_accepted() -> None:
     for core in ("lstm", "gru"):
         model = ModelConfig.model_validate({"kind": core})
         assert (model.kind, model.core) == ("auto", core)

@@ -1,5 +1,4 @@
-"""Networks with one head over any observations, and the critics of SAC: what they read and compute,
-against numpy."""
+"""Networks with one head over any observations, and SAC's critics, against numpy."""
 
 from __future__ import annotations
 
@@ -151,7 +150,9 @@ def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("algo", "space", "model"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layout_and_outputs(algo: str, space: Any, model: Any, dtype: torch.dtype) -> None:
+def test_layout_and_outputs_match_the_network(
+    algo: str, space: Any, model: Any, dtype: torch.dtype
+) -> None:
     made = game(algo, space)
     shape: Any = network_shape(config(algo, **model), made)
     assert isinstance(shape, GeneralShape)
@@ -167,7 +168,7 @@ def test_layout_and_outputs(algo: str, space: Any, model: Any, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize(("algo", "space", "model"), CASES)
-def test_an_actor_computes_what_the_learner_does(algo: str, space: Any, model: Any) -> None:
+def test_actor_equals_the_learners_head_network(algo: str, space: Any, model: Any) -> None:
     cfg, made = config(algo, **model), game(algo, space)
     shape: Any = network_shape(cfg, made)
     net: HeadNet = build_net(shape)
@@ -298,7 +299,7 @@ def test_numpy_normalises_as_torch_does(duelling: bool) -> None:
     np.testing.assert_allclose(outputs.T, net(torch.from_numpy(obs)).detach(), atol=1e-5)
 
 
-def test_what_is_fast_stays_so() -> None:
+def test_simple_observations_keep_the_fast_networks() -> None:
     """One array without a network of one's own."""
     vector, frames = spaces.Box(-1, 1, (4,), np.float32), spaces.Box(0, 255, (3, 40, 44), np.uint8)
     flat = {"kind": "mlp"}
@@ -315,7 +316,7 @@ def test_what_is_fast_stays_so() -> None:
 
 
 @pytest.mark.parametrize("algo", ["dqn", "sac"])
-def test_an_own_network_gives_features(algo: str) -> None:
+def test_custom_network_gives_features_to_the_head(algo: str) -> None:
     made = game(algo, spaces.Box(-1, 1, (4,), np.float32))
     with pytest.raises(UserError) as refused:
         network_shape(config(algo, entry="mine:Whole"), made).layout.to_list()
@@ -323,7 +324,7 @@ def test_an_own_network_gives_features(algo: str) -> None:
     assert all(word in str(refused.value) for word in words)
 
 
-def test_a_row_that_allows_nothing_forbids_nothing() -> None:
+def test_mask_without_allowed_actions_is_ignored() -> None:
     values = torch.tensor([[1.0, 2.0, 3.0]] * 3)
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 0]], dtype=torch.uint8)
     found = of_allowed(values, mask, -5.0)
@@ -379,13 +380,13 @@ def test_a_random_action_is_any_of_those_allowed() -> None:
     assert (np.abs(counts / draws - expected) <= error).all()
 
 
-def test_a_mask_holds_for_one_decision() -> None:
+def test_mask_applies_to_one_decision_only() -> None:
     policy, made = masked_policy(0.0, 1)
     assert policy.act(with_masks(made, [[1, 0, 0]])).tolist() == [0]
     assert policy.act(with_masks(made, [[1, 1, 1]])).tolist() == [2]
 
 
-def test_what_a_stranger_sent_is_checked() -> None:
+def test_received_slot_with_invalid_values_is_refused() -> None:
     cfg, made = config("dqn"), game("dqn", {**NUMBERS, **MASK})
     spec = slot_spec(cfg, made)
     columns = spec.views(spec.zeros())

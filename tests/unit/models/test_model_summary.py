@@ -1,4 +1,4 @@
-"""What a run says of the network that it trains."""
+"""How a run describes the network that it trains."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def frames(*shape: int) -> Any:
         ({"entry": "nets:Mine", "core": "gru"}, "nets:Mine, gru 128, shared critic"),
     ],
 )
-def test_the_network_of_frames_in_words(model: dict[str, Any], text: str) -> None:
+def test_network_for_frames_is_described_in_words(model: dict[str, Any], text: str) -> None:
     config = Config.model_validate({"env": {"id": "x"}, "model": model})
     said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1234567)
     assert said == f"network: {text}, 1,234,567 parameters"
 
 
-def test_the_network_of_a_small_image_in_words() -> None:
+def test_network_for_a_small_image_is_described_in_words() -> None:
     config = Config.model_validate({"env": {"id": "x"}, "model": {"filters": [8, 8]}})
     said = in_words(network_shape(config, frames(4, 9, 9)), config.model, 1)
     assert said == "network: small_cnn 8-8 and mlp 64-64 tanh, shared critic, 1 parameters"
@@ -72,7 +72,7 @@ POLICY, VALUE = 4 * 32 + 32 + 32 * 16 + 16 + 16 * 2 + 2, 4 * 32 + 32 + 32 * 16 +
         (["learner.precision=bf16"], f"{POLICY + VALUE:,} parameters, trained in bf16 on cpu"),
     ],
 )
-def test_the_parameters_are_those_that_are_trained(options: list[str], text: str) -> None:
+def test_number_of_parameters_counts_trained_ones_only(options: list[str], text: str) -> None:
     network = ["model.kind=mlp", "model.hidden=[32,16]", "model.activation=relu"]
     config = resolve("CartPole-v1", [*options, *network])
     info = probe(config.env)

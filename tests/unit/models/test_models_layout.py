@@ -1,4 +1,4 @@
-"""Which network a game gets, and that the torch-free layout is the torch module's."""
+"""Which network an environment gets, and that the torch-free layout equals the module's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TORQUES = spaces.Box(-2, 2, (3,), np.float32)
 
 
 @pytest.mark.parametrize("extent", [-1, float("inf"), float("nan"), "x", None, []])
-def test_a_shape_that_no_layout_has_is_a_typed_error(extent: Any) -> None:
+def test_invalid_layout_extent_raises_a_typed_error(extent: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         ParamLayout.from_list([["w", [3, extent]]])
 
@@ -58,7 +58,7 @@ def shape_of(
         (ModelConfig(kind="nature_cnn"), spaces.Box(0, 255, (1, 40, 52), np.uint8), 3),
     ],
 )
-def test_layout_is_that_of_the_torch_module(
+def test_layout_equals_that_of_the_torch_module(
     model: ModelConfig, observation_space: spaces.Box, actions: int
 ) -> None:
     for algo in ("impala", "dqn"):
@@ -66,14 +66,14 @@ def test_layout_is_that_of_the_torch_module(
 
 
 @pytest.mark.parametrize("model", [ModelConfig(), ModelConfig(hidden=[8, 16], activation="relu")])
-def test_layout_of_a_gaussian_policy_is_that_of_the_torch_module(model: ModelConfig) -> None:
+def test_layout_of_a_gaussian_policy_equals_that_of_the_torch_module(model: ModelConfig) -> None:
     shape = shape_of(model, VECTOR, TORQUES, "sac")
     assert shape == DenseShape(6, 2 * 3, tuple(model.hidden), model.activation, 1.0)
     assert_layout(shape)
 
 
 @pytest.mark.parametrize("duelling", [True, False])
-def test_layout_of_q_networks_is_that_of_the_torch_module(duelling: bool) -> None:
+def test_layout_of_q_networks_equals_that_of_the_torch_module(duelling: bool) -> None:
     assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, normalize=True))
@@ -101,7 +101,9 @@ def assert_layout(shape: AnyShape) -> None:
         ("mlp", (210, 160, 3), MlpShape(210 * 160 * 3, discrete(2), (64, 64), "tanh", 1 / 255)),
     ],
 )
-def test_the_network_that_fits(kind: Any, shape: tuple[int, ...], expected: Any) -> None:
+def test_network_follows_the_observation_space(
+    kind: Any, shape: tuple[int, ...], expected: Any
+) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
     assert shape_of(ModelConfig(kind=kind), space, TWO) == expected
 
@@ -138,7 +140,7 @@ def test_small_images_go_through_small_convolutions(
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((9, 12), np.float32), ((4, 9), np.uint8), ((2, 2), np.float32)]
 )
-def test_numbers_that_are_no_board_are_not_small_images(shape: tuple[int, ...], dtype: Any) -> None:
+def test_arrays_that_are_no_board_are_not_small_images(shape: tuple[int, ...], dtype: Any) -> None:
     assert isinstance(shape_of(ModelConfig(), spaces.Box(0, 3, shape, dtype), TWO), MlpShape)
 
 
@@ -151,7 +153,7 @@ def test_q_networks_by_default_are_duelling() -> None:
     )
 
 
-def test_numbers_of_two_axes_are_no_gray_frame() -> None:
+def test_float_arrays_of_two_axes_are_no_gray_frame() -> None:
     floats = spaces.Box(0, 1, (84, 80), np.float32)
     assert shape_of(ModelConfig(), floats, TWO) == MlpShape(
         84 * 80, discrete(2), (64, 64), "tanh", 1.0
@@ -223,7 +225,7 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
         ("dqn", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "algo.name=ppo"]),
     ],
 )
-def test_what_no_network_fits_is_refused_in_a_sentence(
+def test_spaces_that_fit_no_network_are_refused_in_one_sentence(
     algo: str, kind: Any, observation_space: Any, action_space: Any, words: list[str]
 ) -> None:
     with pytest.raises(UserError) as refused:

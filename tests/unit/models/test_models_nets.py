@@ -1,4 +1,4 @@
-"""The networks in numpy and torch compute the same, and their gradients are right."""
+"""Networks in numpy and torch give equal outputs, and their gradients are correct."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def observations(shape: NetShape, *lead: int) -> Any:
         MlpShape(100, discrete(4), (32,), "tanh", 1 / 255),
     ],
 )
-def test_numpy_and_torch_policies_give_the_modules_logits(shape: MlpShape) -> None:
+def test_numpy_and_torch_policies_equal_the_modules_logits(shape: MlpShape) -> None:
     net, flat = random_net(shape)
     obs = observations(shape, ENVS)
     expected = net(torch.from_numpy(obs))[0].detach().numpy()
@@ -89,7 +89,7 @@ def test_numpy_and_torch_policies_give_the_modules_logits(shape: MlpShape) -> No
 
 
 @pytest.mark.parametrize("kind", [NumpyMlp, TorchNetwork])
-def test_load_copies(kind: Any) -> None:
+def test_load_copies_the_weights(kind: Any) -> None:
     _, flat = random_net(MLP)
     policy, obs = policy_of(kind, MLP), observations(MLP, ENVS)
     policy.load(flat)
@@ -172,7 +172,7 @@ def test_a_net_has_derivatives_by_its_observations() -> None:
     assert weight[POLICY].any()
 
 
-def test_a_tower_without_a_gradient_gets_none() -> None:
+def test_tower_without_a_loss_gets_no_gradient() -> None:
     net, _ = random_net(MLP)
     logits, _ = net(torch.randn(ENVS, 6))
     logits.square().sum().backward()
@@ -182,7 +182,7 @@ def test_a_tower_without_a_gradient_gets_none() -> None:
     assert not weight[VALUE].any()
 
 
-def test_cnn_is_that_of_the_paper() -> None:
+def test_cnn_has_the_layers_of_the_paper() -> None:
     net, _ = random_net(CNN)
     assert isinstance(net, NatureCnn)
     frames = torch.from_numpy(observations(CNN, 4))
@@ -333,7 +333,7 @@ def test_initialisation_is_orthogonal() -> None:
         assert all(not p.any() for name, p in net.named_parameters() if name.endswith("bias"))
 
 
-def test_tanh_and_its_gradient() -> None:
+def test_tanh_and_its_gradient_match_torch() -> None:
     values = torch.linspace(-12, 12, 1001, requires_grad=True)
     other = values.detach().clone().requires_grad_()
     tanh(values).square().sum().backward()
@@ -344,7 +344,7 @@ def test_tanh_and_its_gradient() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [MLP, CNN])
-def test_a_gpu_computes_the_same(shape: ActorCriticShape) -> None:
+def test_gpu_outputs_equal_cpu_outputs(shape: ActorCriticShape) -> None:
     net, _ = random_net(shape)
     obs = torch.from_numpy(observations(shape, ENVS))
     expected = net(obs)

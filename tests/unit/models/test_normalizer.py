@@ -1,4 +1,4 @@
-"""Statistics of observations against numpy over all of them at once."""
+"""Running statistics of observations, against numpy over all of them at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def alive_rows(seen: list[tuple[Tensor, Tensor]]) -> np.ndarray[Any, Any]:
     return np.concatenate([obs[:-1][alive].double().numpy() for obs, alive in seen])
 
 
-def test_statistics_are_those_of_all_living_rows() -> None:
+def test_statistics_are_over_all_alive_rows() -> None:
     net, seen = build_net(SHAPE), batches(5)
     for obs, alive in seen:
         net.observe(obs, alive)
@@ -46,7 +46,7 @@ def test_statistics_are_those_of_all_living_rows() -> None:
     assert net.normalizer.count.item() == len(rows)
 
 
-def test_two_learners_see_what_one_would() -> None:
+def test_two_learners_have_the_statistics_of_one() -> None:
     """Each adds the sums of the other, and both go on from the same statistics."""
     first, second = batches(2)
     nets = [build_net(SHAPE) for _ in range(2)]
@@ -67,7 +67,7 @@ def test_two_learners_see_what_one_would() -> None:
         assert net.normalizer.count.item() == len(rows)
 
 
-def test_a_batch_without_living_rows_changes_nothing() -> None:
+def test_batch_without_alive_rows_does_not_change_statistics() -> None:
     net, ((obs, alive),) = build_net(SHAPE), batches(1)
     net.observe(obs, alive)
     before = [buffer.clone() for buffer in net.buffers()]
@@ -78,7 +78,7 @@ def test_a_batch_without_living_rows_changes_nothing() -> None:
 
 @pytest.mark.parametrize("outlier", [1e20, -3e38])
 @pytest.mark.parametrize("first", [False, True])
-def test_one_outlier_does_not_blind_for_ever(outlier: float, first: bool) -> None:
+def test_statistics_recover_from_an_outlier(outlier: float, first: bool) -> None:
     """Noise of mean 2 and deviation 3 is normalised as such again, soon after."""
     rng = np.random.default_rng(0)
     normalizer, alive = Normalizer(1), torch.ones(5_000, dtype=torch.bool)
@@ -92,7 +92,7 @@ def test_one_outlier_does_not_blind_for_ever(outlier: float, first: bool) -> Non
     np.testing.assert_allclose(normalizer.var.sqrt(), 3, rtol=0.2)
 
 
-def test_a_number_that_becomes_large_is_followed() -> None:
+def test_statistics_follow_a_growing_value() -> None:
     """Always 0 for long, then far beyond what bounds an outlier: of the last two in three batches
     it is 1e6."""
     normalizer, alive = Normalizer(1), torch.ones(64, dtype=torch.bool)
@@ -163,7 +163,7 @@ def test_frames_of_floats_are_normalised_as_numbers_are() -> None:
     )
 
 
-def test_bytes_are_scaled_to_1_before_any_was_seen() -> None:
+def test_bytes_are_scaled_to_1_before_any_observation() -> None:
     found = FrameNormalizer(4 * 36 * 36).frames(frames(3), torch.float32)
     torch.testing.assert_close(found, frames(3).float() / 255)
 

@@ -1,4 +1,4 @@
-"""A network of one's own: what fits is as any other, what does not is said in a sentence."""
+"""Custom networks: valid ones act as built-in ones, invalid ones are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ def config(name: str, **model: Any) -> Config:
         ("Counting", {}, {"bodies.0.linear.weight": (5, 4)}),
     ],
 )
-def test_it_acts_as_it_is_trained(name: str, model: Any, entries: dict[str, Any]) -> None:
+def test_custom_network_acts_as_it_is_trained(
+    name: str, model: Any, entries: dict[str, Any]
+) -> None:
     cfg = config(name, **model)
     shape = actor_critic_shape(cfg, GAME)
     assert entries.items() <= dict(shape.layout.entries).items()
@@ -162,7 +164,7 @@ def test_it_acts_as_it_is_trained(name: str, model: Any, entries: dict[str, Any]
         torch.testing.assert_close(values, expected)
 
 
-def test_it_gets_a_gray_frame_in_the_shape_that_the_game_has() -> None:
+def test_custom_network_gets_a_gray_frame_in_its_original_shape() -> None:
     space = spaces.Box(0, 255, (40, 52), np.uint8)
     gray: Any = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(3))
     shape = actor_critic_shape(config("Rows"), gray)
@@ -179,7 +181,7 @@ def test_it_gets_a_gray_frame_in_the_shape_that_the_game_has() -> None:
         (spaces.MultiDiscrete([3, 2]), "3, 2"),
     ],
 )
-def test_its_slots_are_received(name: str, space: Any, known: str) -> None:
+def test_slots_of_a_custom_network_are_accepted(name: str, space: Any, known: str) -> None:
     """What comes over the wire is checked against the choices that there are."""
     game: Any = SimpleNamespace(observation_space=GAME.observation_space, action_space=space)
     cfg = config(name)
@@ -192,7 +194,7 @@ def test_its_slots_are_received(name: str, space: Any, known: str) -> None:
         samples.make_receive(cfg.algo, game)(columns)
 
 
-def test_what_drops_at_random_computes_as_on_the_actors() -> None:
+def test_dropout_is_inactive_in_training_as_on_actors() -> None:
     """Or else the probability of an action would differ from the recorded one by chance alone."""
     cfg = config("Dropping")
     net = build_net(actor_critic_shape(cfg, GAME))
@@ -210,7 +212,7 @@ def test_what_drops_at_random_computes_as_on_the_actors() -> None:
     assert all(m.training == isinstance(m, nn.LSTM) for m in net.bodies[0].modules())
 
 
-def test_what_is_not_normalised_is_said() -> None:
+def test_normalisation_without_effect_is_refused() -> None:
     game: Any = SimpleNamespace(
         observation_space=spaces.Box(0, 255, (3, 40, 40), np.uint8), action_space=GAME.action_space
     )
@@ -243,7 +245,9 @@ def test_what_is_not_normalised_is_said() -> None:
         ("Plain", {}, r"entry mine:Plain is no class of torch.nn.Module"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(name: str, model: Any, sentence: str) -> None:
+def test_unfitting_custom_network_is_refused_in_one_sentence(
+    name: str, model: Any, sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence) as refused:
         build_net(actor_critic_shape(config(name, **model), GAME))
     assert "\n" not in str(refused.value)
@@ -251,7 +255,7 @@ def test_what_does_not_fit_is_one_sentence(name: str, model: Any, sentence: str)
         _ = actor_critic_shape(config(name, **model), GAME).layout
 
 
-def test_a_module_that_is_not_there_is_one_sentence() -> None:
+def test_missing_network_module_is_refused_in_one_sentence() -> None:
     cfg = config("x")
     model = cfg.model.model_copy(update={"entry": "no_such_module:Net"})
     shape = actor_critic_shape(cfg.model_copy(update={"model": model}), GAME)
@@ -261,7 +265,7 @@ def test_a_module_that_is_not_there_is_one_sentence() -> None:
         build_net(shape)
 
 
-def test_only_ones_own_network_is_tried_with_memory_where_it_cannot_be_laid_out_without(
+def test_only_a_custom_network_is_allocated_to_find_its_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A policy file could name layers that take hours to initialise, before one that fails."""
@@ -295,7 +299,7 @@ def assert_acts(cfg: Config, actions: int, parameters: int) -> None:
     assert policy.act(obs).shape == (envs,)
 
 
-def test_the_example_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_example_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parameters by hand: 4 filters of 5x5, layers from 4x9x9 to 64 to 64, heads of 3 and 1."""
     monkeypatch.syspath_prepend(EXAMPLES)
     cfg = resolve(str(EXAMPLES / "own_network.yaml"), ["actors.precision=fp32"])
@@ -303,7 +307,7 @@ def test_the_example_acts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_acts(cfg, 3, convolution + layers + (3 + 1) * (64 + 1))
 
 
-def test_the_network_of_the_tutorial_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_of_the_tutorial_acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CartPole, of 4 numbers and 2 actions."""
     (tmp_path / "shown_net.py").write_text(code("own-algorithm.md", "python", 0))
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""What computes an actor's policy, and in which precision."""
+"""The network and the precision with which an actor's policy computes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_a_policy_acts_at_random_by_weights_before_the_first_update_only() -> No
         (Frames(), {"precision": "bf16"}, (TorchNetwork, torch.bfloat16)),
     ],
 )
-def test_choice(game: Any, actors: dict[str, Any], expected: Any) -> None:
+def test_network_and_precision_follow_the_options(
+    game: Any, actors: dict[str, Any], expected: Any
+) -> None:
     policy = made(game, **actors)
     network = policy.network
     dtype = network.dtype if isinstance(network, TorchNetwork) else None
@@ -82,14 +84,16 @@ def test_choice(game: Any, actors: dict[str, Any], expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("game", "actors"), [(Frames(), {}), (Vector(), {"precision": "bf16"})])
-def test_numpy_is_refused_where_it_cannot_compute(game: Any, actors: dict[str, Any]) -> None:
+def test_numpy_inference_is_refused_for_unsupported_networks(
+    game: Any, actors: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match=r"actors\.inference numpy .* set actors\.inference=auto"):
         made(game, inference="numpy", **actors)
 
 
 @pytest.mark.parametrize("inference", ["numpy", "torch"])
 @pytest.mark.parametrize(("algo", "game"), [("impala", Vector()), ("sac", Torques())])
-def test_the_same_seed_plays_the_same(inference: Any, algo: str, game: Any) -> None:
+def test_equal_seeds_act_equally(inference: Any, algo: str, game: Any) -> None:
     obs = np.zeros((3, 4), np.float32)
     cfg = config(algo, inference=inference)
     size = network_shape(cfg, game).layout.size
@@ -170,7 +174,7 @@ def times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("times")
-def test_an_actor_infers_in_the_form_that_is_fastest(
+def test_actor_infers_in_the_fastest_form(
     actors: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     found, note = with_acting_form(config(**actors), Frames())
@@ -187,12 +191,12 @@ def test_an_actor_infers_in_the_form_that_is_fastest(
     ],
 )
 @pytest.mark.usefixtures("times")
-def test_nothing_is_timed_where_nothing_is_open(game: Any, actors: dict[str, Any]) -> None:
+def test_no_form_is_timed_when_the_options_fix_all(game: Any, actors: dict[str, Any]) -> None:
     before = config(**actors)
     assert with_acting_form(before, game) == (before, "")
 
 
-def test_each_form_of_inference_decides_alike() -> None:
+def test_all_forms_of_inference_give_equal_outputs() -> None:
     size = network_shape(config(), Frames()).layout.size
     weights = np.random.default_rng(0).normal(0, 0.02, size).astype(np.float32)
     obs = np.random.default_rng(1).integers(0, 255, (3, 4, 84, 84)).astype(np.uint8)

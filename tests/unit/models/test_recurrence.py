@@ -1,4 +1,4 @@
-"""Memory: at the same weights the learner finds what the actor found, whatever ends inside."""
+"""Recurrent networks: learner and actor compute the same across episode ends."""
 
 from __future__ import annotations
 
@@ -101,9 +101,7 @@ def log_probabilities(net: Any, batch: dict[str, Tensor], envs: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "reference"), [(Lstm, nn.LSTM), (Gru, nn.GRU)])
-def test_equations_are_those_of_torch_with_each_episode_on_its_own(
-    kind: type[Core], reference: Any
-) -> None:
+def test_outputs_equal_torch_cells_run_episode_by_episode(kind: type[Core], reference: Any) -> None:
     torch.manual_seed(0)
     rows, envs, inputs, size = 9, 3, 5, 6
     core = kind(inputs, size)  # type: ignore[call-arg]
@@ -136,7 +134,7 @@ def test_equations_are_those_of_torch_with_each_episode_on_its_own(
 
 
 @pytest.mark.parametrize("kind", [Lstm, Gru])
-def test_gradients_are_those_of_differences(kind: type[Core]) -> None:
+def test_gradients_match_finite_differences(kind: type[Core]) -> None:
     """Of everything that comes in and of all weights, by torch's own check in float64."""
     torch.manual_seed(1)
     core = kind(2, 3).double()  # type: ignore[call-arg]
@@ -165,7 +163,7 @@ def test_no_gradient_crosses_the_beginning_of_an_episode() -> None:
     assert gradient[:, 1].all()
 
 
-def test_a_policy_goes_on_from_the_state_that_it_is_given() -> None:
+def test_policy_continues_from_a_given_state() -> None:
     cfg, game = config(core="gru"), RandomGame(ENVS, TWO)
     net = build_net(actor_critic_shape(cfg, game.info))
     policy = make_policy(cfg, game.info, 0)
@@ -185,7 +183,7 @@ def test_a_policy_goes_on_from_the_state_that_it_is_given() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_a_gpu_computes_the_same_with_the_same_gradient(core: str) -> None:
+def test_gpu_outputs_and_gradients_equal_those_of_a_cpu(core: str) -> None:
     cfg, game = config(core=core, normalize_observations=True), RandomGame(ENVS, PAIR, PARTS)
     net = build_net(actor_critic_shape(cfg, game.info))
     spec = slot_spec(cfg, game.info)

@@ -38,7 +38,7 @@ def log_softmax(row: list[float]) -> npt.NDArray[np.float64]:
         [-0.1 * i for i in range(18)],
     ],
 )
-def test_chi_square(row: list[float]) -> None:
+def test_drawn_actions_pass_a_chi_square_test(row: list[float]) -> None:
     drawn, logits = sampler(row)
     counts = np.zeros(len(row))
     rounds = 400
@@ -62,7 +62,7 @@ def test_environments_are_drawn_independently() -> None:
 
 
 @pytest.mark.parametrize("row", [[0.3, -0.2], [1e4, 0.0, 9999.0], [-3.0, 2.0, 0.5, 0.1]])
-def test_log_probability_is_that_of_the_action(row: list[float]) -> None:
+def test_log_probability_belongs_to_the_drawn_action(row: list[float]) -> None:
     drawn, logits = sampler(row)
     drawn.outputs[:] = logits
     actions, logp = drawn.sample(), drawn.recorded["behaviour_logp"]

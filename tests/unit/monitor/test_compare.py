@@ -1,4 +1,4 @@
-"""Settings at equal steps, against numbers worked out by hand."""
+"""Settings compared at equal steps, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_at_given_steps_values_lie_between_measurements(folders: list[str]) -> N
     assert one["value"] == 2.5
 
 
-def test_the_way_to_a_return_is_that_of_the_runs_that_reach_it(folders: list[str]) -> None:
+def test_steps_to_a_return_are_averaged_over_the_runs_that_reach_it(folders: list[str]) -> None:
     two, one = compare(folders)["settings"]
     # The seeds are at 5 or above after 200 and 100 steps, each 100 of them in 2 s.
     assert (two["reached"], two["reach_env_steps"], two["reach_s"]) == (2, 150.0, 3.0)
@@ -55,7 +55,7 @@ def test_the_way_to_a_return_is_that_of_the_runs_that_reach_it(folders: list[str
     assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (0, None, None)
 
 
-def test_a_run_that_an_evaluation_confirmed_has_reached_its_goal(tmp_path: Path) -> None:
+def test_run_confirmed_by_an_evaluation_has_reached_its_goal(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [0, 2, 4], FIVE)  # no line has 5, which it was in between
     summary = json.loads((folder / "summary.json").read_text())
     moments = {"return_reached_at_s": 1.5, "solved_at_s": 1.75}
@@ -68,7 +68,7 @@ def test_a_run_that_an_evaluation_confirmed_has_reached_its_goal(tmp_path: Path)
     assert (other["reached"], other["solved"]) == (0, None)
 
 
-def test_steps_without_a_value_are_refused_with_those_that_have_one(
+def test_steps_without_a_value_are_refused_with_the_valid_range(
     folders: list[str], tmp_path: Path
 ) -> None:
     rule = "where no line has episode_return_mean of all its runs; give steps from"
@@ -100,7 +100,7 @@ def test_runs_without_the_metric_are_not_counted(tmp_path: Path) -> None:
     assert describe(result).splitlines()[2].split()[1:5] == ["1", "of", "2", "4"]
 
 
-def test_speed_and_evaluations(folders: list[str]) -> None:
+def test_speed_and_evaluations_are_compared(folders: list[str]) -> None:
     two, one = compare(folders)["settings"]
     assert (two["steps_per_s"], one["steps_per_s"]) == (50.0, 100.0)
     assert (two["env_steps"], two["time_s"]) == (250.0, 5.0)
@@ -108,7 +108,7 @@ def test_speed_and_evaluations(folders: list[str]) -> None:
     assert one["evaluation_best"] == 7.0  # of returns 6 and 8
 
 
-def test_the_way_to_a_return_in_evaluation_is_that_of_the_weights(folders: list[str]) -> None:
+def test_steps_to_an_evaluated_return_are_those_of_the_weights(folders: list[str]) -> None:
     [one] = compare(folders[1:], "eval_return_mean", reach=7.0)["settings"]
     assert (one["reached"], one["reach_env_steps"], one["reach_s"]) == (1, 100.0, 1.0)
 
@@ -165,14 +165,14 @@ def test_the_text_has_a_line_for_each_setting(folders: list[str]) -> None:
     assert lines[6].split() == ["learner.lr", "0.001", "1e-05"]
 
 
-def test_runs_without_a_difference(folders: list[str]) -> None:
+def test_runs_with_equal_options_list_no_difference(folders: list[str]) -> None:
     result = compare([folders[1], folders[1]], "grad_norm")
     assert [found["value"] for found in result["settings"]] == [5.0, 5.0]
     assert result["reach"] is None
     assert describe(result).endswith("\n\nno option differs")
 
 
-def test_several_environments_are_scaled(tmp_path: Path) -> None:
+def test_returns_of_several_environments_are_scaled(tmp_path: Path) -> None:
     make_run(tmp_path / "suite" / "a", [0, 50], FIVE, evaluated={100: 9.0})
     make_run(tmp_path / "suite" / "b", [-500, -100], "env.id=Acrobot-v1", FIVE, evaluated={100: 9})
     found = compare([str(tmp_path / "suite")], ranges=["CartPole-v1=0,100"])
@@ -185,7 +185,7 @@ def test_several_environments_are_scaled(tmp_path: Path) -> None:
     assert setting["evaluation_best"] is None, "a mean of different games"
 
 
-def test_the_way_to_a_scaled_return_is_measured_on_scaled_returns(tmp_path: Path) -> None:
+def test_steps_to_a_scaled_return_are_measured_on_scaled_returns(tmp_path: Path) -> None:
     # Scaled 0, 0.1, 0.4, 1 and 0, 0.25, 0.75, 1; every raw return of a is above 0.5 but the first.
     make_run(tmp_path / "suite" / "a", [0, 10, 40, 100], seconds=2.0)
     make_run(tmp_path / "suite" / "b", [-500, -400, -200, -100], "env.id=Acrobot-v1")
@@ -195,7 +195,7 @@ def test_the_way_to_a_scaled_return_is_measured_on_scaled_returns(tmp_path: Path
         compare([str(tmp_path / "suite")], ranges=["Pong=0,1"])
 
 
-def test_steps_that_are_none_are_refused(folders: list[str]) -> None:
+def test_invalid_steps_and_returns_are_refused(folders: list[str]) -> None:
     with pytest.raises(UserError, match="--at is 0; it must be a number of agent steps above 0"):
         compare(folders, at=0)
     with pytest.raises(UserError, match="--at is inf; it must be a number of agent steps above 0"):

@@ -1,4 +1,4 @@
-"""Which runs are one line, and the points of a line, against numbers worked out by hand."""
+"""Which runs form one line, and the points of a line, against figures by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.monitor.run_folder.record import EVALUATIONS, METRICS
 from run_folders import make_run
 
 
-def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
+def test_smoothing_averages_a_point_with_preceding_points() -> None:
     values = np.array([1.0, 3.0, 8.0, 4.0])
     assert smoothed(values, 1).tolist() == [1, 3, 8, 4]
     assert smoothed(values, 2).tolist() == [1, 2, 5.5, 6]
@@ -36,7 +36,7 @@ def test_smoothing_is_the_mean_of_a_point_and_those_before() -> None:
     assert smoothed(np.array([]), 2).tolist() == []
 
 
-def test_a_spike_changes_only_the_means_that_contain_it() -> None:
+def test_spike_affects_only_means_that_contain_it() -> None:
     values = np.array([1.0, 1e17, 1.0, 2.0, 4.0])
     assert smoothed(values, 2).tolist() == [1, 5e16, 5e16, 1.5, 3]
 
@@ -56,7 +56,7 @@ def test_a_figure_of_an_evaluation_is_at_the_evaluated_weights(tmp_path: Path) -
     assert run_curve(run, "env_steps", "eval_trained_steps")[1].tolist() == [100.0]
 
 
-def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_their_seed_are_one_setting(tmp_path: Path) -> None:
     folders = [
         make_run(tmp_path / "a", [1.0, 2.0], "run.seed=0"),
         make_run(tmp_path / "b", [1.0, 2.0], "run.seed=0", "learner.lr=1e-5"),
@@ -72,7 +72,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_setting(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_a_group_of_seeds_is_in_their_order(tmp_path: Path) -> None:
+def test_runs_of_a_group_are_in_the_order_of_their_seeds(tmp_path: Path) -> None:
     for seed in (10, 2):
         make_run(tmp_path / "group" / f"seed-{seed}", [float(seed)], f"run.seed={seed}")
     [group] = load([str(tmp_path / "group")])
@@ -89,7 +89,7 @@ def suite(folder: Path) -> Path:
     return folder
 
 
-def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path: Path) -> None:
+def test_runs_in_several_environments_are_one_setting_of_several_tasks(tmp_path: Path) -> None:
     [setting] = load([str(suite(tmp_path / "impala"))])
     assert {task: len(runs) for task, runs in setting.tasks.items()} == {
         "Acrobot-v1": 1, "CartPole-v1": 2,
@@ -107,7 +107,7 @@ def test_runs_of_several_environments_are_one_setting_of_several_tasks(tmp_path:
     assert ranges_of([setting], "steps_per_s", {}) is None, "speeds need no scale"
 
 
-def test_forms_of_one_environment_are_tasks_of_their_own(tmp_path: Path) -> None:
+def test_variants_of_one_environment_are_separate_tasks(tmp_path: Path) -> None:
     for level, algorithm in ((1, "impala"), (2, "impala"), (1, "ppo")):
         options = (f"env.kwargs={{max_episode_steps: 9, level: {level}}}", f"algo.name={algorithm}")
         make_run(tmp_path / algorithm / f"level-{level}", [1.0], *options)
@@ -167,7 +167,7 @@ def test_a_run_whose_config_cannot_be_read_is_still_shown(tmp_path: Path) -> Non
     assert list(setting.runs[0].files.columns.column(RETURN)) == [1.0, 2.0]
 
 
-def test_a_band_goes_as_far_as_all_runs_go(tmp_path: Path) -> None:
+def test_band_ends_where_the_shortest_run_ends(tmp_path: Path) -> None:
     make_run(tmp_path / "seed-0", [0.0, 1.0, 2.0, 3.0], "run.seed=0")
     make_run(tmp_path / "seed-1", [None, 5.0, 6.0], "run.seed=1")  # four more than the first
     [group] = load([str(tmp_path)])
@@ -197,12 +197,12 @@ def test_over_several_tasks_the_line_is_the_interquartile_mean() -> None:
     assert band([np.concatenate(values)]).middle.tolist() == [26.5]
 
 
-def test_ranges_are_given_by_environment() -> None:
+def test_ranges_apply_to_their_environment() -> None:
     found = parse_ranges(["ALE/Pong-v5=-20.7,14.6", "a:b=c=0,1e3"])
     assert found == {"ALE/Pong-v5": (-20.7, 14.6), "a:b=c": (0.0, 1000.0)}
 
 
 @pytest.mark.parametrize("text", ["Pong", "Pong=1", "Pong=2,1", "=0,1", "Pong=0,inf", "Pong=a,b"])
-def test_a_range_that_is_none_is_refused(text: str) -> None:
+def test_malformed_range_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=f"--range {text} is not ENV=LOW,HIGH"):
         parse_ranges([text])

@@ -75,19 +75,19 @@ def test_every_line_has_the_schema(log: EventLog, tmp_path: Path, kind: str) -> 
     assert [line["role"] for line in lines(tmp_path)] == [None, "actor-3"]
 
 
-def test_the_kinds_are_those_that_are_documented() -> None:
+def test_kinds_of_events_are_documented() -> None:
     page = Path(__file__).parents[3] / "docs" / "runs.md"
     assert all(f"| `{kind}` |" in page.read_text() for kind in KINDS)
 
 
-def test_times_are_those_of_the_clock(log: EventLog, clock: Clock, tmp_path: Path) -> None:
+def test_event_times_are_those_of_the_clock(log: EventLog, clock: Clock, tmp_path: Path) -> None:
     clock.s += 2.5
     log.add("note", "later")
     [line] = lines(tmp_path)
     assert (line["time"], line["uptime_s"]) == (1.7e9 + 102.5, 2.5)
 
 
-def test_the_first_is_written_at_once_and_those_alike_are_counted(
+def test_first_event_is_written_at_once_and_repetitions_are_counted(
     log: EventLog, clock: Clock, tmp_path: Path
 ) -> None:
     for number in range(5):
@@ -115,7 +115,7 @@ def test_each_death_of_a_process_is_written_at_once(log: EventLog, tmp_path: Pat
     assert [line["incarnation"] for line in lines(tmp_path)] == [0, 1, 2]
 
 
-def test_what_has_not_happened_for_long_is_news_again(
+def test_event_is_written_again_after_a_long_pause(
     log: EventLog, clock: Clock, tmp_path: Path
 ) -> None:
     for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_resumed_run_appends_apart_from_a_line_that_was_never_finished(tmp_pat
     assert json.loads(found[2])["text"] == "resumed"
 
 
-def test_the_file_is_bounded(
+def test_event_file_is_bounded(
     log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "FILE_NBYTES", 10_000)
@@ -158,7 +158,7 @@ def test_the_file_is_bounded(
     assert numbers == [*range(numbers[0], 1000)]
 
 
-def test_messages_that_are_rejected_for_long_leave_the_record_of_deaths(
+def test_persistent_rejections_do_not_push_out_deaths(
     log: EventLog, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "FILE_NBYTES", 20_000)
@@ -186,7 +186,7 @@ def test_a_removed_file_delays_no_event(
 
 
 @pytest.mark.parametrize("room", [0, 100, 250, 400])
-def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(
+def test_events_refused_by_a_full_disk_are_written_once_there_is_room(
     log: EventLog, clock: Clock, tmp_path: Path, room: int
 ) -> None:
     with full_disk(room):
@@ -214,7 +214,9 @@ def test_a_disk_that_is_full_for_too_long_costs_the_oldest_events(
     assert others[-1]["text"] == "number 999"
 
 
-def test_a_folder_that_is_gone_ends_nothing(clock: Clock, tmp_path: Path) -> None:
+def test_events_of_a_missing_folder_are_written_once_it_exists(
+    clock: Clock, tmp_path: Path
+) -> None:
     log = EventLog(tmp_path / "gone", clock)
     log.add("note", "kept")
     (tmp_path / "gone").mkdir()
@@ -224,7 +226,7 @@ def test_a_folder_that_is_gone_ends_nothing(clock: Clock, tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_role_that_reports_without_end_fills_no_disk(
+def test_role_that_reports_endlessly_does_not_fill_the_disk(
     log: EventLog, clock: Clock, tmp_path: Path
 ) -> None:
     notes = Notes()
@@ -254,7 +256,7 @@ def test_a_role_that_reports_without_end_fills_no_disk(
         ("note", "fine", [1, 2]),
     ],
 )
-def test_whatever_a_role_reports_is_one_short_line_of_json(
+def test_any_report_of_a_role_is_one_short_json_line(
     log: EventLog, tmp_path: Path, kind: str, text: str, data: Any
 ) -> None:
     FanOut([log]).event(RunEvent(kind, text, "actor-0", 0, data, reported=True))
@@ -263,7 +265,7 @@ def test_whatever_a_role_reports_is_one_short_line_of_json(
     assert (tmp_path / "events.jsonl").stat().st_size < 50_000
 
 
-def test_only_this_user_may_read_it(tmp_path: Path) -> None:
+def test_event_file_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         log = EventLog(tmp_path)

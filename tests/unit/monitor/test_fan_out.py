@@ -49,7 +49,7 @@ def without_time(notes: list[str]) -> list[str]:
     return [note[9:] for note in notes]
 
 
-def test_what_every_actor_says_is_shown_once() -> None:
+def test_equal_notes_of_several_actors_are_shown_once() -> None:
     view = Shown()
     sinks = FanOut([DeferredView(lambda: view)])
     sinks.tick()
@@ -58,7 +58,7 @@ def test_what_every_actor_says_is_shown_once() -> None:
     assert without_time(view.notes) == ["by its own vector form", "another"]
 
 
-def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
+def test_repeated_note_is_shown_each_minute_with_its_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 1000.0
@@ -73,7 +73,7 @@ def test_what_is_said_again_is_shown_after_a_minute_with_its_count(
     assert without_time(view.notes) == said
 
 
-def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> None:
+def test_all_events_are_written_and_user_events_are_shown(tmp_path: Path) -> None:
     view = Shown()
     sinks = FanOut([EventLog(tmp_path), DeferredView(lambda: view)])
     sinks.tick()
@@ -86,7 +86,7 @@ def test_events_are_written_and_those_for_the_user_are_shown(tmp_path: Path) -> 
     assert kinds == ["start", "restart", "refused"]
 
 
-def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
+def test_notes_before_the_view_exists_are_shown_later() -> None:
     view = Shown()
     sinks = FanOut([DeferredView(lambda: view)])
     sinks.note("resumed")
@@ -96,7 +96,7 @@ def test_what_is_said_before_there_is_a_view_is_shown_once_there_is() -> None:
     assert without_time(view.notes) == ["resumed", "later"]
 
 
-def test_a_full_disk_is_told_once_and_the_metrics_are_still_shown(tmp_path: Path) -> None:
+def test_full_disk_is_noted_once_and_metrics_are_still_shown(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     view, record = Shown(), Record(tmp_path)
     sinks = FanOut([record, DeferredView(lambda: view)])
@@ -131,7 +131,7 @@ class Fails(MetricSink):
         raise OSError(28, "No space left on device", "returns.csv")
 
 
-def test_a_sink_that_fails_costs_nobody_else_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_sink_does_not_affect_other_sinks(capsys: pytest.CaptureFixture[str]) -> None:
     view = Shown()
     sinks = FanOut([Fails(), DeferredView(lambda: view)])
     sinks.tick()
@@ -145,7 +145,7 @@ def test_a_sink_that_fails_costs_nobody_else_anything(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == f"{failure}\n"
 
 
-def test_what_is_logged_is_a_note_of_the_run_of_that_thread(tmp_path: Path) -> None:
+def test_log_line_becomes_a_note_of_the_run_of_its_thread(tmp_path: Path) -> None:
     view = Shown()
     sinks = FanOut([EventLog(tmp_path), DeferredView(lambda: view)])
     sinks.tick()

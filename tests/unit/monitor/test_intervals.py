@@ -1,4 +1,4 @@
-"""Intervals, against numbers worked out by hand and by enumeration."""
+"""Confidence intervals, against figures by hand and by enumeration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.monitor.intervals import bootstrap, interval, iqm, mean
 from penstock.monitor.student_t import half_95, t_95
 
 
-def test_the_interval_of_a_mean() -> None:
+def test_interval_of_a_mean_matches_figures_by_hand() -> None:
     # 1, 2, 3: deviation 1, error 1 / sqrt 3; Student's t for two degrees of freedom is 4.303.
     found, half = interval([1.0, 2.0, 3.0])
     assert found == 2.0
@@ -22,7 +22,7 @@ def test_the_interval_of_a_mean() -> None:
 
 
 @pytest.mark.parametrize(("count", "t"), [(2, 12.706), (5, 2.776), (31, 2.042), (32, 1.96)])
-def test_students_t(count: int, t: float) -> None:
+def test_t_quantiles_match_the_table(count: int, t: float) -> None:
     assert half_95(2.0, count) == 2.0 * t
     assert half_95(0.0, 1) is half_95(None, count) is half_95(2.0, None) is None
     assert t_95(count) == t
@@ -37,11 +37,11 @@ def test_students_t(count: int, t: float) -> None:
         ([7.0], 7.0),
     ],
 )
-def test_the_interquartile_mean(values: list[float], expected: float) -> None:
+def test_interquartile_mean_matches_figures_by_hand(values: list[float], expected: float) -> None:
     assert iqm(np.array(values)) == pytest.approx(expected)
 
 
-def test_the_interquartile_mean_is_of_one_axis() -> None:
+def test_interquartile_mean_is_over_one_axis() -> None:
     values = np.array([[0.0, 8.0, 1.0, 3.0], [100.0, -2.0, 5.0, 7.0]])
     assert iqm(values, 1).tolist() == [2.0, 6.0]
     assert iqm(values, 0).tolist() == [50.0, 3.0, 3.0, 5.0]
@@ -61,7 +61,7 @@ def interquartile(values: list[float]) -> float:
 @pytest.mark.parametrize(
     ("of_arrays", "of_lists"), [(mean, statistics.fmean), (iqm, interquartile)]
 )
-def test_the_bootstrap_agrees_with_all_resamples(of_arrays: object, of_lists: object) -> None:
+def test_bootstrap_agrees_with_all_resamples(of_arrays: object, of_lists: object) -> None:
     strata = [[1.0, 2.0, 4.0, 9.0], [10.0, 13.0, 21.0]]
     every = [of_lists(values) for values in resampled(strata)]  # type: ignore[operator]
     assert len(every) == 4**4 * 3**3

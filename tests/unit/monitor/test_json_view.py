@@ -69,7 +69,7 @@ def test_figures_come_every_ten_seconds_and_repetitions_every_minute() -> None:
     assert [line.get("count", 1) for line in found if line["kind"] == "drop"] == [1, 60]
 
 
-def test_each_start_of_a_process_is_written() -> None:
+def test_every_start_of_a_process_is_written() -> None:
     stream = io.StringIO()
     view = JsonView(stream, "a title", None)
     for incarnation in range(3):
@@ -88,18 +88,18 @@ def test_each_start_of_a_process_is_written() -> None:
         (RunEvent("end", "learner-0: was killed", data={"error": "was killed"}), "error"),
     ],
 )
-def test_levels(event: RunEvent, expected: str) -> None:
+def test_level_follows_the_kind_of_event(event: RunEvent, expected: str) -> None:
     assert level(event) == expected
 
 
-def test_it_is_made_at_once_to_receive_every_event() -> None:
+def test_json_view_is_created_at_once_to_receive_every_event() -> None:
     stream = io.StringIO()
     view = make_deferred(lambda: make_view(stream, "run", None, "CartPole-v1", "json"), "json")
     view.event(RunEvent("start", "was started", "actor-0", 0))
     assert [line["text"] for line in lines(stream)] == ["run; CartPole-v1", "was started"]
 
 
-def test_several_runs_of_one_command_share_neither_output_nor_port() -> None:
+def test_json_output_and_metrics_port_are_refused_for_several_runs() -> None:
     with pytest.raises(UserError, match=r"run\.log=json is the output of one run"):
         seeds.train("cartpole", ["run.log=json"], 2, "no", as_json=True)
     with pytest.raises(UserError, match=r"run\.metrics_port=9200 is one port, and 2 runs"):

@@ -1,4 +1,4 @@
-"""The columns of metrics, and the points that they make, against numbers worked out by hand."""
+"""Columns of metrics and the points of their curves, against figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def full_times(lines: list[dict[str, Any]]) -> list[float]:
     return list(columns.column("time_s")[columns.full_intervals()])
 
 
-def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
+def test_repeated_steps_of_a_resume_replace_lost_points_of_a_curve() -> None:
     steps = [0, 10, 20, 30, 15, 25]  # resumed from a checkpoint at 12
     lines: list[dict[str, Any]] = [{"x": step, "y": i} for i, step in enumerate(steps)]
     lines.insert(2, {"x": 12, "y": None})
@@ -35,7 +35,7 @@ def test_a_curve_rises_and_what_was_done_again_replaces_what_was_lost() -> None:
     assert (xs.tolist(), ys.tolist()) == ([0, 10, 15, 25], [0, 1, 4, 5])
 
 
-def test_a_curve_has_no_point_that_a_later_one_repeats() -> None:
+def test_curve_drops_points_that_a_later_one_repeats() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         xs = np.cumsum(rng.integers(1, 4, 40)).astype(float)
@@ -51,11 +51,11 @@ def test_a_curve_has_no_point_that_a_later_one_repeats() -> None:
         assert list(zip(*rising_points(xs, ys), strict=True)) == expected
 
 
-def test_a_curve_of_nothing_is_empty() -> None:
+def test_curve_without_values_is_empty() -> None:
     assert [len(found) for found in curve([{"x": 1}], "y")] == [0, 0]
 
 
-def test_a_curve_of_a_nested_figure() -> None:
+def test_nested_metric_has_a_curve() -> None:
     line = {"x": 1, "ledger": {"compute": 0.5}, "ranks": [{"rate": 1.0}, {"rate": 2.0}]}
     line["lag_histogram"] = {"0": 3}
     assert curve([line], "ledger/compute")[1].tolist() == [0.5]
@@ -65,14 +65,14 @@ def test_a_curve_of_a_nested_figure() -> None:
         assert len(curve([line], missing)[1]) == 0
 
 
-def test_of_chosen_metrics_all_lines_have_a_row() -> None:
+def test_selected_metrics_keep_a_row_for_every_line() -> None:
     count = 2 * columns_module.MOST_ROWS
     columns = columns_of([{"x": i, "other": 1, "y": {"z": -i}} for i in range(count)], "x", "y/z")
     assert columns.names == ["x", "y/z"]
     np.testing.assert_array_equal(columns.column("y/z"), -np.arange(count))
 
 
-def test_intervals_that_were_cut_short_are_left_out() -> None:
+def test_truncated_intervals_are_left_out() -> None:
     lines = [{"time_s": time_s} for time_s in (1.0, 2.0, 3.0, 3.01)]
     assert full_times(lines) == [1.0, 2.0, 3.0]
     thinned = [{"time_s": at_s, "interval_s": 1.0} for at_s in (1.0, 2.0, 300.0, 400.0)]
@@ -87,7 +87,7 @@ def test_a_resume_with_shorter_intervals_hides_nothing() -> None:
     assert full_times(lines) == [*range(30), *range(32, 57)]
 
 
-def test_rows_without_a_metric_are_unknown() -> None:
+def test_rows_without_a_metric_are_nan() -> None:
     columns = MetricColumns()
     columns.extend([{"a": 1, "ledger": {"compute": 0.5}}, {"b": [1, 2]}, {"a": None, "b": [3]}])
     assert columns.rows == 3
@@ -99,7 +99,7 @@ def test_rows_without_a_metric_are_unknown() -> None:
     assert columns.last("a") is None
 
 
-def test_columns_have_the_values_that_other_sinks_get() -> None:
+def test_columns_have_the_values_of_other_sinks() -> None:
     """Lines of any form give the figures that `scalars` gives, which TensorBoard has."""
     lines: list[dict[str, Any]] = [
         {"a": 1, "b": None, "c": {"d": 2.5, "e": [1, {"f": 2}]}, "x_histogram": {"1": 3}},
@@ -137,7 +137,7 @@ def test_memory_is_bounded_where_metrics_appear_late(monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(columns.column(f"late/{k}"), expected)
 
 
-def test_the_names_below_a_prefix() -> None:
+def test_names_below_a_prefix_are_listed() -> None:
     columns = MetricColumns()
     columns.extend([{"ledger": {"b": 1, "a": 2}, "ledgers": {"actor-0": {"step": 1}}, "c": 3}])
     assert columns.below("ledger/") == ["ledger/b", "ledger/a"]
@@ -145,7 +145,7 @@ def test_the_names_below_a_prefix() -> None:
     assert columns.below("ledgers/") == []
 
 
-def test_figures_of_processes_do_not_take_the_room_of_others(
+def test_process_metrics_do_not_displace_other_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(columns_module, "MOST_COLUMNS", 4)
@@ -161,7 +161,7 @@ def test_columns_grow_beyond_their_first_capacity() -> None:
 
 
 @pytest.mark.parametrize("most_cells", [8192, 1 << 25])
-def test_a_long_run_has_rows_at_even_distances_and_the_newest_ones(
+def test_long_run_keeps_evenly_spaced_rows_and_the_newest(
     monkeypatch: pytest.MonkeyPatch, most_cells: int
 ) -> None:
     monkeypatch.setattr(columns_module, "MOST_CELLS", most_cells)
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_a_long_file(monkeypatch: pytest.MonkeyPatch) 
     assert sizes == {8 * 1024}
 
 
-def test_hostile_names_do_not_make_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_make_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "MOST_COLUMNS", 10)
     columns = MetricColumns()
     columns.extend([{f"m{i}": 1 for i in range(50)}, {"x" * 10_000: 1}])

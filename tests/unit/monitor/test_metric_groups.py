@@ -40,13 +40,13 @@ def test_every_documented_metric_has_a_group() -> None:
     assert {name for name in names if group(name) == FALLBACK} == set()
 
 
-def test_the_documented_groups_are_those_that_exist() -> None:
+def test_documented_groups_exist() -> None:
     table = page().partition("## Groups")[2].partition("## The summary")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*GROUPS, FALLBACK}
 
 
-def test_figures_of_a_learner_keep_their_name_when_another_ends() -> None:
+def test_metrics_of_a_learner_keep_their_name_when_another_ends() -> None:
     both = {"ranks": [{"rank": 0, "queue_fill": 0.1}, {"rank": 1, "queue_fill": 0.9}]}
     one = {"ranks": [{"rank": 1, "queue_fill": 0.9}]}
     columns = MetricColumns()
@@ -76,7 +76,7 @@ def test_every_metric_that_a_run_writes_has_a_group(tmp_path: Path, target: str)
     assert [name for name in sorted(names) if group(name) == FALLBACK] == []
 
 
-def test_names_of_own_statistics_have_a_group_by_their_form() -> None:
+def test_custom_statistics_are_grouped_by_their_name() -> None:
     assert (group("curiosity_loss"), tag("curiosity_loss")) == ("loss", "train/curiosity_loss")
     assert (group("curiosity"), tag("curiosity")) == (FALLBACK, "train/curiosity")
 
@@ -94,18 +94,18 @@ def test_names_of_own_statistics_have_a_group_by_their_form() -> None:
         ("ranks/0/ledger/compute", "system/ranks/0/ledger/compute"),
     ],
 )
-def test_tags(path: str, expected: str) -> None:
+def test_tag_of_a_metric_has_its_section(path: str, expected: str) -> None:
     assert tag(path) == expected
 
 
-def test_a_group_is_named_once_and_is_in_one_section() -> None:
+def test_each_group_is_in_exactly_one_section() -> None:
     assert FALLBACK not in GROUPS
     assert sorted(name for groups in SECTIONS.values() for name in groups) == sorted(
         [*GROUPS, FALLBACK]
     )
 
 
-def test_numbers_have_paths_by_where_they_stand() -> None:
+def test_numbers_are_named_by_their_path() -> None:
     metrics = {
         "env_steps": 640,
         "episode_return_mean": None,

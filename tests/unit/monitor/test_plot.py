@@ -1,4 +1,4 @@
-"""Pictures of runs."""
+"""`penstock plot`: pictures of runs and their texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.monitor.plot import COLOURS, MOST_POINTS, draw, label_x, plot, tex
 from run_folders import make_run
 
 
-def test_runs_and_groups_become_one_picture(tmp_path: Path) -> None:
+def test_runs_and_groups_are_drawn_into_one_picture(tmp_path: Path) -> None:
     make_run(tmp_path / "one", [10.0, 11.0, 12.0], "learner.lr=1e-5", evaluated={100: 9.0})
     for seed in (2, 10):
         make_run(tmp_path / "group" / f"seed-{seed}", [9.0, 9.5, 10.0], f"run.seed={seed}")
@@ -28,7 +28,7 @@ def test_runs_and_groups_become_one_picture(tmp_path: Path) -> None:
     assert plot([folders[0]]) == tmp_path / "one" / "plot.png"
 
 
-def test_a_picture_of_named_metrics_has_their_names(tmp_path: Path) -> None:
+def test_picture_of_chosen_metrics_has_their_names(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a$x_<b>", [1.0, 2.0, 3.0])
     metrics = ("policy_loss", "ledger/compute", "episode_length_mean")
     path = plot([str(folder)], str(tmp_path / "p.svg"), "time", metrics, smooth=2)
@@ -85,7 +85,7 @@ def test_a_label_has_the_number_of_runs_that_are_drawn(tmp_path: Path) -> None:
     assert "(1 of 2 seeds)" in shown, "in the second panel"
 
 
-def test_more_settings_than_colours_differ_in_their_dashes(tmp_path: Path) -> None:
+def test_settings_beyond_the_colours_differ_in_their_dashes(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     folders = [
         str(make_run(tmp_path / f"{i}", [1.0, 2.0], f"learner.lr={i + 1}e-5"))
@@ -98,7 +98,7 @@ def test_more_settings_than_colours_differ_in_their_dashes(tmp_path: Path) -> No
     assert len(styles) == len(folders)
 
 
-def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
+def test_lost_evaluations_leave_no_dots(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     means = {100: 1.0, 200: 2.0, 300: 3.0, 150: 4.0, 250: 5.0}  # resumed after 100
     folder = make_run(tmp_path / "run", [1.0, 2.0, 3.0])
@@ -117,7 +117,7 @@ def test_evaluations_that_were_lost_leave_no_dots(tmp_path: Path) -> None:
         assert dots.get_ydata().tolist() == [1, 4, 5]
 
 
-def test_a_long_line_is_thinned_only_when_it_is_drawn(tmp_path: Path) -> None:
+def test_long_line_is_smoothed_before_it_is_thinned(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     folder = make_run(tmp_path / "run", [0.0])
     lines = [{"env_steps": i, "time_s": i, RETURN: float(i % 2)} for i in range(5_000)]
@@ -143,7 +143,7 @@ def test_single_evaluations_of_several_seeds_are_dots(tmp_path: Path) -> None:
     assert {(line.get_marker(), line.get_alpha()) for line in dots} == {("o", 1.0)}
 
 
-def test_scaled_runs_without_a_common_part_are_drawn_each(tmp_path: Path) -> None:
+def test_scaled_runs_without_a_common_range_are_drawn_separately(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     make_run(tmp_path / "suite" / "a", [1.0], evaluated={100: 4.0})  # of returns 4 and 6
     make_run(tmp_path / "suite" / "b", [1.0], "env.id=Acrobot-v1", evaluated={200: 7.0})
@@ -185,7 +185,7 @@ def test_tasks_are_scaled_before_they_are_combined(tmp_path: Path) -> None:
         (3e9, "3G"),
     ],
 )
-def test_numbers_of_an_axis(value: float, shown: str) -> None:
+def test_axis_numbers_are_formatted(value: float, shown: str) -> None:
     assert units(value) == shown
 
 
@@ -204,12 +204,12 @@ def test_an_axis_of_time_has_a_unit_by_its_length(seconds: float, label: str, la
     assert cell.get_xlim() == (0, seconds)
 
 
-def test_names_are_no_mathematics_and_are_in_the_legend() -> None:
+def test_names_in_the_legend_are_not_parsed_as_mathematics() -> None:
     assert text("runs/a$b$") == r"runs/a\$b\$"
     assert text("_mine") == " _mine"
 
 
-def test_a_page_has_the_picture_inside_and_its_texts_are_no_markup(tmp_path: Path) -> None:
+def test_html_page_embeds_the_picture_and_escapes_texts(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a_<script>", [1.0, 2.0, 3.0])
     page = plot([str(folder)], str(tmp_path / "p.html"), metrics=[RETURN]).read_text("utf-8")
     assert page.startswith("<!doctype html>")
@@ -219,7 +219,7 @@ def test_a_page_has_the_picture_inside_and_its_texts_are_no_markup(tmp_path: Pat
     assert "return, mean of 100 episodes" in page
 
 
-def test_a_picture_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
+def test_unusable_output_names_of_a_picture_are_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     out = tmp_path / "picture"
     with pytest.raises(UserError, match=f"--out {out} has no suffix, .*ends in .png"):
@@ -229,7 +229,7 @@ def test_a_picture_has_the_name_that_was_asked_for(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("p*"))
 
 
-def test_without_matplotlib_the_user_is_told_what_to_install(
+def test_missing_matplotlib_is_named_with_its_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

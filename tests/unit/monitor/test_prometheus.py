@@ -1,4 +1,4 @@
-"""What Prometheus and probes get from a run's figures."""
+"""The metrics for Prometheus and the answers to probes, from a run's figures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_counters_and_gauges_have_base_units_and_labels_by_role_and_reason() -> 
     assert not any("actor-" in name for name in found)
 
 
-def test_counters_do_not_go_back_where_a_learner_continues_from_a_checkpoint() -> None:
+def test_counters_do_not_fall_when_a_learner_resumes_from_a_checkpoint() -> None:
     """Prometheus would take a smaller one for a new one, and its value for growth."""
     older = {**METRICS, "env_steps": 400, "time_s": 1.0, "dropped": {"lag": 2}}
     found = scraped(METRICS, older)
@@ -82,7 +82,7 @@ def test_counters_do_not_go_back_where_a_learner_continues_from_a_checkpoint() -
     assert scraped(METRICS, older, {"env_steps": 1001})["penstock_env_steps_total"] == 1001.0
 
 
-def test_counters_do_not_go_back_in_a_new_process_of_a_run(tmp_path: Path) -> None:
+def test_counters_do_not_fall_in_a_new_process_of_a_run(tmp_path: Path) -> None:
     """It continues from a checkpoint that is older than the last scrape."""
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 900}\n{"env_steps": 1000}\n')
     (tmp_path / "summary.json").write_text('{"env_steps": 800, "time_s": 2.5, "episodes": null}')
@@ -180,9 +180,7 @@ def test_a_note_names_the_address_once(sink: PrometheusSink) -> None:
     assert notes == [f"metrics are served at {sink.url}"]
 
 
-def test_a_port_that_is_taken_is_a_mistake_of_the_user(
-    sink: PrometheusSink, tmp_path: Path
-) -> None:
+def test_taken_port_is_a_user_error(sink: PrometheusSink, tmp_path: Path) -> None:
     port = re.findall(r":(\d+)/", sink.url)[0]
     config = resolve("cartpole", [f"run.metrics_port={port}"])
     with pytest.raises(UserError, match=rf"run\.metrics_port={port} cannot be used on 127.* port"):
@@ -190,7 +188,7 @@ def test_a_port_that_is_taken_is_a_mistake_of_the_user(
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "node7", "10.0.0.1"])
-def test_an_address_off_this_host_must_be_allowed(host: str) -> None:
+def test_address_open_to_other_hosts_needs_explicit_consent(host: str) -> None:
     options = ["run.metrics_port=9200", f"run.metrics_host='{host}'"]
     with pytest.raises(UserError, match=r"can be reached from other hosts.*metrics_insecure=true"):
         resolve("cartpole", options)
@@ -203,13 +201,13 @@ def test_an_address_of_this_host_needs_no_consent(host: str) -> None:
     check_libraries(resolve("cartpole", ["run.metrics_port=0", f"run.metrics_host='{host}'"]))
 
 
-def test_a_port_is_a_port() -> None:
+def test_invalid_port_is_refused() -> None:
     with pytest.raises(UserError, match=r"run\.metrics_port is 70000; it must be a port from 0"):
         resolve("cartpole", ["run.metrics_port=70000"])
 
 
 @pytest.mark.parametrize("file", ["penstock-dashboard.json", "penstock-alerts.yml"])
-def test_dashboard_and_rules_use_metrics_that_exist(file: str) -> None:
+def test_dashboard_and_rules_use_existing_metrics(file: str) -> None:
     text = (FOLDER / file).read_text()
     if file.endswith(".json"):
         panels = json.loads(text)["panels"]
@@ -225,7 +223,7 @@ def test_dashboard_and_rules_use_metrics_that_exist(file: str) -> None:
     assert used - exists == set()
 
 
-def test_the_page_names_every_metric() -> None:
+def test_documentation_names_every_metric() -> None:
     page = (Path(__file__).parents[3] / "docs" / "prometheus.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`penstock_.*?) \|", page, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(penstock_\w+)`", row)}

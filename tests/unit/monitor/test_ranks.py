@@ -1,4 +1,4 @@
-"""Reports of several learners as one, worked out by hand."""
+"""Reports of several learners merged into one, worked out by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_counters_do_not_fall_when_another_rank_reports() -> None:
     assert (last["learner_steps"], last["env_steps"]) == (80, 6100)
 
 
-def test_the_rank_that_is_ahead_gives_the_counters() -> None:
+def test_counters_are_those_of_the_rank_furthest_ahead() -> None:
     ranks = Ranks(range(2))
     assert ranks.metrics(1, report(0, 0.0, {}, trained_steps=70)) is None
     merged = ranks.metrics(0, report(0, 0.0, {}, trained_steps=60))
@@ -64,7 +64,7 @@ def test_the_rank_that_is_ahead_gives_the_counters() -> None:
     assert merged["trained_steps"] == 70
 
 
-def test_amounts_are_added_and_shares_averaged() -> None:
+def test_amounts_are_summed_and_shares_averaged() -> None:
     ranks = Ranks(range(2))
     second = report(300, 0.5, {"1": 10, "4": 10}, dropped={"lag": 2}, rejected={"run": 1})
     assert ranks.metrics(1, second | {"actors_alive": 2}) is None
@@ -103,7 +103,7 @@ def test_amounts_are_added_and_shares_averaged() -> None:
     }
 
 
-def test_a_figure_that_one_rank_lacks_is_the_mean_of_the_others() -> None:
+def test_metric_missing_on_one_rank_is_averaged_over_the_others() -> None:
     ranks = Ranks(range(2))
     ranks.metrics(1, report(1, 0, {}, grad_norm=4.0))
     merged = ranks.metrics(0, report(1, 0, {}, grad_norm=None))
@@ -111,7 +111,7 @@ def test_a_figure_that_one_rank_lacks_is_the_mean_of_the_others() -> None:
     assert (merged["grad_norm"], merged["policy_lag_mean"]) == (4.0, None)
 
 
-def test_a_figure_that_the_lowest_rank_does_not_report_is_that_of_the_others() -> None:
+def test_metric_missing_on_the_lowest_rank_is_taken_from_the_others() -> None:
     """A learner without samples reports no losses."""
     ranks = Ranks(range(3))
     ranks.metrics(1, report(1, 0, {}, entropy=0.5))
@@ -121,7 +121,7 @@ def test_a_figure_that_the_lowest_rank_does_not_report_is_that_of_the_others() -
     assert merged["entropy"] == pytest.approx(0.6)
 
 
-def test_the_lowest_that_lives_speaks_for_all_once_all_were_heard() -> None:
+def test_merged_report_comes_with_the_lowest_live_rank_after_all_reported() -> None:
     ranks = Ranks(range(3))
     assert ranks.metrics(0, report(1, 0, {"0": 1})) is None
     assert ranks.metrics(1, report(2, 0, {"0": 1})) is None
@@ -137,7 +137,7 @@ def test_the_lowest_that_lives_speaks_for_all_once_all_were_heard() -> None:
     assert ranks.metrics(0, report(16, 0, {})) is not None
 
 
-def test_the_parameter_server_has_a_word_too() -> None:
+def test_merged_report_includes_the_parameter_server() -> None:
     ranks = Ranks(range(1))
     ranks.server = {"version": 7}
     merged = ranks.metrics(0, report(1, 0, {}))
@@ -145,7 +145,7 @@ def test_the_parameter_server_has_a_word_too() -> None:
     assert merged["server"] == {"version": 7}
 
 
-def test_final_counts_add_up() -> None:
+def test_final_counts_of_all_ranks_add_up() -> None:
     ranks = Ranks(range(2))
     first = final(100, 80, 10, dropped={"lag": 10})
     assert ranks.final(1, first) == first | {"rejected": {}}
@@ -160,7 +160,7 @@ def test_final_counts_add_up() -> None:
     assert merged["dropped"] == {"lag": 10, "stale": 1}
 
 
-def test_what_the_dead_held_is_lost() -> None:
+def test_steps_held_by_a_dead_learner_count_as_lost() -> None:
     ranks = Ranks(range(2))
     ranks.metrics(1, report(1, 0, {}, dropped={"lag": 7}, lost={"disconnect": 3}))
     # It had heard of 200 steps: 150 trained, 10 counted out, 40 in its memory.
@@ -180,7 +180,7 @@ def test_what_the_dead_held_is_lost() -> None:
     assert last["lost"] == {"disconnect": 3, "learner": 40}
 
 
-def test_what_never_reached_the_dead_is_known_by_the_actors() -> None:
+def test_steps_that_never_reached_a_dead_learner_are_counted_from_its_actors() -> None:
     ranks = Ranks(range(2))
     ranks.learner_ended(1, produced=200, trained=150)
     for played in (700, 540):
@@ -191,7 +191,7 @@ def test_what_never_reached_the_dead_is_known_by_the_actors() -> None:
     assert went(accounting) == 1240
 
 
-def test_pages_that_are_a_moment_old_still_balance() -> None:
+def test_slightly_outdated_status_pages_still_balance() -> None:
     ranks = Ranks(range(2))
     ranks.metrics(1, report(1, 0, {}, dropped={"lag": 60}))
     ranks.learner_ended(1, produced=200, trained=150)
@@ -200,7 +200,7 @@ def test_pages_that_are_a_moment_old_still_balance() -> None:
     assert accounting["lost"].get("learner", 0) == 0
 
 
-def test_a_learner_that_dies_while_the_others_give_their_last_word() -> None:
+def test_learner_that_dies_during_the_final_reports_is_counted() -> None:
     ranks = Ranks(range(2))
     ranks.final(0, final(100, 100))
     assert ranks.learner_ended(0, produced=100, trained=100) is None  # as it should
@@ -210,20 +210,20 @@ def test_a_learner_that_dies_while_the_others_give_their_last_word() -> None:
     assert (merged["accounting"]["produced"], went(merged["accounting"])) == (160, 160)
 
 
-def test_where_each_rank_is() -> None:
+def test_merged_report_lists_each_rank() -> None:
     reducing = RankPhase("all-reduce", 30.2, 1207)
     places = {0: reducing, 1: reducing, 2: RankPhase("wait_data", 41.4), 3: reducing}
     assert whereabouts(places) == ("rank 2 is in wait_data for 41 s; 0, 1, 3 in all-reduce 1207")
     assert whereabouts({0: reducing, 1: reducing}) == "ranks 0, 1 are in all-reduce 1207 for 30 s"
 
 
-def test_what_came_over_the_wire_is_added_up() -> None:
+def test_received_counts_of_ranks_are_summed() -> None:
     first = {"received": {"slots": 3, "raw_nbytes": 10}}
     second = {"received": {"slots": 4, "raw_nbytes": 20}}
     assert merge(first, [first, second, {}]) == {"received": {"slots": 7, "raw_nbytes": 30}}
 
 
-def test_latencies_are_those_of_all_steps_and_not_the_mean_of_each_learners() -> None:
+def test_latency_quantiles_are_over_the_steps_of_all_learners() -> None:
     # 90 steps of one learner took up to 0.1 ms, 10 of the other 100 ms: so do those at 95 %.
     quick = {"latency_p50_s": 5e-5, "latency_p95_s": 9.5e-5, "latency_p99_s": 9.9e-5}
     slow = {"latency_p50_s": 0.1, "latency_p95_s": 0.1, "latency_p99_s": 0.1}
@@ -243,7 +243,7 @@ def test_latencies_are_those_of_all_steps_and_not_the_mean_of_each_learners() ->
     assert merged["latency_p99_s"] == pytest.approx(9.9e-5)
 
 
-def test_updates_that_all_have_skipped_are_counted_once() -> None:
+def test_updates_skipped_by_all_learners_count_once() -> None:
     ranks = Ranks((0, 1))
     ranks.metrics(1, {"updates_skipped": 4, "rollbacks": 1})
     merged = ranks.metrics(0, {"updates_skipped": 3, "rollbacks": 1})
@@ -256,7 +256,7 @@ def test_updates_that_all_have_skipped_are_counted_once() -> None:
     )
 
 
-def test_what_connectors_received_in_the_end_is_added_up() -> None:
+def test_final_counts_of_connectors_are_summed() -> None:
     """The last report of an interval is of before the last unrolls came."""
     ranks = Ranks([0, 1])
     ranks.final(0, final(10, 10, 0) | {"received": {"slots": 2, "steps": 10}})
@@ -264,7 +264,7 @@ def test_what_connectors_received_in_the_end_is_added_up() -> None:
     assert merged["received"] == {"slots": 5, "steps": 30}
 
 
-def test_of_one_learner_that_was_restarted_both_lives_count() -> None:
+def test_counts_of_a_restarted_learner_include_both_incarnations() -> None:
     ranks = Ranks([0])
     first = report(500.0, 0.1, {}, env_steps=900, dropped={"lag": 30}, lost={})
     assert ranks.metrics(0, first) == first  # nothing is added while it has one life
@@ -282,7 +282,7 @@ def test_of_one_learner_that_was_restarted_both_lives_count() -> None:
     assert went(accounting) == 1560
 
 
-def test_a_rank_that_may_come_later_is_not_awaited_and_then_counts() -> None:
+def test_spare_rank_is_not_awaited_and_counts_once_it_joins() -> None:
     ranks = Ranks([0], several=True)
     alone = ranks.metrics(0, report(10, 0.0, {"0": 4}, trained_steps_per_s=10))
     assert alone is not None

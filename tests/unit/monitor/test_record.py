@@ -1,3 +1,5 @@
+"""The files that a run's record writes: metrics, evaluations and the summary."""
+
 from __future__ import annotations
 
 import json
@@ -34,7 +36,7 @@ def evaluation(result: Json) -> RunEvent:
     return RunEvent("evaluation", "", "evaluator-0", 0, result=result)
 
 
-def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Path) -> None:
+def test_metrics_are_json_lines_and_the_summary_has_the_last_with_the_end(tmp_path: Path) -> None:
     record = Record(tmp_path)
     sinks = FanOut([record])
     sinks.metrics({"time_s": 1.0, "episodes": 3})
@@ -61,7 +63,7 @@ def test_metrics_are_lines_and_the_summary_is_the_last_with_the_end(tmp_path: Pa
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 
-def test_a_record_whose_folder_was_taken_writes_nothing_there(tmp_path: Path) -> None:
+def test_record_whose_folder_was_replaced_writes_nothing_to_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     record = Record(run_dir)
@@ -80,7 +82,7 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"time_s": 1.0}\n{"time_s": 2.0}\n'
 
 
-def test_what_is_appended_stands_apart_from_a_broken_line(tmp_path: Path) -> None:
+def test_appended_line_is_separated_from_a_broken_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"time_s": 1.0}\n[2]\n\xff\n{"time_s": 2')
     assert lines(path) == [{"time_s": 1.0}]
@@ -110,7 +112,7 @@ def test_a_hole_of_many_gigabytes_takes_no_memory(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "evaluations.jsonl"])
-def test_after_a_disk_was_full_the_next_line_stands_apart(tmp_path: Path, name: str) -> None:
+def test_line_after_a_full_disk_is_separated_from_a_broken_one(tmp_path: Path, name: str) -> None:
     """The file may not grow beyond the midst of the second line, and then it may."""
     record = Record(tmp_path)
     line = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "best_return_mean": 6.0}
@@ -127,7 +129,7 @@ def test_after_a_disk_was_full_the_next_line_stands_apart(tmp_path: Path, name: 
     assert [found["trained_steps"] for found in lines(tmp_path / name)] == [1, 3]
 
 
-def test_a_run_of_a_month_has_lines_for_its_whole_time_and_not_too_many(tmp_path: Path) -> None:
+def test_lines_of_a_month_long_run_are_thinned_over_its_whole_time(tmp_path: Path) -> None:
     """A report each minute, as if of 60 in one, so that the test is short: 43,200 of them."""
     record, month_s = Record(tmp_path), 30 * 86400
     for time_s in range(60, month_s + 1, 60):
@@ -142,7 +144,7 @@ def test_a_run_of_a_month_has_lines_for_its_whole_time_and_not_too_many(tmp_path
     assert all(b - a <= b / 5000 + 60 for a, b in pairwise(times))
 
 
-def test_what_was_not_due_is_written_at_the_end_and_where_time_goes_back(tmp_path: Path) -> None:
+def test_pending_line_is_written_at_the_end_and_when_time_goes_back(tmp_path: Path) -> None:
     record = Record(tmp_path)
     for time_s in (0.0, 0.0, 9000.0, 9001.0, 8000.0, 8001.0, 8001.5):
         record.metrics({"time_s": time_s})
@@ -154,7 +156,7 @@ def test_what_was_not_due_is_written_at_the_end_and_where_time_goes_back(tmp_pat
     assert times == [0.0, 9000.0, 8000.0, 8001.5, 8001.6]
 
 
-def test_evaluations_of_another_game_do_not_stand_in_its_metrics(tmp_path: Path) -> None:
+def test_evaluations_of_another_environment_are_not_in_the_metrics(tmp_path: Path) -> None:
     env = resolve("cartpole").env
     found = {"return": {"mean": 5.0}, "length": {"mean": 9.0}, "best_return_mean": 6.0}
     other = {"env": {"id": "Acrobot-v1"}}
@@ -196,7 +198,7 @@ def test_a_resumed_run_knows_its_evaluations(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "evaluations.jsonl")) == 2
 
 
-def test_a_run_that_never_began_has_a_summary_with_the_same_names(tmp_path: Path) -> None:
+def test_summary_of_a_run_that_never_began_has_the_same_keys(tmp_path: Path) -> None:
     record = Record(tmp_path)
     assert close(record, "user_error", "no such game") == {
         "solved_at_s": None,
@@ -244,7 +246,7 @@ def an_interval(time_s: float, rate: float, lag: int) -> dict[str, Any]:
     }
 
 
-def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: Path) -> None:
+def test_summary_covers_the_whole_run_and_not_its_last_interval(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics(an_interval(1.0, 300.0, 1))
     record.metrics(an_interval(2.0, 200.0, 1))
@@ -266,7 +268,7 @@ def test_the_summary_is_of_the_whole_run_and_not_of_its_last_interval(tmp_path: 
     assert summary["last_interval"]["queue_fill"] == 0.3
 
 
-def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path) -> None:
+def test_summary_fits_a_disk_that_has_become_full(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics({"accounting": {"produced": 1, "trained": 1}}, final=True)
     # Files that hold something keep it, and do not grow.
@@ -276,7 +278,7 @@ def test_the_summary_needs_no_room_on_a_disk_that_has_become_full(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir() if "reserved" in path.name] == []
 
 
-def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: Path) -> None:
+def test_summary_on_a_full_disk_is_reduced_to_the_essential(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.metrics({"time_s": 1.0, "cpu": {f"actor-{i}": 0.5 for i in range(10_000)}})
     with full_disk(RESERVED_NBYTES):
@@ -286,7 +288,7 @@ def test_a_summary_that_is_too_long_for_a_full_disk_has_what_matters(tmp_path: P
     assert "last_interval" not in written
 
 
-def test_a_summary_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_summary_raises_an_oserror(tmp_path: Path) -> None:
     record = Record(tmp_path)
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(OSError, match=r"summary\.json"):
@@ -294,7 +296,7 @@ def test_a_summary_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_only_this_user_may_read_what_a_run_writes(tmp_path: Path, umask: int) -> None:
+def test_files_of_a_run_are_private(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         record = Record(tmp_path)
@@ -307,7 +309,7 @@ def test_only_this_user_may_read_what_a_run_writes(tmp_path: Path, umask: int) -
     assert modes == dict.fromkeys(("metrics.jsonl", "summary.json", "config.yaml"), 0o600)
 
 
-def test_a_closing_evaluation_is_in_the_summary_and_the_ways_to_play_in_the_metrics(
+def test_summary_has_the_closing_evaluation_and_metrics_the_ways_to_play(
     tmp_path: Path,
 ) -> None:
     of_ways = {

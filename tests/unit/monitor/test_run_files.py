@@ -1,4 +1,4 @@
-"""Reading run folders that grow, are replaced, or were made by somebody hostile."""
+"""Reading run folders that grow, are replaced, or are hostile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_only_appended_bytes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["replaced", "truncated"])
-def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path, how: str) -> None:
+def test_replaced_file_is_read_from_its_start(tmp_path: Path, how: str) -> None:
     path = tmp_path / "m.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')
     lines = JsonLines(tmp_path, "m.jsonl")
@@ -66,7 +66,7 @@ def test_damaged_and_overlong_lines_are_left_out(
     assert read_all(lines) == [{"a": 3}]
 
 
-def test_of_a_long_file_only_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     line = '{"a": 1}\n'
     path.write_text(line * 10)
@@ -97,7 +97,7 @@ def test_links_pipes_and_folders_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["..", ".", "", "a/b", "../secret", "a\0b"])
-def test_a_name_is_no_path(tmp_path: Path, part: str) -> None:
+def test_file_name_that_is_a_path_is_not_read(tmp_path: Path, part: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_text("x")
     assert read_text(tmp_path / "a", part) is None
@@ -119,7 +119,7 @@ def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     assert read_tail(tmp_path, "none", most=10) is None
 
 
-def test_a_sample_is_spread_over_the_file_and_has_its_end(tmp_path: Path) -> None:
+def test_sample_is_spread_over_the_file_and_includes_its_end(tmp_path: Path) -> None:
     lines = [json.dumps({"i": i, "text": "x" * (i % 50)}) for i in range(100_000)]
     (tmp_path / "m.jsonl").write_text("\n".join(lines) + '\n{"i": ')
     found = [row["i"] for row in read_sample(tmp_path, "m.jsonl", nbytes=1 << 17)]
@@ -133,7 +133,7 @@ def test_a_sample_is_spread_over_the_file_and_has_its_end(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_a_sample_of_lines_that_become_longer_has_all_parts(tmp_path: Path, grows: bool) -> None:
+def test_sample_of_growing_lines_covers_all_parts(tmp_path: Path, grows: bool) -> None:
     lengths = [10] * 20_000 + [2000] * 2000
     lines = [
         json.dumps({"i": i, "text": "x" * n})
@@ -156,6 +156,6 @@ def test_a_sample_of_a_short_file_repeats_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x" * 100_000, "\n" * 100_000, '{"a": 1}', "[1]\n" * 9999])
-def test_a_sample_of_what_has_no_objects_is_empty(tmp_path: Path, text: str) -> None:
+def test_sample_of_a_file_without_objects_is_empty(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.jsonl").write_text(text)
     assert read_sample(tmp_path, "m.jsonl", nbytes=1 << 12) == []

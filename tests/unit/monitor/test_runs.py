@@ -1,4 +1,4 @@
-"""What `penstock runs` makes of folders as runs leave them."""
+"""`penstock runs`: the table of runs below a folder."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def living(folder: Path, path: str, host: str | None = None) -> None:
         (None, "died"),
     ],
 )
-def test_how_a_run_stands(tmp_path: Path, reason: str | None, state: str) -> None:
+def test_state_of_a_run_follows_its_files(tmp_path: Path, reason: str | None, state: str) -> None:
     assert runs.row(make_run(tmp_path / "run", reason))["state"] == state
 
 
-def test_a_run_lives_while_its_supervisor_listens(tmp_path: Path) -> None:
+def test_run_is_running_while_its_supervisor_listens(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "interrupted")  # resumed since
     path = f"{tmp_path}/s"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -67,7 +67,7 @@ def test_a_run_lives_while_its_supervisor_listens(tmp_path: Path) -> None:
     assert runs.row(folder)["state"] == "running"
 
 
-def test_a_run_that_has_ended_came_as_far_as_its_summary_says(tmp_path: Path) -> None:
+def test_row_of_an_ended_run_follows_its_summary(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", episode_return_mean=17.5)
     summary = {"exit_reason": "return", "episode_return_mean": 18.0, "env_steps": 95}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -77,7 +77,7 @@ def test_a_run_that_has_ended_came_as_far_as_its_summary_says(tmp_path: Path) ->
     assert (runs.row(folder)["return_last"], runs.row(folder)["env_steps"]) == (17.5, 90)
 
 
-def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
+def test_row_shows_the_progress_of_a_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "return", episode_return_mean=17.5)
     layout = ParamLayout((("w", (1,)),))
     best = Checkpoint(layout, np.zeros(1, np.float32), {}, {"best_return": 19.25})
@@ -96,11 +96,11 @@ def test_a_row_says_how_far_a_run_came(tmp_path: Path) -> None:
     }
 
 
-def test_an_evaluation_is_the_better_judge(tmp_path: Path) -> None:
+def test_evaluated_return_takes_precedence_in_a_row(tmp_path: Path) -> None:
     assert runs.row(make_run(tmp_path / "run", eval_return_best=12.0))["return_best"] == 12.0
 
 
-def test_runs_and_groups_are_found_the_oldest_first(
+def test_runs_and_groups_are_listed_oldest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for age, name in ((10, "group/seed-1"), (30, "old"), (20, "group/seed-0")):
@@ -115,13 +115,13 @@ def test_runs_and_groups_are_found_the_oldest_first(
     assert lines[0].split()[1:8] == ["Maze-v0", "dqn", "died", "90", "-", "-", "1:15"]
 
 
-def test_a_run_that_has_not_begun_is_listed_too(tmp_path: Path) -> None:
+def test_run_that_has_not_begun_is_listed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     [found] = runs.find(str(tmp_path))
     assert (found["state"], found["env_steps"], found["seconds"]) == ("died", None, None)
 
 
-def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) -> None:
+def test_unreadable_config_affects_only_its_row(tmp_path: Path) -> None:
     make_run(tmp_path / "good", "return")
     bad = make_run(tmp_path / "bad", "return") / "config.yaml"
     for text in (b"env: [", b"env: {id: 3}", b"env: {id: \xff}", b"3"):
@@ -136,7 +136,7 @@ def test_a_config_that_cannot_be_read_spoils_its_own_row_only(tmp_path: Path) ->
     ("text", "state"),
     [("[]", "ended"), ('{"pid": 3}', "died"), ('{"host": 3, "socket": 4}', "running")],
 )
-def test_an_odd_file_of_a_supervisor_spoils_nothing(tmp_path: Path, text: str, state: str) -> None:
+def test_malformed_supervisor_file_is_ignored(tmp_path: Path, text: str, state: str) -> None:
     (make_run(tmp_path / "run", "return") / "supervisor.json").write_text(text)
     assert runs.row(tmp_path / "run")["state"] == state
 
@@ -166,7 +166,7 @@ def test_a_fifo_in_place_of_the_best_checkpoint_is_not_read(tmp_path: Path) -> N
     assert best(tmp_path / "run", follow_links=True) is None
 
 
-def test_names_of_runs_cannot_change_the_terminal(
+def test_control_characters_in_run_names_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(tmp_path / "run\x1b[2J\udcff", "return")
@@ -178,12 +178,12 @@ def test_names_of_runs_cannot_change_the_terminal(
     assert r"\x1b]0;title\x07" in shown
 
 
-def test_a_broken_line_hides_none_before_it(tmp_path: Path) -> None:
+def test_broken_line_does_not_hide_earlier_lines(tmp_path: Path) -> None:
     metrics = make_run(tmp_path / "run", "return") / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes() + b"\n\xff\n[3]\n")
     assert runs.row(tmp_path / "run")["env_steps"] == 90
 
 
-def test_a_folder_that_is_not_there_is_the_users_mistake(tmp_path: Path) -> None:
+def test_missing_folder_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no folder .*; give a folder that contains runs"):
         runs.find(str(tmp_path / "runs"))

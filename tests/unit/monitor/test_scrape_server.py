@@ -65,7 +65,7 @@ def test_a_large_answer_arrives_whole(server: ScrapeServer) -> None:
     assert get(server, "/large") == (200, LARGE)
 
 
-def test_a_process_without_a_descriptor_left_does_not_spin(server: ScrapeServer) -> None:
+def test_exhausted_descriptors_cause_no_busy_loop(server: ScrapeServer) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as client, ExitStack() as taken:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
@@ -102,17 +102,17 @@ def test_a_request_may_arrive_in_pieces(server: ScrapeServer) -> None:
         (b"GET /" + b"x" * (1 << 16), 414),
     ],
 )
-def test_what_is_no_request_is_refused(server: ScrapeServer, request_: bytes, status: int) -> None:
+def test_malformed_request_is_refused(server: ScrapeServer, request_: bytes, status: int) -> None:
     assert str(status).encode() in raw(server, request_)[:20]
     assert get(server, "/still") == (200, b"/still\n")
 
 
-def test_a_fault_of_a_page_ends_neither_thread_nor_server(server: ScrapeServer) -> None:
+def test_page_error_returns_500_and_the_server_continues(server: ScrapeServer) -> None:
     assert get(server, "/fault")[0] == 500
     assert get(server, "/still") == (200, b"/still\n")
 
 
-def test_a_client_without_a_request_is_closed_and_others_are_served_meanwhile(
+def test_silent_client_is_closed_while_others_are_served(
     server: ScrapeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrape_server._Handler, "timeout", 0.5)
@@ -122,7 +122,7 @@ def test_a_client_without_a_request_is_closed_and_others_are_served_meanwhile(
         assert silent.recv(1) == b""
 
 
-def test_sixty_silent_connections_keep_nobody_from_an_answer(server: ScrapeServer) -> None:
+def test_sixty_silent_connections_do_not_block_others(server: ScrapeServer) -> None:
     with ExitStack() as stack:
         for _ in range(60):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))

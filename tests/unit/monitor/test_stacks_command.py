@@ -1,4 +1,4 @@
-"""What `penstock stacks` does to the files that processes write their stacks to."""
+"""`penstock stacks` and the files to which processes write their stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last words of a run."""
+"""The summary that a run prints at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
+def test_summary_shows_progress_and_sample_accounting() -> None:
     assert rows(SUMMARY, Path("nowhere")) == [
         ("ended by", "return"),
         ("steps", "1,200,000 agent steps in 1:15, 16,000/s (4,800,000 frames, 64,000/s)"),
@@ -39,7 +39,7 @@ def test_it_says_how_far_the_run_came_and_where_every_sample_went() -> None:
     ]
 
 
-def test_a_resume_of_a_run_at_its_limit_says_that_nothing_was_trained() -> None:
+def test_summary_of_a_resume_at_its_limit_states_that_no_step_was_trained() -> None:
     none = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
     again = {"exit_reason": "env_steps", "accounting": none, "episode_return_mean": None}
     found = dict(rows(SUMMARY | again, Path("nowhere")))
@@ -48,7 +48,7 @@ def test_a_resume_of_a_run_at_its_limit_says_that_nothing_was_trained() -> None:
     assert found["return"] == "unknown, after 812 episodes of training"
 
 
-def test_solved_is_what_an_evaluation_has_confirmed() -> None:
+def test_solved_means_confirmed_by_an_evaluation() -> None:
     by = {"mean": 251.3, "se": 4.123, "episodes": 100}
     closing = {"goal": 200.0, "solved": True, "estimate": by, "play": "sampled"}
     found = dict(rows(SUMMARY | {"closing_evaluation": closing}, Path("nowhere")))
@@ -84,7 +84,7 @@ SHORT = {"mean": 0.8279, "se": 0.0085 / 1.96, "episodes": 100}
         ("env_steps", 0.81941, SHORT, "lower end 0.8194 must reach 0.81941"),
     ],
 )
-def test_a_return_that_no_evaluation_confirmed_is_told_with_the_rule(
+def test_unconfirmed_return_is_shown_with_the_rule(
     exit_reason: str, goal: float, estimate: dict[str, float] | None, text: str
 ) -> None:
     closing = {"goal": goal, "solved": False, "estimate": estimate, "play": "sampled"}
@@ -93,7 +93,7 @@ def test_a_return_that_no_evaluation_confirmed_is_told_with_the_rule(
     assert text in found["solved"]
 
 
-def test_a_rank_without_evaluations_refers_to_the_one_that_has_them() -> None:
+def test_rank_without_evaluations_refers_to_rank_0() -> None:
     stopped = {"exit_reason": "stopped", "solved_at_s": None, "return_reached_at_s": 0.5}
     found = dict(rows(SUMMARY | stopped, Path("nowhere")))
     assert (
@@ -104,7 +104,7 @@ def test_a_rank_without_evaluations_refers_to_the_one_that_has_them() -> None:
     )
 
 
-def test_what_counts_since_the_resume_says_so() -> None:
+def test_counts_since_a_resume_are_marked() -> None:
     found = dict(rows(SUMMARY | {"resumed": True}, Path("nowhere")))
     assert found["samples"].startswith("since the resume: produced 100 = trained 80")
     assert found["learner"].startswith("91% of the time since the resume in forward")
@@ -121,12 +121,12 @@ def test_what_counts_since_the_resume_says_so() -> None:
         (1101, "-13.24 in training, over the last 100 of 1,101 episodes"),
     ],
 )
-def test_a_return_is_told_of_the_episodes_that_there_are(episodes: int | None, text: str) -> None:
+def test_return_is_shown_with_its_number_of_episodes(episodes: int | None, text: str) -> None:
     found = dict(rows(SUMMARY | {"episodes": episodes}, Path("nowhere")))
     assert found["return"] == text
 
 
-def test_restarts_are_told_where_there_were_any() -> None:
+def test_restarts_are_shown_only_if_there_were_any() -> None:
     found = dict(rows(SUMMARY | {"actors_restarted": 10}, Path("nowhere")))
     assert found["restarts"] == "10 of failed actors; the causes are in logs"
     both = SUMMARY | {"actors_restarted": 10, "learners_restarted": 1}
@@ -135,12 +135,12 @@ def test_restarts_are_told_where_there_were_any() -> None:
     assert "restarts" not in dict(rows(SUMMARY | {"actors_restarted": 0}, Path("nowhere")))
 
 
-def test_what_does_not_balance_is_said() -> None:
+def test_unbalanced_accounting_is_reported() -> None:
     shown = accounting(BALANCED | {"trained": 70})
     assert shown["defect"] == "the terms differ by 10; this is a bug, please report it"
 
 
-def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
+def test_next_commands_include_eval_of_a_saved_and_resume_of_an_interrupted_run(
     tmp_path: Path,
 ) -> None:
     last = tmp_path / "checkpoints" / "last"
@@ -169,7 +169,7 @@ def test_a_run_that_saved_can_be_looked_at_and_one_that_was_interrupted_resumed(
         ("minutes", False, []),
     ],
 )
-def test_the_next_step_fits_the_end(
+def test_suggested_command_fits_the_end_of_the_run(
     tmp_path: Path, exit_reason: str, saved: bool, commands: list[str]
 ) -> None:
     run = tmp_path / "my run"
@@ -187,7 +187,7 @@ def test_a_folder_that_is_gone_is_not_named() -> None:
     assert {"folder", "next"}.isdisjoint(labels)
 
 
-def test_a_run_of_nothing_has_last_words_and_nothing_to_look_at(tmp_path: Path) -> None:
+def test_run_without_steps_has_a_summary_without_suggestions(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "last").mkdir(parents=True)
     (tmp_path / "checkpoints" / "last" / "checkpoint.safetensors").touch()
     nothing = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
@@ -201,7 +201,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_it_is_lines_in_a_file_and_a_panel_on_a_terminal() -> None:
+def test_summary_is_lines_in_a_file_and_a_panel_on_a_terminal() -> None:
     shown = [("return", "3"), ("next", "penstock eval runs/[a]"), ("", "penstock plot")]
     plain, terminal = io.StringIO(), Terminal()
     show(shown, plain)
@@ -218,7 +218,7 @@ def test_utilization_is_the_mean_over_the_time_of_the_run(tmp_path: Path) -> Non
     assert record.summary("return", None)["utilization"] == (0.5 * 1 + 0.9 * 3) / 4
 
 
-def test_an_evaluation_stands_in_the_metrics_after_it(tmp_path: Path) -> None:
+def test_evaluation_is_added_to_later_metrics(tmp_path: Path) -> None:
     record = Record(tmp_path)
     sinks = FanOut([record])
     sinks.metrics({"time_s": 1.0})

@@ -1,4 +1,4 @@
-"""Asking a supervisor that is not there, does not answer, or is about to end."""
+"""Requests to a supervisor that is missing, does not answer, or is about to end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def elsewhere(folder: Path) -> None:
         (lambda folder: (folder / "logs").rmdir() or folder.rmdir(), "there is no folder {}; give"),
     ],
 )
-def test_where_nobody_answers_a_sentence_says_why(
+def test_unreachable_supervisor_is_explained_in_one_sentence(
     tmp_path: Path, folder: Path, prepare: Callable[[Path], object], sentence: str
 ) -> None:
     prepare(folder)
@@ -118,7 +118,7 @@ def test_where_nobody_answers_a_sentence_says_why(
 
 
 @pytest.mark.parametrize("prepare", [lambda _: None, ended], ids=["first", "resumed"])
-def test_a_run_that_is_ending_has_not_ended(
+def test_ending_run_is_not_reported_as_ended(
     folder: Path, prepare: Callable[[Path], object]
 ) -> None:
     prepare(folder)  # a summary is of the time before the run was resumed
@@ -129,7 +129,7 @@ def test_a_run_that_is_ending_has_not_ended(
         reach(str(folder))
 
 
-def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(folder: Path) -> None:
+def test_process_that_reuses_the_supervisors_pid_is_not_signalled(folder: Path) -> None:
     with SupervisorServer(folder, folder):  # nobody takes its turn
         about = json.loads((folder / SUPERVISOR_FILE).read_text())
         (folder / SUPERVISOR_FILE).write_text(json.dumps({**about, "began": about["began"] + 1}))
@@ -139,7 +139,7 @@ def test_a_busy_supervisor_whose_number_is_another_process_is_not_signalled(fold
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
+def test_run_of_another_user_is_refused(folder: Path) -> None:
     private = folder / "runtime"
     private.mkdir(mode=0o700)
     with SupervisorServer(folder, private):
@@ -152,7 +152,7 @@ def test_a_run_of_another_user_is_none_of_ours(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_folder_of_another_user_cannot_name_a_process_of_theirs(folder: Path) -> None:
+def test_folder_of_another_user_cannot_name_a_process_to_signal(folder: Path) -> None:
     """Its reply could say anything, and be of any process that this user may signal."""
     with SupervisorServer(folder, folder) as server:
         server.path.chmod(0o777)
@@ -165,7 +165,7 @@ def test_a_folder_of_another_user_cannot_name_a_process_of_theirs(folder: Path) 
             os.seteuid(0)
 
 
-def test_a_supervisor_that_is_stuck_and_asked_by_many_is_stuck_and_not_dead(folder: Path) -> None:
+def test_stuck_supervisor_with_many_clients_is_reported_as_stuck(folder: Path) -> None:
     # Nobody takes its turn.
     with SupervisorServer(folder, folder) as server, crowd(str(server.path)):
         reached = reach(str(folder))
@@ -187,7 +187,7 @@ def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.M
     )
 
 
-def test_a_supervisor_that_ends_meanwhile_is_told_at_once(folder: Path) -> None:
+def test_supervisor_that_ends_during_a_request_is_reported_at_once(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server, ThreadPoolExecutor(1) as pool:
         order = pool.submit(give_order, str(folder), "save", 30.0)
         while not server.turn([], {}):
@@ -202,5 +202,5 @@ def test_a_supervisor_that_ends_meanwhile_is_told_at_once(folder: Path) -> None:
     ("seconds", "text"),
     [(0.0213, "0.02 s"), (41.3, "41 s"), (200, "3 min 20 s"), (7400, "2 h 3 min")],
 )
-def test_durations_are_read_at_a_glance(seconds: float, text: str) -> None:
+def test_durations_are_formatted_briefly(seconds: float, text: str) -> None:
     assert lasting(seconds) == text

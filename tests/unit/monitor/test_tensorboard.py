@@ -1,4 +1,4 @@
-"""What TensorBoard is given: read back record by record, as its file format says."""
+"""TensorBoard's files, read back record by record by their file format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def events(folder: Path) -> Iterator[Event]:
         data = data[16 + length :]
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_written_records_can_be_read(tmp_path: Path) -> None:
     board = Board(tmp_path, CONFIG)
     board.metrics(METRICS)
     board.metrics({"env_steps": 1280, "ledger": {"compute": 1.0}})
@@ -60,7 +60,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_full_disk_leaves_whole_records_and_later_ones_can_be_read(tmp_path: Path) -> None:
+def test_full_disk_leaves_complete_records_and_later_ones_are_readable(tmp_path: Path) -> None:
     board, folder = Board(tmp_path, CONFIG), tmp_path / "tensorboard"
     many = {f"figure_{i}": 1.0 for i in range(300)}
     for room, intervals in ((10, 3), (None, 2), (100, 4), (None, 2)):
@@ -103,7 +103,7 @@ def test_a_run_without_metrics_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_without_the_library_the_user_is_told_what_to_install(
+def test_missing_library_is_named_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda _: None)

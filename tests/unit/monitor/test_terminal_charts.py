@@ -1,3 +1,5 @@
+"""Sparklines and bars on the terminal."""
+
 from __future__ import annotations
 
 import pytest
@@ -18,7 +20,7 @@ def test_a_sparkline_is_no_longer_than_its_columns(columns: int) -> None:
     assert len(sparkline(range(100), columns)) == max(1, columns)
 
 
-def test_merged_values_are_means_of_neighbours() -> None:
+def test_merged_values_are_means_of_neighbouring_values() -> None:
     assert merged([1, 3, 5, 7], 2) == [2, 6]
     assert merged([1, 2, 3, 4, 5], 2) == [1.5, 4.0]
     assert merged([1, 2], 5) == [1, 2]
@@ -42,7 +44,7 @@ def test_the_parts_of_a_bar_fill_its_columns(columns: int) -> None:
     assert parts[0][1] == "█" * round(columns / 2)
 
 
-def test_a_bar_of_more_than_the_whole_is_cut() -> None:
+def test_bar_beyond_the_whole_is_cut() -> None:
     assert bar({"a": 0.8, "b": 0.8, "c": -1.0}, 10) == [("a", "█" * 8), ("b", "░" * 2), ("c", "")]
     assert bar({"a": 0.5, "b": 0.5, "c": 0.0}, 4, ascii_only=True) == [
         ("a", "##"), ("b", ".."), ("c", "")

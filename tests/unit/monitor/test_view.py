@@ -1,3 +1,5 @@
+"""The live view of a run: its figures, its lines and its panel."""
+
 from __future__ import annotations
 
 import io
@@ -46,7 +48,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_figures_keep_steps_and_frames_apart() -> None:
+def test_figures_distinguish_steps_and_frames() -> None:
     assert figures(METRICS, StopConfig(env_steps=1_360_000)) == {
         "time": "1:15, 0:09 to go",
         "steps": "1,200,000, 16,000/s",
@@ -62,18 +64,18 @@ def test_the_figures_keep_steps_and_frames_apart() -> None:
     }
 
 
-def test_losses_are_shown_whatever_their_names() -> None:
+def test_losses_of_any_name_are_shown() -> None:
     losses = {"policy_loss": -0.012, "value_loss": 0.5, "loss": 2.0, "spare_loss": None}
     assert figures(METRICS | losses, None)["loss"] == "policy -0.012, value 0.5, 2"
     assert "loss" not in figures(METRICS, None)
 
 
-def test_frames_that_are_steps_are_not_told_twice() -> None:
+def test_frames_equal_to_steps_are_not_shown_twice() -> None:
     alike = METRICS | {"env_frames": METRICS["env_steps"]}
     assert figures(METRICS, None).keys() - figures(alike, None).keys() == {"frames"}
 
 
-def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
+def test_progress_line_is_short_and_leaves_out_zeros() -> None:
     quiet = METRICS | {"dropped": {"stale": 0}, "actors_restarted": 0, "learners_alive": 2}
     shown = figure_line(quiet | {"eval_return_mean": 17.25}, StopConfig(minutes=2))
     assert shown == (
@@ -82,7 +84,7 @@ def test_a_line_is_short_and_leaves_out_what_is_nothing() -> None:
     )
 
 
-def test_several_learners_are_counted_too() -> None:
+def test_number_of_learners_is_shown() -> None:
     several = METRICS | {"learners_alive": 3, "learners_restarted": 1}
     assert figures(several, None)["learners"] == "3 alive, 1 restarted"
 
@@ -99,7 +101,7 @@ def test_each_learner_and_each_connector_has_a_row() -> None:
     assert shown["connector-1"] == "wait 75%, decompress 25%"
 
 
-def test_what_is_not_known_yet_is_a_dash() -> None:
+def test_unknown_figures_are_shown_as_a_dash() -> None:
     early = METRICS | {"env_steps": 0, "episode_return_mean": None, "policy_lag_mean": None}
     shown = figures(early | {"episodes": 0}, None)
     assert (shown["frames"], shown["return"]) == ("4,800,000, -/s", "- in training, no episode yet")
@@ -117,13 +119,13 @@ def test_what_is_not_known_yet_is_a_dash() -> None:
         (StopConfig(minutes=2, learner_steps=1200), 120 - 75.2),
     ],
 )
-def test_the_time_to_go_is_that_of_the_nearest_limit(
+def test_remaining_time_is_that_of_the_nearest_limit(
     stop: StopConfig, seconds: float | None
 ) -> None:
     assert eta_s(METRICS, stop) == (None if seconds is None else pytest.approx(seconds))
 
 
-def test_numbers() -> None:
+def test_numbers_are_formatted() -> None:
     assert [clock(s) for s in (None, 0.9, 59.9, 3661)] == ["0:00", "0:00", "0:59", "1:01:01"]
     assert [number(n) for n in (None, 0.123456, 475.0, 123456.7)] == [
         "-",
@@ -208,7 +210,7 @@ def test_a_wide_panel_shows_training_and_data_flow_side_by_side(
     assert any("time" in line and "lag" in line and "actors" in line for line in widest)
 
 
-def test_the_panel_shows_what_is_trained_and_how_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panel_shows_the_task_and_the_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     early = METRICS | {"episodes": 3, "episode_return_mean": 21.0}
     better = METRICS | {"episode_return_mean": -12.5}
     for columns in (80, 120):
@@ -228,7 +230,7 @@ def test_the_panel_has_the_return_as_a_sparkline_with_best_and_goal(
     assert "3.5 in training, last 100 of 812 episodes, best 15, goal 18" in lines[row + 1]
 
 
-def test_the_panel_has_the_time_of_the_learner_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panel_has_the_learner_time_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = panel(monkeypatch, 116, METRICS)  # 100 columns for the bar
     [row] = [i for i, line in enumerate(lines) if "│ learner" in line]
     assert [lines[row].count(fill) for fill in "█░▒"] == [90, 4, 6]
@@ -294,7 +296,7 @@ def test_a_stream_of_ascii_gets_a_panel_of_ascii() -> None:
     assert b"######" in raw.getvalue()
 
 
-def test_lines_begin_with_what_is_trained() -> None:
+def test_first_line_names_the_task() -> None:
     stream = io.StringIO()
     make_view(stream, "penstock runs/x: learner", None, "ALE/Pong-v5, impala, preset pong")
     assert stream.getvalue() == ("penstock runs/x: learner; ALE/Pong-v5, impala, preset pong\n")

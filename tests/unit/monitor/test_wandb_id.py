@@ -1,4 +1,4 @@
-"""The id of a run at Weights & Biases, which a resume keeps."""
+"""A resume keeps the id of a run at Weights & Biases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from full_disk import full_disk
 from penstock.monitor.wandb import ID_FILE, _id
 
 
-def test_a_resume_keeps_the_id(tmp_path: Path) -> None:
+def test_resume_keeps_the_wandb_id(tmp_path: Path) -> None:
     made = _id(tmp_path)
     assert len(made) == 12
     assert _id(tmp_path) == made

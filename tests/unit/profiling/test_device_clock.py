@@ -1,4 +1,4 @@
-"""Where a GPU's seconds go, on streams made by hand; and on a real one, where there is one."""
+"""How a GPU's seconds are attributed to parts, on simulated streams and on a real GPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def milliseconds(ledger: TimeLedger) -> dict[str, float]:
     return {part: round(s * 1e3, 6) for part, s in ledger.snapshot().items()}
 
 
-def test_a_host_that_runs_ahead_is_not_what_the_learner_waits_for(
+def test_host_that_runs_ahead_is_not_counted_as_waiting(
     clock_ns: Callable[[int], None],
 ) -> None:
     # Worked out by hand. The host puts a batch on the stream from 0 to 4, then has no data until
@@ -98,7 +98,9 @@ def test_a_host_that_runs_ahead_is_not_what_the_learner_waits_for(
     assert (shares["h2d_exposed"], shares["reduce_exposed"], shares["wait_data"]) == (10, 10, 15)
 
 
-def test_an_empty_stream_is_blamed_on_what_the_host_does(clock_ns: Callable[[int], None]) -> None:
+def test_empty_stream_is_attributed_to_the_part_of_the_host(
+    clock_ns: Callable[[int], None],
+) -> None:
     host, seconds, stream = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT), Stream()
     clock = DeviceClock(host, seconds, stream.make)
     host.follow(clock.mark)
@@ -117,7 +119,7 @@ def test_an_empty_stream_is_blamed_on_what_the_host_does(clock_ns: Callable[[int
     }  # fmt: skip
 
 
-def test_what_the_stream_is_in_shows_before_that_has_ended(clock_ns: Callable[[int], None]) -> None:
+def test_current_part_of_the_stream_shows_before_its_end(clock_ns: Callable[[int], None]) -> None:
     host, seconds, stream = TimeLedger(part=Part.WAIT), TimeLedger(part=Part.WAIT), Stream()
     clock = DeviceClock(host, seconds, stream.make)
     host.follow(clock.mark)
@@ -133,7 +135,7 @@ def test_what_the_stream_is_in_shows_before_that_has_ended(clock_ns: Callable[[i
     assert milliseconds(seconds) == {"wait": 5, "forward": 7}
 
 
-def test_switches_that_put_nothing_on_the_stream_are_one_mark() -> None:
+def test_switches_without_stream_work_share_one_mark() -> None:
     host, stream = TimeLedger(), Stream()
     clock = DeviceClock(host, TimeLedger(), stream.make)
     host.follow(clock.mark)
@@ -146,13 +148,13 @@ def test_switches_that_put_nothing_on_the_stream_are_one_mark() -> None:
     ("estimate", "recorded", "seen", "at"),
     [(50, 40, 60, 50), (30, 40, 60, 40), (70, 40, 60, 60), (30, 40, 40, 40)],
 )
-def test_a_mark_passes_after_it_was_put_there_and_before_it_was_seen(
+def test_mark_time_lies_between_recording_and_observation(
     estimate: int, recorded: int, seen: int, at: int
 ) -> None:
     assert placed(estimate, recorded, seen) == at
 
 
-def test_launching_is_no_computing() -> None:
+def test_launching_does_not_count_as_computing() -> None:
     assert {blame(part) for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZE, Part.DEVICE)} == {
         Part.OTHER
     }
@@ -160,7 +162,7 @@ def test_launching_is_no_computing() -> None:
     assert blame(Part.REDUCE) is Part.REDUCE
 
 
-def test_a_ledger_tells_what_was_between_two_times(clock_ns: Callable[[int], None]) -> None:
+def test_ledger_lists_the_parts_between_two_times(clock_ns: Callable[[int], None]) -> None:
     ledger = TimeLedger(part=Part.OTHER)
     for at, part in ((10, Part.WAIT), (20, Part.COUNT), (30, Part.PUBLISH)):
         clock_ns(at)
@@ -179,7 +181,7 @@ def test_a_ledger_tells_what_was_between_two_times(clock_ns: Callable[[int], Non
     ]  # fmt: skip
 
 
-def test_on_a_cpu_nothing_is_waited_for() -> None:
+def test_device_queue_on_a_cpu_never_waits() -> None:
     ledger = TimeLedger(part=Part.FORWARD)
     queue = DeviceQueue(torch.device("cpu"), ledger)
     queue.call_while_waiting(lambda: pytest.fail("waits"))

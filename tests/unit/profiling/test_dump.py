@@ -1,4 +1,4 @@
-"""Stacks on request, where there is no place to write them."""
+"""Stacks on request, where they cannot be written."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _unregister() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/no/such/folder/actor-0.stacks"])
-def test_a_full_disk_and_a_lost_folder_end_nothing(
+def test_full_disk_and_lost_folder_raise_no_error(
     path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     answer_with_stacks(Path(path))
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_only_the_user_may_read_stacks(tmp_path: Path) -> None:
+def test_stack_files_are_private(tmp_path: Path) -> None:
     answer_with_stacks(tmp_path / "actor-0.stacks")
     assert (tmp_path / "actor-0.stacks").stat().st_mode & 0o777 == 0o600

@@ -12,7 +12,7 @@ from penstock.profiling.histogram import FLOOR_S, GROWTH, Histogram, bin_of, edg
     ("seconds", "expected"),
     [(0.0, 0), (1e-4, 0), (1.01e-4, 1), (2e-4, 4), (2.01e-4, 5), (1.6e-3, 16)],
 )
-def test_the_bin_of_a_duration(seconds: float, expected: int) -> None:
+def test_bin_of_a_duration_is_computed(seconds: float, expected: int) -> None:
     assert bin_of(seconds) == expected
     assert seconds <= edge(expected) * (1 + 1e-9)
 
@@ -22,7 +22,7 @@ def test_four_bins_double_a_duration() -> None:
     assert edge(8) == pytest.approx(4 * FLOOR_S)
 
 
-def test_what_is_spread_adds_up_and_lies_where_it_belongs() -> None:
+def test_spread_counts_add_up_and_fall_into_their_bins() -> None:
     histogram: Histogram = {}
     spread(histogram, 2e-4, 4e-4, 100)  # bins 4 (its edge alone) to 8
     assert sum(histogram.values()) == pytest.approx(100)
@@ -33,7 +33,7 @@ def test_what_is_spread_adds_up_and_lies_where_it_belongs() -> None:
     assert sum(histogram.values()) == pytest.approx(107)
 
 
-def test_quantiles_are_within_a_bin_of_the_exact_ones() -> None:
+def test_quantiles_are_within_one_bin_of_numpys() -> None:
     samples = np.random.default_rng(3).lognormal(-4, 1, 10_000)
     histogram: Histogram = {}
     for sample in samples:

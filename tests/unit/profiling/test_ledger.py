@@ -1,4 +1,4 @@
-"""The time ledger: parts are disjoint and cover the wall clock; lanes tell others of them."""
+"""The time ledger: its parts are disjoint and cover the wall clock; other processes read it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.profiling.ledger import (
 from penstock.profiling.status import LANES, StatusPage
 
 
-def test_parts_add_up_to_wall_time_and_each_gets_its_own() -> None:
+def test_parts_add_up_to_wall_time() -> None:
     began_s = time.perf_counter()
     ledger = TimeLedger()
     for part, seconds in ((Part.WAIT, 0.03), (Part.FORWARD, 0.06), (Part.WAIT, 0.02)):
@@ -47,13 +47,13 @@ def test_snapshot_does_not_change_the_part() -> None:
     assert fractions(second, first)["forward"] == pytest.approx(1.0)
 
 
-def test_fractions_of_hand_made_snapshots() -> None:
+def test_fractions_of_snapshots_match_figures_by_hand() -> None:
     shares = fractions({"forward": 9.0, "wait": 3.0, "other": 1.0}, {"forward": 3.0, "other": 1})
     assert shares == {"forward": 6 / 9, "wait": 3 / 9, "other": 0.0}
     assert fractions({}, {}) == {}
 
 
-def test_the_parts_of_a_learner_by_the_names_of_the_design() -> None:
+def test_learner_parts_have_their_documented_names() -> None:
     parts = dict(wait=1, gather=2, h2d=4, forward=8, backward=16, optimize=32, device=64)
     parts |= dict(reduce=128, publish=256, save=512, count=2048, other=1024, pull=4096)
     assert learner_parts(parts) == {
@@ -69,7 +69,7 @@ def test_the_parts_of_a_learner_by_the_names_of_the_design() -> None:
     assert list(learner_parts({}).values()) == [0.0] * 8
 
 
-def test_another_process_reads_what_a_thread_is_in_and_the_spans_before() -> None:
+def test_another_process_reads_the_current_part_and_earlier_spans() -> None:
     reader, descriptor = StatusPage.create()
     writer = StatusPage(descriptor)
     os.close(descriptor)
@@ -95,7 +95,7 @@ def test_another_process_reads_what_a_thread_is_in_and_the_spans_before() -> Non
     reader.close()
 
 
-def test_the_ring_keeps_the_latest_spans_and_the_totals_all() -> None:
+def test_ring_keeps_the_latest_spans_and_complete_totals() -> None:
     lane = memoryview(bytearray(8 * (RING + RING_SPANS))).cast("q")
     ledger = TimeLedger(lane)
     for _ in range(RING_SPANS):
@@ -110,7 +110,7 @@ def test_the_ring_keeps_the_latest_spans_and_the_totals_all() -> None:
     assert sum(seconds_of(lane).values()) > wall_s
 
 
-def test_a_thread_that_comes_back_goes_on_in_its_lane() -> None:
+def test_returning_thread_continues_in_its_lane() -> None:
     page, descriptor = StatusPage.create()
     os.close(descriptor)
     first = page.ledger("reduce")

@@ -1,4 +1,4 @@
-"""How long a GPU ran kernels, by traces made by hand."""
+"""How long a GPU ran kernels, from traces made by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_kernels_on_several_streams_count_once() -> None:
     assert busy(events) == pytest.approx(60 / 100)
 
 
-def test_copies_and_waiting_for_others_are_no_computing() -> None:
+def test_copies_and_collectives_do_not_count_as_computing() -> None:
     events = [
         event("cpu_op", 0, 1000, "aten::mm"),
         event("gpu_memcpy", 100, 50, "Memcpy HtoD"),
@@ -37,11 +37,11 @@ def test_copies_and_waiting_for_others_are_no_computing() -> None:
     assert busy(events) == pytest.approx(25 / 200)
 
 
-def test_a_gpu_that_did_nothing_says_nothing() -> None:
+def test_idle_gpu_has_no_busy_share() -> None:
     assert busy([event("cpu_op", 0, 10)]) is None
 
 
-def test_a_file_that_is_not_there_or_not_whole_says_nothing(tmp_path: Path) -> None:
+def test_missing_or_incomplete_trace_has_no_busy_share(tmp_path: Path) -> None:
     path = tmp_path / "kernels.json"
     assert busy_in(path) is None
     path.write_text('{"traceEvents": [')

@@ -1,4 +1,4 @@
-"""Reading lanes that a thread writes to at the same time."""
+"""Reading the lanes of a thread that writes to them at the same time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def walk(ledger: TimeLedger, *stops: tuple[Part, float]) -> list[int]:
     return began
 
 
-def test_spans_follow_each_other_and_the_last_goes_on(page: StatusPage) -> None:
+def test_spans_are_contiguous_and_the_last_is_open(page: StatusPage) -> None:
     ledger = page.ledger("main")
     began = walk(ledger, (Part.STEP, 0.02), (Part.INFER, 0.01), (Part.STEP, 0.01))
     found = spans(page.lanes["main"], since_ns=0)
@@ -66,7 +66,7 @@ def test_spans_follow_each_other_and_the_last_goes_on(page: StatusPage) -> None:
     assert found.seconds == pytest.approx((until_ns - found.begin_ns[0]) * 1e-9, abs=0.05)
 
 
-def test_what_lies_before_the_window_is_cut_off(page: StatusPage) -> None:
+def test_spans_are_cut_at_the_start_of_the_window(page: StatusPage) -> None:
     ledger = page.ledger("main")
     walk(ledger, (Part.STEP, 0.01), (Part.INFER, 0.01))
     since_ns = time.perf_counter_ns()
@@ -77,7 +77,7 @@ def test_what_lies_before_the_window_is_cut_off(page: StatusPage) -> None:
     assert len(spans(page.lanes["main"], time.perf_counter_ns() + 10**9)) == 0
 
 
-def test_a_ring_that_went_round_gives_its_newest_spans(page: StatusPage) -> None:
+def test_wrapped_ring_gives_its_newest_spans(page: StatusPage) -> None:
     ledger = page.ledger("main")
     for _ in range(RING_SPANS):
         ledger.switch(Part.STEP)
@@ -140,7 +140,7 @@ def test_the_supervisor_reads_itself() -> None:
     assert reading.lanes["main"]["wait"] >= 0.02
 
 
-def test_time_without_a_core_is_what_the_kernel_counts() -> None:
+def test_time_without_a_core_follows_the_kernels_count() -> None:
     """Two busy processes on one core: each has it half the time and waits for the rest."""
     core = min(os.sched_getaffinity(0))
     script = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

@@ -1,4 +1,4 @@
-"""What a profile looks like: on the terminal, and as a picture."""
+"""A profile's report on the terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def threads() -> list[Thread]:
     return [Thread("learner-0", 1, "main", 0, Spans(edges[:-1], edges[1:], part))]
 
 
-def test_the_terminal_gets_every_figure() -> None:
+def test_terminal_report_has_every_figure() -> None:
     told = "\n".join(lines(PROFILE))
     assert told.startswith("pong <1>: 10.0 s on 2 cores, learner on cpu\n")
     table = {cells[0]: cells[1:] for line in told.splitlines() if (cells := line.split())}
@@ -95,7 +95,7 @@ def test_the_terminal_gets_every_figure() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (0.00123, "1.23 ms"), (2.0, "2 s")])
-def test_durations(seconds: float | None, text: str) -> None:
+def test_durations_are_formatted(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -103,7 +103,7 @@ def test_durations(seconds: float | None, text: str) -> None:
     ("rate", "text"),
     [(None, "-"), (10.0, "10.0 B/s"), (1536.0, "1.5 KiB/s"), (2**40, "1024.0 GiB/s")],
 )
-def test_rates_of_bytes(rate: float | None, text: str) -> None:
+def test_rates_of_bytes_are_formatted(rate: float | None, text: str) -> None:
     assert rate_of_bytes(rate) == text
 
 
@@ -111,7 +111,7 @@ def test_every_part_has_a_colour() -> None:
     assert COLOURS.keys() == {part.name.lower() for part in Part}
 
 
-def test_shares_of_stretches_of_a_thread() -> None:
+def test_shares_of_time_slices_of_a_thread_are_computed() -> None:
     spans = threads()[0].spans
     found = timeline.shares(spans, np.array([-4.0, -2.0, 2.0, 6.0, 14.0, 41.0]) * 1e6)
     assert found[0].sum() == 0  # before it began
@@ -137,7 +137,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert profile["notes"] == notes
 
 
-def test_a_full_disk_takes_no_figures_away(tmp_path: Path) -> None:
+def test_full_disk_does_not_cost_the_printed_figures(tmp_path: Path) -> None:
     names = ("trace.json", "timeline.png", "profile.json.tmp")
     for name in names:
         (tmp_path / name).symlink_to("/dev/full")
@@ -149,7 +149,7 @@ def test_a_full_disk_takes_no_figures_away(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_matplotlib_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_matplotlib_is_named_with_its_install_command(tmp_path: Path) -> None:
     script = f"""
 import sys
 sys.modules["matplotlib"] = None
@@ -167,6 +167,6 @@ except UserError as error:
     ), done.stderr
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+def test_timeline_without_threads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no thread kept a ledger"):
         timeline.draw(tmp_path / "t.png", [], 0, 1)

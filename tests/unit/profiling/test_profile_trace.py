@@ -1,4 +1,4 @@
-"""The trace is what Perfetto and chrome://tracing take: one schema, one clock, a bounded size."""
+"""Traces for Perfetto and chrome://tracing: one schema, one clock, a bounded size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(path: Path, threads: list[Thread], origin_ns: int) -> dict[str, Any]
     return trace
 
 
-def test_names_times_and_lanes(tmp_path: Path) -> None:
+def test_trace_has_names_times_and_lanes(tmp_path: Path) -> None:
     threads = [
         thread("learner-0", 40, 2),
         thread("learner-0", 40, 1, name="feeder", lane=1),
@@ -54,7 +54,7 @@ def test_names_times_and_lanes(tmp_path: Path) -> None:
     assert trace["otherData"]["holds"] == "a note"
 
 
-def test_two_ledgers_of_one_clock_lie_in_the_order_in_which_they_moved(tmp_path: Path) -> None:
+def test_spans_of_two_ledgers_are_in_chronological_order(tmp_path: Path) -> None:
     since_ns = time.perf_counter_ns()
     lanes = [memoryview(bytearray(8 * LANE_WORDS)).cast("q") for _ in range(2)]
     first, second = (TimeLedger(lane) for lane in lanes)
@@ -72,7 +72,7 @@ def test_two_ledgers_of_one_clock_lie_in_the_order_in_which_they_moved(tmp_path:
     assert begins["send"] - begins["gather"] >= 2500
 
 
-def test_a_cut_takes_from_those_with_most_and_says_so() -> None:
+def test_cut_shortens_the_longest_threads_and_reports_it() -> None:
     threads = [thread("actor-0", 1, 100), thread("actor-1", 2, 80), thread("learner-0", 3, 10)]
     kept = newest_spans(threads, most=70)
     assert [len(t.spans) for t in kept] == [30, 30, 10]
@@ -86,7 +86,7 @@ def test_a_cut_takes_from_those_with_most_and_says_so() -> None:
     assert coverage(threads[:1], window_s=0.1) == "the trace has all 100 spans of the window"
 
 
-def test_no_threads_make_an_empty_trace(tmp_path: Path) -> None:
+def test_trace_without_threads_is_empty(tmp_path: Path) -> None:
     assert newest_spans([]) == []
     trace = written(tmp_path / "trace.json", [], 0)
     check_schema(trace)

@@ -61,7 +61,7 @@ def profile(
     return make("x", config, window, cores=2.0, device="cpu", **known)  # type: ignore[arg-type]
 
 
-def test_a_learner_and_an_actor_over_ten_seconds() -> None:
+def test_figures_of_a_learner_and_an_actor_match_those_by_hand() -> None:
     begin = [
         reading(LEARNER, 100, {"main": {"wait": 5, "other": 1}, "feeder": {"wait": 6}}, 3,
                 trained=1000),
@@ -122,7 +122,7 @@ def test_a_learner_and_an_actor_over_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize(("samples_per_insert", "share"), [("8", 0.5), ("null", None)])
-def test_a_replay_that_is_drawn_from_at_will_has_no_ceiling(
+def test_replay_without_a_rate_limit_has_no_ceiling(
     samples_per_insert: str, share: float | None
 ) -> None:
     """Steps that arrive are not those that are drawn, of which the ceiling is."""
@@ -139,7 +139,7 @@ def test_a_replay_that_is_drawn_from_at_will_has_no_ceiling(
     assert (learner["ceiling_steps_per_s"] is None) == (share is None)
 
 
-def test_what_no_part_has_of_the_clock_is_told_by_thread() -> None:
+def test_unmeasured_time_is_reported_per_thread() -> None:
     """Of 10 s the main thread's parts have 9 and the feeder's 10.5, and both had begun before; the
     thread that reduces has begun in the window, so that its clock is not known."""
     begin = [reading(LEARNER, 100, {"main": {"wait": 5, "step": 2}, "feeder": {"wait": 1}})]
@@ -157,7 +157,7 @@ def test_a_process_that_was_started_in_the_window_counts_from_its_start() -> Non
     assert (actor["cpu"], actor["coreless"], actor["steps_per_s"]) == (0.2, 0.3, 4.0)
 
 
-def test_a_gpu_whose_spans_become_known_late() -> None:
+def test_late_gpu_spans_are_attributed_correctly() -> None:
     """At the begin its wait seemed to have lasted 2 s; it had ended, as was known later."""
     begin = [reading(LEARNER, 100, {"main": {}, "gpu": {"wait": 2.0, "forward": 1.0}})]
     end = [reading(LEARNER, 110, {"main": {}, "gpu": {"wait": 1.5, "forward": 8.0, "other": 1.0}})]
@@ -166,7 +166,7 @@ def test_a_gpu_whose_spans_become_known_late() -> None:
     assert learner["utilization"] == 0.875
 
 
-def test_a_learner_on_a_gpu_is_where_its_stream_is() -> None:
+def test_gpu_learner_has_the_ledger_of_its_stream() -> None:
     """The host waits most of the time; the GPU computes."""
     host = {"wait": 8.0, "device": 1.5, "gather": 0.5}
     stream = {"forward": 3.0, "backward": 5.5, "h2d": 1.0, "wait": 0.5}
@@ -194,7 +194,7 @@ def test_a_process_that_ended_in_the_window_counts_until_its_end() -> None:
     assert found["flow"]["produced_steps_per_s"] == pytest.approx(50.0)
 
 
-def test_what_each_of_two_learners_says_is_its_own() -> None:
+def test_figures_of_two_learners_are_kept_separate() -> None:
     second = RoleSpec("learner", 1, "", Stage.LEARNER, learner=1)
     lanes = {"main": {"reduce": 1.0}}
     metrics = [
@@ -208,7 +208,7 @@ def test_what_each_of_two_learners_says_is_its_own() -> None:
     assert found["flow"]["trained_steps_per_s"] == pytest.approx(12.0)
 
 
-def test_a_connector_tells_bytes_before_and_after_the_codec() -> None:
+def test_connector_reports_bytes_before_and_after_the_codec() -> None:
     counts = [{"slots": 10, "steps": 1, "raw_nbytes": 4000, "coded_nbytes": 1000},
               {"slots": 30, "steps": 9, "raw_nbytes": 12000, "coded_nbytes": 3000}]  # fmt: skip
     metrics = [(95.0 + 10 * i, {"received": received}) for i, received in enumerate(counts)]
@@ -225,7 +225,7 @@ def test_a_connector_tells_bytes_before_and_after_the_codec() -> None:
     assert connector["ledger"] == {"decompress": 0.2, "wait": 0.8}
 
 
-def test_who_neither_plays_nor_carries_nor_learns_is_told_beside() -> None:
+def test_other_roles_are_listed_separately() -> None:
     relay = RoleSpec("relay", 0, "", Stage.CARRIERS)
     found = profile([], [reading(relay, 110, {"main": {"wait": 8.0, "send": 2.0}}, 5.0)], [])
     [other] = found["others"]
@@ -243,7 +243,7 @@ def test_a_counter_that_went_back_to_a_checkpoint_has_no_rate() -> None:
     assert found["learner"][0]["updates_per_s"] is None
 
 
-def test_a_run_that_has_trained_nothing_is_judged_too() -> None:
+def test_run_without_training_gets_a_verdict() -> None:
     """One actor in a step that does not end, while the learner waits for its first batch."""
     begin = [reading(LEARNER, 100, {"main": {"wait": 60.0}, "feeder": {"wait": 60.0}}),
              reading(ACTOR, 100, {"main": {"step": 60.0}})]  # fmt: skip
@@ -259,7 +259,7 @@ def test_a_run_that_has_trained_nothing_is_judged_too() -> None:
     assert "no unroll was finished in the window" in verdict.next_step
 
 
-def test_replay_that_still_fills_is_judged_by_what_it_holds() -> None:
+def test_filling_replay_is_judged_by_its_size() -> None:
     begin = [reading(LEARNER, 100, {"main": {"wait": 60.0}}, trained=600),
              reading(ACTOR, 100, {"main": {"step": 60.0}}, played=600)]  # fmt: skip
     end = [reading(LEARNER, 110, {"main": {"wait": 70.0}}, trained=700),
@@ -278,7 +278,7 @@ def test_replay_that_still_fills_is_judged_by_what_it_holds() -> None:
     assert "10 a second, which takes 431 s more" in verdict.reason
 
 
-def test_what_nobody_told_is_null_and_not_zero() -> None:
+def test_unreported_figures_are_null_and_not_zero() -> None:
     end = [reading(LEARNER, 110, {"main": {"wait": 1.0}})]
     found = profile([], end, [], "transport.slots=3", "learner.prefetch=2")
     [learner] = found["learner"]
@@ -299,6 +299,6 @@ def test_what_nobody_told_is_null_and_not_zero() -> None:
     assert found["config"]["learner"]["prefetch"] == 2
 
 
-def test_batches_ahead_are_a_number_where_the_option_is_null() -> None:
+def test_batches_ahead_are_resolved_when_the_option_is_null() -> None:
     begin, end = [reading(LEARNER, 100, {"main": {}})], [reading(LEARNER, 110, {"main": {}})]
     assert profile(begin, end, [], "learner.prefetch=null")["config"]["learner"]["prefetch"] == 1

@@ -27,7 +27,7 @@ def found(
     return {entry.pop("stage"): tuple(entry.values()) for entry in entries}
 
 
-def test_a_step_weighs_in_a_batch_what_it_weighs_in_the_store() -> None:
+def test_step_has_the_same_bytes_in_a_batch_and_in_the_store() -> None:
     assert found(on_gpu=True) == {
         "actors": (1000.0, 50_000.0),
         "store": (1000.0, 50_000.0),
@@ -38,7 +38,7 @@ def test_a_step_weighs_in_a_batch_what_it_weighs_in_the_store() -> None:
     }
 
 
-def test_what_actors_send_is_stored_by_connectors() -> None:
+def test_steps_sent_by_actors_are_stored_by_connectors() -> None:
     over_wire = found("transport.kind=zmq", received=RECEIVED)
     assert list(over_wire) == ["actors", "wire", "store", "gather", "learner", "weights"]
     assert over_wire["wire"] == (200.0, 2_000.0)
@@ -53,7 +53,7 @@ def test_what_actors_send_is_stored_by_connectors() -> None:
     assert elsewhere["store"] == (200.0, 10_000.0)
 
 
-def test_from_replay_a_step_counts_as_often_as_it_is_drawn() -> None:
+def test_replayed_step_counts_as_often_as_it_is_drawn() -> None:
     drawn = found(*REPLAY, learners=2)
     assert drawn["store"] == (1000.0, 50_000.0)
     assert drawn["gather"] == drawn["learner"] == (1280.0, None)  # 10 x 64, by each of two
@@ -73,13 +73,13 @@ def test_from_replay_a_step_counts_as_often_as_it_is_drawn() -> None:
         ((*EPOCHS, "transport.max_policy_lag=2"), 4.0),
     ],
 )
-def test_weights_go_out_once_a_batch_or_when_slots_are_lent(
+def test_weights_are_sent_once_per_batch_or_when_slots_are_lent(
     overrides: tuple[str, ...], versions: float
 ) -> None:
     assert found(*overrides)["weights"] == (None, versions * 4000, versions)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_rates_are_none() -> None:
     unknown = found(
         weights_nbytes=None, updates=None, played=Rate(0.0, None), trained=0.0, received=None
     )

@@ -1,4 +1,4 @@
-"""Verdicts on profiles made by hand, in which it is known what is wrong."""
+"""Verdicts on profiles made by hand, whose bottleneck is known."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ KINDS = {
 }  # fmt: skip
 
 
-def test_there_is_a_profile_of_every_kind() -> None:
+def test_every_kind_of_verdict_has_a_profile() -> None:
     assert KINDS.keys() == {*get_args(Kind)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_bottleneck_is_told_from_the_others(kind: str) -> None:
+def test_each_bottleneck_is_distinguished_from_the_others(kind: str) -> None:
     verdict = judge(KINDS[kind])
     assert verdict.kind == kind
     assert all((verdict.finding, verdict.reason, verdict.next_step))
@@ -90,7 +90,7 @@ def test_actors_that_would_feed_the_learner_are_counted() -> None:
         (5, "3 more actors would feed it: actors.count=5"),
     ],
 )
-def test_more_actors_are_no_advice_where_no_core_is_left(cores: int, advice: str) -> None:
+def test_more_actors_are_not_advised_without_a_free_core(cores: int, advice: str) -> None:
     # The learner takes 0.4 of a core, each actor 0.8.
     actors = [actor(i, cpu=0.8, **STEPPING) for i in (0, 1)]
     verdict = judge(profile([learner(wait_data=0.6)], actors, cores=cores))
@@ -98,7 +98,7 @@ def test_more_actors_are_no_advice_where_no_core_is_left(cores: int, advice: str
     assert advice in verdict.next_step
 
 
-def test_a_window_in_which_no_unroll_ended_gives_no_number() -> None:
+def test_window_without_a_finished_unroll_gives_no_number_of_actors() -> None:
     waits = learner(wait_data=1.0, rate=0.0, updates_per_s=0.0)
     verdict = judge(profile([waits], [actor(0, rate=0.0, step=1.0)]))
     assert verdict.kind == "slow_environment"
@@ -114,14 +114,14 @@ def test_a_window_in_which_no_unroll_ended_gives_no_number() -> None:
         (profile([learner(wait_data=0.9)], []), "no actor plays"),
     ],
 )
-def test_an_empty_window_is_said_to_be_empty(empty: dict[str, Any], says: str) -> None:
+def test_empty_window_is_reported_as_empty(empty: dict[str, Any], says: str) -> None:
     verdict = judge(empty)
     assert verdict.kind == "empty"
     assert says in verdict.finding
 
 
 @pytest.mark.parametrize(("wait", "kind"), [(0.049, "healthy"), (0.05, "slow_environment")])
-def test_a_short_wait_is_none(wait: float, kind: str) -> None:
+def test_short_wait_is_healthy(wait: float, kind: str) -> None:
     assert judge(profile([learner(wait_data=wait)], two(**STEPPING))).kind == kind
 
 
@@ -142,12 +142,12 @@ def test_fewer_actors_keep_the_reserve() -> None:
     )
 
 
-def test_stale_steps_that_the_user_wants_dropped_are_a_surplus_too() -> None:
+def test_stale_steps_dropped_by_option_count_as_a_surplus() -> None:
     flow = {"dropped": {"stale": 6000}}
     assert judge(profile([learner()], two(**HEALTHY), flow=flow)).kind == "slow_learner"
 
 
-def test_the_queue_tells_where_all_actors_are_elsewhere() -> None:
+def test_queue_fill_decides_when_all_actors_are_remote() -> None:
     full = profile([learner(queue_fill=0.95)], [], [connector(wait=0.9)])
     half = profile([learner(queue_fill=0.5)], [], [connector(wait=0.9)])
     assert [judge(p).kind for p in (full, half)] == ["slow_learner", "healthy"]
@@ -168,7 +168,7 @@ def test_a_slow_actor_is_named_if_it_explains_the_wait(rate: float, wait: float,
     assert judge(profile([learner(wait_data=wait)], actors)).kind == kind
 
 
-def test_an_actor_that_waits_is_not_slow() -> None:
+def test_waiting_actor_is_not_slow() -> None:
     # At work a fifth of the time it makes 100 steps/s: 500 while it works, like the other.
     actors = [actor(0, step=1.0), actor(1, rate=100.0, step=0.2, wait=0.8)]
     assert judge(profile([learner(wait_data=0.3)], actors)).kind == "slow_environment"
@@ -189,7 +189,7 @@ def test_a_straggler_is_named_with_its_pace() -> None:
         ({"publish": 0.9, "wait": 0.1}, "learner.count=2"),
     ],
 )
-def test_a_busy_connector_says_with_what(parts: dict[str, float], advice: str) -> None:
+def test_verdict_on_a_busy_connector_names_its_work(parts: dict[str, float], advice: str) -> None:
     verdict = judge(profile([learner(wait_data=0.3)], two(**STEPPING), [connector(**parts)]))
     assert verdict.kind == "slow_wire"
     assert "connector-0 is busy 90 % of the time" in verdict.reason
@@ -204,7 +204,7 @@ def test_a_busy_connector_says_with_what(parts: dict[str, float], advice: str) -
         ({"wait": 0.6, "step": 0.4}, "auto", "transport.slots=2"),
     ],
 )
-def test_actors_that_send_say_what_they_wait_for(
+def test_verdict_on_sending_actors_names_what_they_wait_for(
     parts: dict[str, float], codec: str, advice: str
 ) -> None:
     transport = {"codec": codec, "slots": 1}
@@ -216,7 +216,7 @@ def test_actors_that_send_say_what_they_wait_for(
     assert advice in verdict.next_step
 
 
-def test_gathering_between_steps_is_told_from_waiting() -> None:
+def test_gathering_between_steps_is_distinguished_from_waiting() -> None:
     # Of 35 % without data, 25 % are its own gathering: the environment costs the rest.
     own = learner(wait_data=0.35, parts={"wait": 0.1, "gather": 0.25})
     first, second, *_ = findings(profile([own], two(**STEPPING)))
@@ -253,7 +253,7 @@ def test_waiting_for_the_feeder_is_separate_from_waiting_for_actors(
     assert (second.kind == "slow_environment") == also
 
 
-def test_the_rate_limit_of_replay_is_named_where_it_holds_the_learner() -> None:
+def test_rate_limit_of_replay_is_named_when_it_holds_up_the_learner() -> None:
     algo, ratio = {"trains_on": "transitions"}, {"samples_per_insert": 4.0}
     waits = learner(wait_data=0.3, parts={"wait": 0.3}, threads=IDLE_FEEDER)
     verdict = judge(profile([waits], two(**STEPPING), algo=algo, replay=ratio))
@@ -280,9 +280,7 @@ def test_a_feeder_with_time_to_spare_is_not_the_cause() -> None:
         ("none", "local_sgd", "twice learner.local_steps"),
     ],
 )
-def test_a_reduction_is_shortened_by_what_is_not_yet_done(
-    codec: str, pace: str, advice: str
-) -> None:
+def test_verdict_on_reductions_advises_unused_options(codec: str, pace: str, advice: str) -> None:
     # What the one waits longer is for the other, not for the exchange.
     learners = [learner(0, reduce_exposed=0.24), learner(1, reduce_exposed=0.22)]
     verdict = judge(
@@ -292,7 +290,7 @@ def test_a_reduction_is_shortened_by_what_is_not_yet_done(
     assert advice in verdict.next_step
 
 
-def test_a_codec_saves_nothing_of_what_learners_wait_for_each_other() -> None:
+def test_codec_is_not_advised_for_time_spent_waiting_for_other_learners() -> None:
     lanes = ({"reduce": 0.3, "wait": 0.7}, {"reduce": 0.1, "wait": 0.9})
     steps = []
     for lane in lanes:
@@ -302,14 +300,14 @@ def test_a_codec_saves_nothing_of_what_learners_wait_for_each_other() -> None:
     assert "int8" not in steps[1]
 
 
-def test_learners_that_wait_for_one_are_not_a_slow_exchange() -> None:
+def test_learners_waiting_for_a_slow_learner_name_it() -> None:
     learners = [learner(0, reduce_exposed=0.5), learner(1, reduce_exposed=0.0)]
     verdict = judge(profile(learners, two(**HEALTHY)))
     assert verdict.finding == "learner-1 is slow: the other learners wait 50 % for it"
     assert verdict.cost == pytest.approx(0.25)
 
 
-def test_of_several_learners_the_one_that_holds_up_is_judged_by_its_own_actors() -> None:
+def test_slowest_learner_is_judged_by_its_own_actors() -> None:
     learners = [learner(0, reduce_exposed=0.5), learner(1, wait_data=0.5)]
     actors = [actor(0, infer=1.0), actor(1, rank=1, **STEPPING)]
     verdict = judge(profile(learners, actors))
@@ -326,7 +324,7 @@ def test_a_learner_below_its_ceiling_is_crowded_only_where_cores_are_busy(
 
 
 @pytest.mark.parametrize(("cpu", "kind"), [(0.8, "crowded"), (0.9, "healthy")])
-def test_a_learner_without_a_core_is_crowded_by_others(cpu: float, kind: str) -> None:
+def test_learner_that_lacks_a_core_is_crowded(cpu: float, kind: str) -> None:
     verdict = judge(profile([learner(cpu=cpu)], two(**HEALTHY)))
     assert verdict.kind == kind
     assert ("what else runs on this host" in verdict.next_step) == (kind == "crowded")
@@ -336,7 +334,7 @@ def test_a_learner_without_a_core_is_crowded_by_others(cpu: float, kind: str) ->
     assert (counted.kind, counted.cost) == ("crowded", 0.3)
 
 
-def test_a_replay_drawn_from_at_will_has_no_share_of_its_ceiling() -> None:
+def test_replay_without_a_rate_limit_has_no_share_of_its_ceiling() -> None:
     actors = [actor(i, cpu=1.0, **HEALTHY) for i in (0, 1)]
     for samples_per_insert, kind in ((8.0, "crowded"), (None, "healthy")):
         replay = {"samples_per_insert": samples_per_insert}
@@ -344,7 +342,7 @@ def test_a_replay_drawn_from_at_will_has_no_share_of_its_ceiling() -> None:
         assert found.kind == kind
 
 
-def test_bookkeeping_says_whether_it_is_saving() -> None:
+def test_verdict_on_bookkeeping_distinguishes_saving_from_counting() -> None:
     saves = judge(profile([learner(bookkeeping=0.2, parts={"save": 0.15})], two(**HEALTHY)))
     counts = judge(profile([learner(bookkeeping=0.2, parts={"save": 0.05})], two(**HEALTHY)))
     assert "checkpoint.every_s" in saves.next_step
@@ -352,7 +350,7 @@ def test_bookkeeping_says_whether_it_is_saving() -> None:
 
 
 @pytest.mark.parametrize(("mean", "kind"), [(12.0, "healthy"), (12.1, "big_lag")])
-def test_lag_is_measured_by_what_the_queue_needs(mean: float, kind: str) -> None:
+def test_lag_is_compared_with_what_the_queue_needs(mean: float, kind: str) -> None:
     # Two actors with a slot each, a batch ahead and one in training: four updates behind.
     lag = {"policy_lag": {"mean": mean, "max": 20.0}}
     verdict = judge(profile([learner()], two(**HEALTHY), flow=lag, transport={"slots": 8}))
@@ -362,7 +360,7 @@ def test_lag_is_measured_by_what_the_queue_needs(mean: float, kind: str) -> None
         assert "transport.slots=1 instead of 8" in verdict.next_step
 
 
-def test_more_updates_per_batch_need_more_lag_and_replay_any() -> None:
+def test_more_updates_per_batch_allow_more_lag_and_replay_any() -> None:
     lag = {"policy_lag": {"mean": 30.0, "max": 40.0}}
     for config in ({"learner": {"updates_per_batch": 4}}, {"algo": {"trains_on": "transitions"}}):
         assert judge(profile([learner()], two(**HEALTHY), flow=lag, **config)).kind == "healthy"
@@ -417,7 +415,7 @@ def test_steps_dropped_for_their_lag_are_a_cost(steps: int, kind: str) -> None:
     assert judge(profile([learner()], two(**HEALTHY), flow=flow)).kind == kind
 
 
-def test_findings_come_by_what_they_cost() -> None:
+def test_findings_are_ordered_by_cost() -> None:
     flow = {"dropped": {"lag": 1500}}
     busy = learner(wait_data=0.1, publish=0.2, other=0.06)
     found = findings(profile([busy], two(**STEPPING), flow=flow))

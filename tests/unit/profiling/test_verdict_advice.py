@@ -1,4 +1,4 @@
-"""What a verdict advises, on profiles made by hand: only what would help there."""
+"""The advice of verdicts, on profiles made by hand: only what would help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEALTHY: dict[str, Any] = {"step": 0.5, "infer": 0.4, "wait": 0.1}
 STEPPING: dict[str, Any] = {"step": 0.88, "infer": 0.1, "wait": 0.02}
 
 
-def test_a_gpu_that_waits_for_launches_is_given_more_at_once() -> None:
+def test_larger_passes_are_advised_for_a_gpu_that_waits_for_launches() -> None:
     on_gpu = {"device": "cuda", "config": {"learner": {"micro_batch": 640}}}
     rank = learner(wait_data=0.02, gpu_kernel_busy=0.5)
     verdict = judge(profile([rank], two(**HEALTHY)) | on_gpu)
@@ -38,7 +38,7 @@ def test_a_gpu_that_waits_for_launches_is_given_more_at_once() -> None:
     ],
 )
 @pytest.mark.parametrize("playing", [HEALTHY, {"step": 0.2, "wait": 0.8}])
-def test_the_faster_format_is_advised_where_it_may_help(
+def test_auto_precision_is_advised_only_where_it_may_help(
     playing: dict[str, Any], device: str, convolutional: bool, precision: str, advised: bool
 ) -> None:
     found = profile(
@@ -52,7 +52,7 @@ def test_the_faster_format_is_advised_where_it_may_help(
     assert ("precision=auto" in verdict.next_step) is advised
 
 
-def test_no_more_prefetching_is_advised_where_batches_come_from_replay() -> None:
+def test_prefetching_is_not_advised_for_replay() -> None:
     for data, advised in (("unrolls", True), ("transitions", False)):
         verdict = judge(
             profile([learner(h2d_exposed=0.1)], two(**HEALTHY), algo={"trains_on": data})
@@ -62,7 +62,7 @@ def test_no_more_prefetching_is_advised_where_batches_come_from_replay() -> None
         assert "send uint8 observations" in verdict.next_step
 
 
-def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
+def test_ended_actor_is_not_counted() -> None:
     ended = actor(1, rate=20.0, **STEPPING) | {"ended": True}
     verdict = judge(profile([learner(wait_data=0.5)], [actor(0, **STEPPING), ended]))
     assert verdict.kind == "slow_environment"
@@ -78,7 +78,7 @@ def test_who_has_ended_is_not_counted_among_those_who_play() -> None:
         (1, 20000, 20000, ""),
     ],
 )
-def test_replay_that_is_not_full_enough_is_what_a_learner_waits_for(
+def test_learner_waiting_for_min_size_gets_the_filling_verdict(
     learners: int, size: int, min_size: int, says: str
 ) -> None:
     waiting = [learner(i, wait_data=1.0, updates_per_s=0.0) for i in range(learners)]
@@ -133,7 +133,7 @@ def one_actor_on_two_cores(cpu: float, idle: float, tried: Any) -> dict[str, Any
         (0.98, 0.1, None, "slow_environment", "not on this host, where 1.9 of 2 cores are busy"),
     ],
 )
-def test_an_environment_is_given_threads_where_it_waits_and_actors_where_it_computes(
+def test_threads_are_advised_for_waiting_and_actors_for_computing_environments(
     cpu: float, idle: float, tried: Any, kind: str, advice: str
 ) -> None:
     verdict = judge(one_actor_on_two_cores(cpu, idle, tried))
@@ -141,7 +141,7 @@ def test_an_environment_is_given_threads_where_it_waits_and_actors_where_it_comp
     assert advice in verdict.next_step
 
 
-def test_threads_are_no_advice_where_the_programs_of_the_environment_fill_the_cores() -> None:
+def test_threads_are_not_advised_when_environment_programs_fill_the_cores() -> None:
     waits = learner(wait_data=0.9, rate=1000.0, ceiling=10_000.0, cpu=0.1)
     actors = [actor(i, cpu=0.1, step=0.95, infer=0.05) | {"coreless": 0.0} for i in (0, 1)]
     for cores, advice in ((2, "not on this host, where 1.9 of 2"), (4, "actors.env_threads=2")):
@@ -149,7 +149,7 @@ def test_threads_are_no_advice_where_the_programs_of_the_environment_fill_the_co
         assert advice in judge(profile([waits], actors, cores=cores) | known).next_step
 
 
-def test_threads_that_are_not_used_are_not_advised() -> None:
+def test_unused_threads_are_not_advised() -> None:
     own_vector_form = judge(one_actor_on_two_cores(0.05, 1.9, []))
     assert "actors.env_threads does nothing for its own vector form" in own_vector_form.next_step
     assert "actors.env_threads=" not in own_vector_form.next_step
@@ -183,7 +183,7 @@ def test_no_more_actors_are_advised_than_auto_would_start() -> None:
     )
 
 
-def test_where_actors_that_wait_crowd_the_cores_fewer_with_more_threads_are_advised() -> None:
+def test_fewer_actors_with_more_threads_are_advised_when_waiting_actors_crowd_cores() -> None:
     crowded = learner(wait_data=0.02, coreless=0.4)
     for cpu, advised in ((0.2, True), (0.98, False)):
         actors = [actor(i, cpu=cpu, **STEPPING) | {"coreless": 0.0} for i in range(10)]

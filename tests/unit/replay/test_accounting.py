@@ -1,4 +1,4 @@
-"""The equation of agent steps, against streams whose losses are known."""
+"""The balance of agent steps, against streams whose losses are known."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_steps_that_an_actor_dropped_are_counted_by_their_reason() -> None:
     assert not accounting.lost
 
 
-def test_what_a_dead_actor_sent_last_is_lost_when_its_stream_ends() -> None:
+def test_unreceived_steps_of_a_dead_actor_are_lost_when_its_stream_ends() -> None:
     accounting = Accounting()
     accounting.arrived(header(1, 0, steps=10, produced=10))
     accounting.ended(1, 0, next_sequence=3, produced_steps=35)
@@ -63,7 +63,7 @@ def test_incarnations_are_streams_of_their_own() -> None:
     assert not accounting.lost
 
 
-def test_an_imbalance_shows() -> None:
+def test_imbalance_is_reported() -> None:
     accounting = Accounting()
     accounting.arrived(header(1, 0, steps=10, produced=10))
     assert accounting.balance(in_flight=10) == 0
@@ -76,7 +76,7 @@ def test_an_imbalance_shows() -> None:
         st.tuples(st.integers(0, 3), st.integers(0, 100), st.booleans(), st.booleans()), max_size=60
     )
 )
-def test_any_history_balances(history: list[tuple[int, int, bool, bool]]) -> None:
+def test_every_history_balances(history: list[tuple[int, int, bool, bool]]) -> None:
     """Actors make unrolls of random length; some get lost, some dropped, the rest trained."""
     accounting = Accounting()
     sequences, produced, made, lost = [0] * 4, [0] * 4, 0, 0
@@ -99,7 +99,7 @@ def test_any_history_balances(history: list[tuple[int, int, bool, bool]]) -> Non
     assert accounting.balance(in_flight=0) == 0
 
 
-def test_where_a_stream_is_met_in_the_middle_counts_as_nothing() -> None:
+def test_earlier_steps_of_a_stream_met_in_the_middle_do_not_count() -> None:
     """So a learner that was restarted meets an actor; a liar gains nothing by it."""
     accounting = Accounting(slot_steps=12)
     accounting.arrived(header(1, 1000, steps=12, produced=LARGEST))
@@ -126,7 +126,7 @@ def test_a_jump_beyond_all_grants_is_a_new_baseline() -> None:
     assert accounting.produced == 4 * 12
 
 
-def test_only_the_supervisor_says_what_never_arrived_at_all() -> None:
+def test_only_supervisor_reports_count_steps_of_unseen_streams() -> None:
     """A connector that was killed at the start leaves nothing else that knows it."""
     accounting = Accounting(slot_steps=12)
     accounting.ended(1, 0, next_sequence=3, produced_steps=36)
@@ -140,7 +140,7 @@ def test_only_the_supervisor_says_what_never_arrived_at_all() -> None:
     assert accounting.produced == 36 + 60
 
 
-def test_a_slot_before_what_is_known_does_not_move_a_stream_back() -> None:
+def test_out_of_order_slot_does_not_move_a_stream_back() -> None:
     accounting = Accounting(slot_steps=12)
     accounting.arrived(header(1, 5, steps=12, produced=72))
     accounting.arrived(header(1, 2, steps=12, produced=36))
@@ -160,7 +160,7 @@ def test_a_slot_before_what_is_known_does_not_move_a_stream_back() -> None:
         max_size=40,
     )
 )
-def test_whatever_streams_say_the_equation_holds(
+def test_equation_holds_for_arbitrary_stream_reports(
     said: list[tuple[str, int, int, int, int]],
 ) -> None:
     accounting = Accounting(slot_steps=12)
@@ -179,7 +179,7 @@ def test_whatever_streams_say_the_equation_holds(
 
 
 @pytest.mark.parametrize("streams", [10 * MAX_STREAMS])
-def test_memory_and_time_are_flat_in_the_number_of_streams(streams: int) -> None:
+def test_memory_and_time_do_not_grow_with_the_number_of_streams(streams: int) -> None:
     accounting = Accounting(slot_steps=12)
     record = header(0, 0, steps=12, produced=12)
 

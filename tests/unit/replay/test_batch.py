@@ -12,7 +12,7 @@ from penstock.replay.remote.batch_codec import pack, read_shape, unpack
 from penstock.transport.wire import WireError
 
 
-def test_batches_of_one_draw_are_dealt_in_turn() -> None:
+def test_rows_of_one_draw_are_interleaved_into_its_batches() -> None:
     batch = Batch(obs=(np.arange(12).reshape(6, 2), {"x": np.arange(6.0)}), keys=np.arange(6))
     shape, frames = pack(batch, 3)
     read = read_shape(shape.meta)
@@ -28,7 +28,7 @@ def test_batches_of_one_draw_are_dealt_in_turn() -> None:
     [None, [], [["a", "|O", [1]]], [["a", "nonsense", [1]]], [["a", "<f4", [-1]]], [["a", "<f4"]],
      [["a", "<f4", "x"]], [3], [["a", "<f4", [1]]] * 2000],
 )  # fmt: skip
-def test_a_strange_description_is_refused(meta: Any) -> None:
+def test_malformed_batch_description_is_refused(meta: Any) -> None:
     with pytest.raises(WireError):
         read_shape(meta)
 

@@ -1,4 +1,4 @@
-"""`Replay` as a whole: sizes, batches, priorities, threads, and what it refuses."""
+"""`Replay` as a whole: sizes, batches, priorities, threads and refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill(replay: Replay | Any, first: int, count: int, **changes: Any) -> None:
         replay.add(**(step | flags | changes))
 
 
-def test_a_batch_is_what_the_names_say() -> None:
+def test_batch_has_the_documented_columns() -> None:
     replay = Replay(PLAIN, 100, discount=0.5, seed=0)
     fill(replay, 0, 9)
     fill(replay, 9, 1, terminated=True, truncated=True)
@@ -62,7 +62,7 @@ def test_a_batch_is_what_the_names_say() -> None:
         _ = batch.mask
 
 
-def test_n_step_by_hand() -> None:
+def test_n_step_returns_match_a_sum_by_hand() -> None:
     replay = Replay(PLAIN, 100, n_step=3, discount=0.5)
     fill(replay, 0, 3)
     fill(replay, 3, 1, truncated=True)
@@ -77,7 +77,7 @@ def test_n_step_by_hand() -> None:
     assert batch.terminated.tolist() == [False, False, False, False, True, True]
 
 
-def test_n_step_goes_as_far_as_the_stream_does_so_far() -> None:
+def test_n_step_return_ends_at_the_newest_row_of_its_stream() -> None:
     replay = Replay(PLAIN, 100, n_step=3, discount=0.5, unroll=4)
     fill(replay, 0, 4)
     assert replay.gather.batch(np.array([3]), None).reward.tolist() == [3.0]
@@ -86,7 +86,7 @@ def test_n_step_goes_as_far_as_the_stream_does_so_far() -> None:
     assert (batch.reward[0], batch.discount[0], batch.next_obs[0, 0]) == (5.0, 0.25, 5)
 
 
-def test_at_least_the_newest_rows_stay() -> None:
+def test_newest_rows_are_always_kept() -> None:
     replay = Replay(PLAIN, 50, unroll=8)
     for first in range(0, 300, 10):
         fill(replay, first, 10)
@@ -98,7 +98,7 @@ def test_at_least_the_newest_rows_stay() -> None:
     assert stats["inserted"] == 300 == stats["stored"] + sum(stats["evicted"].values())
 
 
-def test_capacity_holds_for_frame_stacks_too() -> None:
+def test_capacity_holds_with_frame_stacks() -> None:
     """Although the oldest stored rows have lost frames of theirs."""
     columns = {"obs": (np.uint8, (4, 3)), "action": (np.int64, ())}
     replay = Replay(columns, 64, unroll=8, frame_stack=4, autoreset="next_step")
@@ -109,7 +109,7 @@ def test_capacity_holds_for_frame_stacks_too() -> None:
     assert replay.stats()["evicted"]["history"] > 0
 
 
-def test_two_streams_do_not_follow_each_other() -> None:
+def test_n_step_returns_do_not_cross_streams() -> None:
     replay = Replay(PLAIN, 100, n_step=2, discount=1.0, writers=2)
     with replay.writer() as other:
         for i in range(3):
@@ -121,7 +121,7 @@ def test_two_streams_do_not_follow_each_other() -> None:
     assert replay.stats()["stored"] == 6
 
 
-def test_threads_add_while_one_samples() -> None:
+def test_rows_stay_consistent_while_threads_add_and_sample() -> None:
     replay = Replay(PLAIN, 2000, n_step=3, discount=1.0, unroll=32, writers=2)
     fill(replay, 0, 100)
     failures: list[BaseException] = []
@@ -168,7 +168,7 @@ def test_priorities_of_rows_that_are_gone_are_ignored_and_counted() -> None:
 
 
 @pytest.mark.parametrize("sampler", [Uniform, Prioritized])
-def test_rows_leave_when_they_were_sampled_often_enough(sampler: Any) -> None:
+def test_rows_are_evicted_after_max_times_sampled(sampler: Any) -> None:
     replay = Replay(PLAIN, 64, sampler=sampler(), max_times_sampled=3, seed=0)
     fill(replay, 0, 50)
     drawn: list[int] = []
@@ -185,7 +185,9 @@ def test_rows_leave_when_they_were_sampled_often_enough(sampler: Any) -> None:
     assert len(replay) >= 64
 
 
-def test_what_it_takes_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_beyond_the_available_memory_is_refused_before_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     atari = {"obs": (np.uint8, (4, 84, 84)), "action": (np.int64, ())}
     with pytest.raises(ReplayError, match=r"capacity 200000000 needs 1\d{3}\.\d\d GB.* to about"):
         Replay(atari, 200_000_000, frame_stack=4)
@@ -214,13 +216,13 @@ def test_what_it_takes_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPat
         ({"in_hand": 0}, "in_hand 0 must be"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+def test_invalid_sizes_are_refused(change: dict[str, Any], words: str) -> None:
     options: dict[str, Any] = {"capacity": 10} | change
     with pytest.raises(ReplayError, match=words):
         Replay(PLAIN, **options)
 
 
-def test_numbers_may_be_written_as_floats() -> None:
+def test_integral_floats_are_accepted_as_sizes() -> None:
     replay = Replay(PLAIN, 1e3, n_step=3.0, unroll=4.0)  # type: ignore[arg-type]
     assert (replay.capacity, replay.n_step, replay.layout.spec.unroll) == (1000, 3, 4)
     assert all(type(n) is int for n in (replay.capacity, replay.n_step))
@@ -228,7 +230,7 @@ def test_numbers_may_be_written_as_floats() -> None:
 
 @pytest.mark.parametrize("count", [1.5, 2.0, 0, -1, "2", None])
 @pytest.mark.parametrize("options", [{}, {"limiter": RateLimiter()}, {"sequences": Sequences(2)}])
-def test_a_batch_size_is_a_whole_number(count: Any, options: dict[str, Any]) -> None:
+def test_batch_size_must_be_an_integer(count: Any, options: dict[str, Any]) -> None:
     replay = Replay(PLAIN, 100, **options)
     fill(replay, 0, 20)
     words = f"batch size {count!r} must be a whole number and at least 1"
@@ -245,7 +247,7 @@ def test_names_that_a_batch_cannot_have_are_refused(name: Any) -> None:
         Replay(PLAIN | {name: (np.float32, ())}, 100)
 
 
-def test_slots_in_hand_are_what_comes_on_top_of_the_capacity() -> None:
+def test_slots_in_hand_are_added_to_the_capacity() -> None:
     """By default one for each writer, two where memory is shared."""
     for options, extra in (
         ({"writers": 3}, 3),
@@ -257,7 +259,7 @@ def test_slots_in_hand_are_what_comes_on_top_of_the_capacity() -> None:
         replay.close()
 
 
-def test_flags_may_be_zero_and_one() -> None:
+def test_end_flags_may_be_zero_and_one() -> None:
     replay = Replay(PLAIN, 100)
     fill(replay, 0, 1, terminated=0, truncated=np.int64(0))
     fill(replay, 1, 1, terminated=1, truncated=0)
@@ -270,7 +272,7 @@ def test_flags_may_be_zero_and_one() -> None:
 
 
 @pytest.mark.parametrize("framed", [False, True])
-def test_an_environment_that_writes_over_its_observation_is_noticed(framed: bool) -> None:
+def test_environment_that_overwrites_its_observation_is_detected(framed: bool) -> None:
     """At its first step; where the episode ends, next_obs may be anything."""
     shape = (100,) if framed else (2,)
     space = {"camera": (np.float32, shape), "parts": spaces.Tuple([spaces.Discrete(3)])}
@@ -297,7 +299,7 @@ def test_stacks_may_be_views_of_one_history() -> None:
     assert len(replay) == 2
 
 
-def test_batches_that_cannot_be_are_refused() -> None:
+def test_invalid_batch_sizes_are_refused() -> None:
     replay = Replay(PLAIN, 100)
     with pytest.raises(ReplayError, match=r"batch of 8 needs as many rows, and 0 rows are stored"):
         replay.sample(8)
@@ -315,7 +317,7 @@ def test_batches_that_cannot_be_are_refused() -> None:
             replay.update_priorities(keys, priorities)
 
 
-def test_it_knows_environments() -> None:
+def test_from_env_reads_spaces_and_autoreset_of_an_environment() -> None:
     single = Replay.from_env(gymnasium.make("CartPole-v1"), 1000)
     assert (single.autoreset, single.layout.spec.envs) == ("none", 1)
     vector = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
@@ -356,7 +358,7 @@ def test_the_same_seed_draws_the_same_rows() -> None:
     assert made[0].sample(20).action.tolist() == made[1].sample(20).action.tolist()
 
 
-def test_output_memory_is_reused_only_when_nobody_has_it() -> None:
+def test_batch_memory_is_reused_only_when_unreferenced() -> None:
     pool = Pool()
     shape, dtype = (1 << 16,), np.dtype(np.uint8)
     first = pool.empty(shape, dtype)
@@ -370,7 +372,7 @@ def test_output_memory_is_reused_only_when_nobody_has_it() -> None:
     assert pool.empty(shape, dtype).ctypes.data == where
 
 
-def test_the_import_is_light() -> None:
+def test_importing_replay_is_fast_and_imports_no_heavy_module() -> None:
     code = (
         "import sys, time; t = time.process_time(); import numpy; n = time.process_time(); "
         "import penstock.replay; print((time.process_time() - n) / (n - t), "
@@ -386,7 +388,7 @@ def test_the_import_is_light() -> None:
     assert min(of_numpy) < 3  # it is about as much again as numpy itself
 
 
-def test_a_sample_that_waits_goes_before_the_next_add() -> None:
+def test_waiting_sample_precedes_the_next_add() -> None:
     replay = Replay(PLAIN, 100, seed=0)
     fill(replay, 0, 10)
     sampling = threading.Thread(target=replay.sample, args=(4,))

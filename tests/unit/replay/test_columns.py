@@ -1,4 +1,4 @@
-"""Names, nesting and checks of what comes in."""
+"""Names, nesting and checks of the columns of a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_spaces_become_names_dtypes_and_shapes() -> None:
     }
 
 
-def test_names_alone_say_the_structure() -> None:
+def test_nested_structure_is_restored_from_column_names() -> None:
     nest = nest_of("obs", ["obs.camera", "obs.arm.0", "obs.arm.1"])
     assert nest == {"camera": "obs.camera", "arm": ("obs.arm.0", "obs.arm.1")}
     assert nest_of("action", ["action"]) == "action"
@@ -80,7 +80,7 @@ def test_columns_that_cannot_be_are_refused_by_name(columns: Any, words: list[st
         (None, ["obs", "expected [2, 3]"]),
     ],
 )
-def test_what_does_not_fit_names_the_column_what_came_and_what_was_expected(
+def test_unfitting_value_is_refused_with_column_and_expectation(
     value: Any, words: list[str]
 ) -> None:
     with pytest.raises(ReplayError) as refused:
@@ -88,7 +88,7 @@ def test_what_does_not_fit_names_the_column_what_came_and_what_was_expected(
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_what_loses_nothing_of_its_kind_is_taken() -> None:
+def test_values_that_convert_without_loss_of_kind_are_accepted() -> None:
     assert validated(F32, np.ones((2, 3)), 2).shape == (2, 3)  # float64 to float32
     assert validated(F32, np.ones((2, 3), int), 2).shape == (2, 3)
     assert validated(F32, [1, 2, 3], 1).shape == (1, 3)  # one environment without its axis
@@ -108,14 +108,14 @@ def test_what_loses_nothing_of_its_kind_is_taken() -> None:
         ({"camera": 1, "arm": (1, 2, 3)}, ["obs.arm", "3 parts", "tuple of 2"]),
     ],
 )
-def test_a_wrong_nesting_is_named(value: Any, words: list[str]) -> None:
+def test_wrong_nesting_is_refused_by_name(value: Any, words: list[str]) -> None:
     nest = nest_of("obs", ["obs.camera", "obs.arm.0", "obs.arm.1"])
     with pytest.raises(ReplayError) as refused:
         flatten(nest, value, "obs", {})
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_small_observations_lie_beside_their_successor_and_big_ones_are_frames() -> None:
+def test_small_observations_are_stored_with_their_successor_and_big_ones_as_frames() -> None:
     layout = make_layout({"obs": NESTED, "action": spaces.Discrete(2)}, 1000, 1, 1, None)
     columns = {c.name: c for c in layout.spec.columns}
     assert columns["obs.arm.0"].rows == columns["next_obs.arm.0"].rows == "unroll"
@@ -125,7 +125,7 @@ def test_small_observations_lie_beside_their_successor_and_big_ones_are_frames()
     assert "next_obs" not in columns
 
 
-def test_an_atari_transition_takes_no_more_than_it_must() -> None:
+def test_atari_transition_takes_at_most_7600_bytes_for_any_number_of_environments() -> None:
     """7,056 bytes of a frame and what else a row has, whatever the number of environments."""
     atari = {"obs": (np.uint8, (4, 84, 84)), "action": (np.int64, ())}
     for envs in (1, 8, 64, 256):
@@ -145,6 +145,6 @@ def test_a_hundred_thousand_atari_transitions_take_7600_bytes_each() -> None:
 
 
 @pytest.mark.parametrize("stack", [3, {"obs": 3}, {"camera": 4}])
-def test_a_stack_that_no_observation_has_is_refused(stack: Any) -> None:
+def test_frame_stack_that_no_observation_has_is_refused(stack: Any) -> None:
     with pytest.raises(ReplayError, match=r"obs uint8\[4, 84, 84\]"):
         make_layout({"obs": (np.uint8, (4, 84, 84)), "action": (int, ())}, 100, 1, stack, None)

@@ -1,4 +1,4 @@
-"""What is too old leaves, in whole slots, counted by its reason, and nothing else does."""
+"""Rows that are too old are evicted in whole slots and counted by reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def balanced(replay: Replay) -> dict[str, int]:
     return evicted
 
 
-def test_time_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_older_than_their_time_to_live_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     replay = made(ttl_s=10.0)
@@ -59,7 +59,7 @@ def test_time_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
     assert balanced(replay) == {"ttl": 3 * UNROLL}
 
 
-def test_policy_lag() -> None:
+def test_rows_beyond_max_policy_lag_are_evicted() -> None:
     replay = made(max_policy_lag=2)
     for version in range(5):
         replay.version = version
@@ -75,7 +75,7 @@ def test_policy_lag() -> None:
     assert replay.update_priorities(replay.sample(1).keys, [1.0]) == 1
 
 
-def test_old_slots_behind_fresh_ones_leave_too() -> None:
+def test_old_slots_behind_fresh_ones_are_evicted() -> None:
     """A suspended writer publishes what an old policy played after the others did."""
     replay = made(max_policy_lag=1, writers=2)
     with replay.writer() as slow, replay.writer() as fast:
@@ -92,7 +92,7 @@ def test_old_slots_behind_fresh_ones_leave_too() -> None:
     assert balanced(replay) == {"lag": 2 * UNROLL}
 
 
-def test_what_comes_too_late_is_cut_as_it_comes() -> None:
+def test_slots_that_arrive_too_late_are_evicted_on_arrival() -> None:
     """Also where the version did not change meanwhile; by a writer that says what it played."""
     replay = made(max_policy_lag=1, shared=True, writers=3)
     replay.version = 7
@@ -114,7 +114,7 @@ def test_what_comes_too_late_is_cut_as_it_comes() -> None:
     replay.close()
 
 
-def test_steps_of_a_writer_elsewhere_have_its_version() -> None:
+def test_steps_of_a_remote_writer_have_its_version() -> None:
     replay = made(max_policy_lag=1, shared=True, writers=2)
     replay.version = 7
     with Writer.attach(replay.serve()) as writer:
@@ -128,7 +128,7 @@ def test_steps_of_a_writer_elsewhere_have_its_version() -> None:
     replay.close()
 
 
-def test_keys_of_what_was_cut_are_stale() -> None:
+def test_keys_of_evicted_rows_are_stale() -> None:
     replay = made(max_policy_lag=0)
     add(replay, 0, UNROLL)
     keys = replay.sample(4).keys
@@ -146,6 +146,6 @@ def test_keys_of_what_was_cut_are_stale() -> None:
         ({"max_policy_lag": -1}, "max_policy_lag -1 must be at least 0 versions; None keeps all"),
     ],
 )
-def test_impossible_cuts(options: dict[str, Any], words: str) -> None:
+def test_invalid_eviction_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ReplayError, match=words):
         made(**options)

@@ -1,4 +1,4 @@
-"""Frame stacks that are added: what is no shift of what came before is never stored as one."""
+"""Frame stacks added to a replay: only true shifts are stored as single frames."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_next_obs_that_is_no_shift_of_obs_is_refused_and_nothing_is_stored(wro
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2, 3])
-def test_an_obs_that_does_not_continue_the_last_begins_a_history(changed: int) -> None:
+def test_obs_that_does_not_continue_the_last_begins_a_new_history(changed: int) -> None:
     """Although nobody said that an episode ended; whichever frame tells."""
     replay, s = stacking(n_step=3), stacks(8)
     other = s[2:6].copy()
@@ -67,7 +67,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("env", [0, 27, 39])
-def test_a_wrong_byte_of_a_large_vector_is_found_when_its_environment_has_its_turn(
+def test_wrong_byte_in_a_large_vector_is_found_in_its_turn(
     large: None, env: int, copied: bool
 ) -> None:
     steps = EVERY * PARTS
@@ -100,7 +100,7 @@ def test_where_episodes_begin_and_end_all_of_a_large_vector_is_compared(
 @pytest.mark.parametrize("envs", [1, 2, MANY])
 @pytest.mark.parametrize("stack", [1, 2, 4])
 @pytest.mark.parametrize("complete_nbytes", [0, 1 << 20])
-def test_steps_that_go_on_plainly_are_stored_as_they_were_given(
+def test_consecutive_steps_are_stored_unchanged(
     stack: int, envs: int, complete_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Arrays that are handed on from step to step; a reset of all that nobody spoke of between."""
@@ -124,7 +124,7 @@ def test_steps_that_go_on_plainly_are_stored_as_they_were_given(
     np.testing.assert_array_equal(batch.next_obs, np.concatenate([after for _, after in given]))
 
 
-def test_an_array_that_is_written_over_is_noticed() -> None:
+def test_overwritten_array_is_detected() -> None:
     """As environments do that always return the same array."""
     replay, s = stacking(), stacks(6)
     buffer = s[0].copy()

@@ -1,4 +1,4 @@
-"""Rows from later in an episode, and snapshots that are drawn in another way, against lists."""
+"""Future rows of an episode, and rows loaded from snapshots, against lists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(replay: Replay, steps: int, ends: int) -> None:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_future_rows_are_even_among_those_of_the_episode(n_step: int) -> None:
+def test_future_rows_are_drawn_evenly_from_the_rest_of_the_episode(n_step: int) -> None:
     rng = np.random.default_rng(0)
     with Replay(COLUMNS, **SMALL, n_step=n_step, seed=0) as replay:
         play(replay, steps=34, ends=10)  # four of the last episode
@@ -48,7 +48,7 @@ def test_future_rows_are_even_among_those_of_the_episode(n_step: int) -> None:
             assert share == pytest.approx(np.full(choices, 1 / choices), abs=0.1)
 
 
-def test_future_rows_of_rows_that_are_gone_are_refused() -> None:
+def test_future_rows_of_evicted_rows_are_refused() -> None:
     rng = np.random.default_rng(0)
     with Replay(COLUMNS, **SMALL, seed=0) as replay:
         play(replay, 30, 10)
@@ -65,7 +65,7 @@ def test_future_rows_of_rows_that_are_gone_are_refused() -> None:
         replay.future([0], 4, rng)
 
 
-def test_rows_of_a_snapshot_are_drawn_in_another_way(tmp_path: Path) -> None:
+def test_snapshot_rows_can_be_drawn_with_other_settings(tmp_path: Path) -> None:
     with Replay(COLUMNS, **SMALL, n_step=2) as saved:
         play(saved, 150, 10)  # the oldest have left
         saved.save(tmp_path / "data")
@@ -100,7 +100,7 @@ def test_rows_of_a_snapshot_are_drawn_in_another_way(tmp_path: Path) -> None:
         assert len(replay) == 40
 
 
-def test_stacks_of_a_snapshot_are_those_that_were_added(tmp_path: Path) -> None:
+def test_frame_stacks_of_a_snapshot_equal_those_added(tmp_path: Path) -> None:
     columns = {"obs": (np.uint8, (3, 8, 8)), "action": (np.int64, ())}
     with Replay(columns, 60, frame_stack=3, unroll=5) as saved:
         for step in range(60):

@@ -1,4 +1,4 @@
-"""The rate limiter: its rules by hand, its promise that nobody waits for ever by search."""
+"""The rate limiter: its rules by hand, and by search that no caller waits for ever."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_inserts_beyond_min_size_earn_and_samples_spend(
         (110, 0, 100, 390),
     ],
 )
-def test_what_an_insert_waits_for(inserted: int, sampled: int, insert: int, missing: int) -> None:
+def test_insert_waits_for_the_missing_samples(
+    inserted: int, sampled: int, insert: int, missing: int
+) -> None:
     assert samples_missing(RULE, counts(inserted, sampled), insert) == missing
 
 
@@ -68,7 +70,9 @@ def test_what_an_insert_waits_for(inserted: int, sampled: int, insert: int, miss
         (110, 39, 51, 0),
     ],
 )
-def test_what_a_sample_waits_for(inserted: int, sampled: int, sample: int, missing: int) -> None:
+def test_sample_waits_for_the_missing_inserts(
+    inserted: int, sampled: int, sample: int, missing: int
+) -> None:
     assert inserts_missing(RULE, counts(inserted, sampled), sample) == missing
 
 
@@ -78,7 +82,7 @@ def test_evicted_items_do_not_count_as_stored() -> None:
     assert samples_missing(RULE, after, 1000) == 0
 
 
-def test_without_a_ratio_only_the_size_holds() -> None:
+def test_limiter_without_a_ratio_enforces_only_min_size() -> None:
     limiter = RateLimiter(min_size=10)
     assert limiter.may_insert(10**9)
     limiter.inserted(9)
@@ -94,7 +98,7 @@ def test_without_a_ratio_only_the_size_holds() -> None:
     insert=st.integers(1, 30),
     sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.booleans()), max_size=80),
 )
-def test_in_the_narrowest_band_one_side_can_always_go_on(
+def test_one_side_can_always_proceed_within_the_narrowest_band(
     ratio: float,
     min_size: int,
     batch: int,
@@ -124,7 +128,7 @@ def test_in_the_narrowest_band_one_side_can_always_go_on(
     sampled=st.integers(0, 1000),
     count=st.integers(1, 100),
 )
-def test_what_is_missing_is_enough_and_no_less_would_be(
+def test_missing_count_is_sufficient_and_minimal(
     ratio: float, inserted: int, sampled: int, count: int
 ) -> None:
     rule = LimiterRule(ratio, 50, 60.0)
@@ -146,13 +150,13 @@ def test_what_is_missing_is_enough_and_no_less_would_be(
 # ---------------------------------------------------------------- predicted deadlocks
 
 
-def test_a_band_too_narrow_is_refused() -> None:
+def test_too_narrow_band_is_refused() -> None:
     with pytest.raises(ReplayError, match="make it at least 384"):
         RateLimiter(8.0, 1000, band=383, batch=256, insert=64)
     RateLimiter(8.0, 1000, band=384, batch=256, insert=64)
 
 
-def test_a_batch_that_never_fits_is_refused_when_it_comes_and_forgotten() -> None:
+def test_oversized_batch_is_refused_and_not_remembered() -> None:
     limiter = RateLimiter(1.0, 1, band=10)
     limiter.inserted(100)
     with pytest.raises(ReplayError, match="too narrow for samples of 20 and inserts of 1"):
@@ -160,7 +164,7 @@ def test_a_batch_that_never_fits_is_refused_when_it_comes_and_forgotten() -> Non
     assert limiter.await_sample(19, timeout_s=0)
 
 
-def test_a_band_left_out_grows_with_the_sizes() -> None:
+def test_default_band_grows_with_the_sizes() -> None:
     limiter = RateLimiter(2.0, 1)
     limiter.expect(batch=32, insert=8)
     assert limiter.rule.band == 32 + 2 * 8
@@ -179,7 +183,7 @@ def test_a_band_left_out_grows_with_the_sizes() -> None:
         (lambda: RateLimiter(1.0, 1, float("nan")), "band nan is too narrow"),
     ],
 )
-def test_what_can_not_be_is_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_limiter_settings_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ReplayError, match=message):
         make()
 
@@ -200,7 +204,7 @@ def test_a_new_ratio_counts_from_now_on() -> None:
     assert not limiter.may_sample(121)
 
 
-def test_a_change_that_could_not_hold_changes_nothing() -> None:
+def test_invalid_update_changes_no_setting() -> None:
     limiter = RateLimiter(8.0, 10, band=100, batch=64, capacity=50)
     with pytest.raises(ReplayError, match="min_size 51 is above the capacity of 50"):
         limiter.update(min_size=51)
@@ -211,7 +215,7 @@ def test_a_change_that_could_not_hold_changes_nothing() -> None:
     assert limiter.rule == LimiterRule(8.0, 10, 100)
 
 
-def test_the_reasons_say_what_is_missing() -> None:
+def test_reasons_name_what_is_missing() -> None:
     limiter = RateLimiter(4.0, 100, 50, batch=60)
     limiter.inserted(80)
     assert_waits(limiter, lambda: limiter.await_sample(60, 5.0), "sampling 60 waits for 23 more")
@@ -236,7 +240,7 @@ def test_an_insert_waits_until_enough_was_sampled() -> None:
     wait_until(lambda: limiter.counts.inserted == 16)
 
 
-def test_a_change_frees_who_waits() -> None:
+def test_update_releases_waiting_callers() -> None:
     limiter = RateLimiter(1.0, 1000)
     limiter.inserted(10)
     assert_waits(limiter, lambda: limiter.await_sample(1, 5.0), "10 items are stored and min_size")
@@ -244,7 +248,7 @@ def test_a_change_frees_who_waits() -> None:
     wait_until(lambda: limiter.counts.sampled == 1)
 
 
-def test_two_who_wait_do_not_both_take_the_last_place() -> None:
+def test_two_waiting_samples_do_not_both_take_the_last_place() -> None:
     limiter = RateLimiter(1.0, 1, 10, batch=10)
     limiter.inserted(1)
     found: list[bool] = []
@@ -260,7 +264,7 @@ def test_two_who_wait_do_not_both_take_the_last_place() -> None:
     assert limiter.counts.sampled == 10
 
 
-def test_two_threads_keep_the_ratio() -> None:
+def test_adding_and_sampling_threads_keep_the_ratio() -> None:
     limiter = RateLimiter(4.0, 64, batch=32, insert=16)
 
     def add() -> None:
@@ -276,7 +280,7 @@ def test_two_threads_keep_the_ratio() -> None:
     assert balance(limiter.rule, limiter.counts) == 0
 
 
-def test_a_snapshot_of_it_is_json_and_goes_on() -> None:
+def test_limiter_state_survives_json() -> None:
     limiter = RateLimiter(8.0, 10, band=200, batch=64)
     limiter.inserted(30)
     limiter.sampled(100)

@@ -1,4 +1,4 @@
-"""Batches drawn ahead: the same ones, ending cleanly, failing loudly, on a device where asked."""
+"""Batches drawn ahead: equal to `sample`, with clean ends, raised errors, and devices."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_the_batches_of_sample_one_after_the_other(prefetch: int) -> None:
+def test_prefetched_batches_equal_those_of_sample(prefetch: int) -> None:
     expected, replay = made(), made()
     batches = replay.batches(16, prefetch=prefetch)
     for _ in range(20):
@@ -60,7 +60,7 @@ def test_the_batches_of_sample_one_after_the_other(prefetch: int) -> None:
     assert not threads()
 
 
-def test_so_many_are_drawn_ahead_and_no_more() -> None:
+def test_exactly_prefetch_batches_are_drawn_ahead() -> None:
     replay = made(sampler=Prioritized())
     batches = replay.batches(8, prefetch=3)
     kept = [next(batches)]
@@ -73,7 +73,7 @@ def test_so_many_are_drawn_ahead_and_no_more() -> None:
     batches.close()
 
 
-def test_no_thread_before_the_first_batch_and_none_after_the_last() -> None:
+def test_prefetch_thread_lives_from_the_first_batch_to_the_last() -> None:
     replay = made()
     batches = replay.batches(8)
     assert not threads()
@@ -87,7 +87,7 @@ def test_no_thread_before_the_first_batch_and_none_after_the_last() -> None:
     assert not threads()
 
 
-def test_closing_does_not_wait_for_what_never_comes() -> None:
+def test_close_does_not_wait_for_batches_that_never_come() -> None:
     replay = made()
     batches = replay.batches(100)
     next(batches)
@@ -103,7 +103,7 @@ def test_closing_does_not_wait_for_what_never_comes() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_too_little_is_waited_for_and_then_said(prefetch: int) -> None:
+def test_too_few_rows_are_awaited_until_a_timeout_error(prefetch: int) -> None:
     replay = made(5)
     with pytest.raises(
         ReplayError, match=r"no batch could be drawn for 0.3 s: 5 of 8 rows are stored; is anything"
@@ -123,7 +123,7 @@ def test_too_little_is_waited_for_and_then_said(prefetch: int) -> None:
     assert not threads()
 
 
-def test_sequences_are_waited_for_too() -> None:
+def test_missing_sequences_are_awaited() -> None:
     replay = made(9, sequences=Sequences(10))
     with pytest.raises(ReplayError, match="no sequence is complete; is anything added"):
         next(replay.batches(4, timeout_s=0.2))
@@ -131,7 +131,7 @@ def test_sequences_are_waited_for_too() -> None:
     assert next(replay.batches(4)).action.shape == (10, 4)
 
 
-def test_sequences_wait_for_the_limiter_no_longer_than_they_may() -> None:
+def test_waiting_for_the_limiter_ends_at_the_timeout_with_sequences() -> None:
     """The thread, too: the generator ends with it."""
     limiter = RateLimiter(samples_per_insert=1.0, min_size=20, batch=4)
     replay = made(20, sequences=Sequences(5), limiter=limiter, timeout_s=5.0)
@@ -142,7 +142,7 @@ def test_sequences_wait_for_the_limiter_no_longer_than_they_may() -> None:
     assert time.monotonic() - began_s < 2.0
 
 
-def test_errors_of_the_thread_are_raised_here() -> None:
+def test_errors_of_the_prefetch_thread_are_raised_in_the_caller() -> None:
     replay = made()
     with pytest.raises(ReplayError, match="a batch of 2000 is larger than the capacity"):
         made(1000).batches(2000).send(None)
@@ -166,19 +166,19 @@ def test_errors_of_the_thread_are_raised_here() -> None:
         ({"device": "toaster"}, "device 'toaster' is none that torch knows"),
     ],
 )
-def test_bad_options_are_refused_at_once(options: dict[str, Any], words: str) -> None:
+def test_invalid_prefetch_options_are_refused_at_once(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ReplayError, match=words):
         made().batches(**{"count": 8} | options)
 
 
 @pytest.mark.parametrize("options", [{}, {"sequences": Sequences(5, 2)}], ids=["rows", "sequences"])
-def test_tensors(options: dict[str, Any]) -> None:
+def test_batches_can_be_torch_tensors(options: dict[str, Any]) -> None:
     assert_tensors("cpu", options)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"sequences": Sequences(5, 2)}], ids=["rows", "sequences"])
-def test_tensors_on_a_gpu(options: dict[str, Any]) -> None:
+def test_batches_can_be_tensors_on_a_gpu(options: dict[str, Any]) -> None:
     assert_tensors("cuda", options)
 
 
@@ -204,7 +204,7 @@ def _on_host(value: Any) -> Any:
     return value.cpu().numpy() if hasattr(value, "cpu") else value
 
 
-def test_numpy_alone_needs_no_torch() -> None:
+def test_numpy_batches_need_no_torch() -> None:
     code = """
 import sys
 import numpy as np
@@ -219,7 +219,7 @@ print(len(next(replay.batches(1)).action), heavy & {*sys.modules})
     assert done.stdout == "1 set()\n"
 
 
-def test_rows_that_another_thread_takes_first_are_waited_for(
+def test_rows_taken_by_another_thread_are_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the question whether a batch can be drawn and the draw itself."""
@@ -236,7 +236,7 @@ def test_rows_that_another_thread_takes_first_are_waited_for(
         next(replay.batches(8, prefetch=0, timeout_s=0.05))
 
 
-def test_what_another_thread_took_first_by_the_limiter_delays_no_end(
+def test_samples_taken_by_another_thread_do_not_delay_the_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread waits for the limiter no longer than for a batch, so that it sees the end."""

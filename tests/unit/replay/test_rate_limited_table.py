@@ -1,4 +1,4 @@
-"""A replay with a rate limiter: who waits, for how long, and what is counted."""
+"""A replay with a rate limiter: waiting callers, timeouts and counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sampling_waits_for_min_size() -> None:
     assert len(replay.sample(2).reward) == 2
 
 
-def test_a_row_is_sampled_about_as_often_as_asked() -> None:
+def test_rows_are_sampled_about_samples_per_insert_times() -> None:
     """min_size 4 and a band of 4: 4 free samples, then 2 for each insert."""
     limiter = RateLimiter(2.0, min_size=4, band=4.0)
     replay = make(limiter)
@@ -53,7 +53,7 @@ def test_a_row_is_sampled_about_as_often_as_asked() -> None:
     assert limiter.counts.sampled == 4
 
 
-def test_what_fails_is_not_counted() -> None:
+def test_failed_calls_are_not_counted() -> None:
     limiter = RateLimiter(min_size=1)
     replay = make(limiter)
     replay.add(**step())
@@ -65,7 +65,7 @@ def test_what_fails_is_not_counted() -> None:
     assert limiter.counts.sampled == 0
 
 
-def test_rows_that_leave_are_counted() -> None:
+def test_evicted_rows_are_counted() -> None:
     limiter = RateLimiter(min_size=1)
     replay = make(limiter)
     for i in range(1000):
@@ -75,7 +75,7 @@ def test_rows_that_leave_are_counted() -> None:
     assert limiter.counts.stored == stats["stored"] < 200
 
 
-def test_two_threads_keep_each_other_in_step() -> None:
+def test_adding_and_sampling_threads_keep_each_other_in_step() -> None:
     limiter = RateLimiter(3.0, min_size=10, band=20.0)
     replay = make(limiter, timeout_s=10.0)
 
@@ -94,7 +94,7 @@ def test_two_threads_keep_each_other_in_step() -> None:
     assert limiter.counts.sampled == 870
 
 
-def test_a_writer_elsewhere_is_lent_nothing_while_it_is_ahead() -> None:
+def test_remote_writer_ahead_of_the_limiter_gets_no_slots() -> None:
     limiter = RateLimiter(1.0, min_size=8, band=40.0)
     replay = make(limiter, shared=True, unroll=4, timeout_s=5.0)
     with Writer.attach(replay.serve()) as writer:
@@ -117,7 +117,7 @@ def test_a_writer_elsewhere_is_lent_nothing_while_it_is_ahead() -> None:
     replay.close()
 
 
-def test_what_others_add_counts_in_slots_so_that_neither_side_waits_for_ever() -> None:
+def test_remote_inserts_count_by_slot_and_cause_no_deadlock() -> None:
     """A slot that exceeds the band alone would never be lent."""
     with pytest.raises(ReplayError, match="too narrow for samples of 1 and inserts of 16 at 4"):
         make(RateLimiter(4.0, min_size=8, band=30.0), shared=True, unroll=16)
@@ -138,7 +138,7 @@ def test_what_others_add_counts_in_slots_so_that_neither_side_waits_for_ever() -
     replay.close()
 
 
-def test_a_batch_that_can_never_be_drawn_does_not_widen_the_band() -> None:
+def test_oversized_batch_does_not_widen_the_band() -> None:
     limiter = RateLimiter(1.0, min_size=1)
     replay = make(limiter)
     for count in (0, -3, 101):
@@ -147,7 +147,7 @@ def test_a_batch_that_can_never_be_drawn_does_not_widen_the_band() -> None:
     assert limiter.rule.band == 2
 
 
-def test_a_step_for_which_there_is_no_stream_is_not_counted() -> None:
+def test_step_without_a_free_stream_is_not_counted() -> None:
     limiter = RateLimiter(min_size=1)
     replay = make(limiter)
     for _ in range(16):
@@ -157,7 +157,7 @@ def test_a_step_for_which_there_is_no_stream_is_not_counted() -> None:
     assert limiter.counts.inserted == 0
 
 
-def test_rows_that_left_since_the_last_step_do_not_count_for_min_size() -> None:
+def test_evicted_rows_do_not_count_for_min_size() -> None:
     replay = make(RateLimiter(min_size=5), max_times_sampled=1)
     for i in range(9):
         replay.add(**step(i))

@@ -1,4 +1,4 @@
-"""Reading records: every field as numpy itself reads it, in memory of its own."""
+"""Reading records: every field equals numpy's own reading, in its own memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def records(request: pytest.FixtureRequest) -> np.ndarray[tuple[int], np.dtype[n
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_column_is_the_field_of_the_rows(
+def test_column_equals_the_numpy_field_of_the_rows(
     records: np.ndarray[tuple[int], np.dtype[np.void]], name: str
 ) -> None:
     reader, rows = RecordReader(records), np.array([7, 99, 7, 0])
@@ -44,7 +44,7 @@ def test_a_column_is_the_field_of_the_rows(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_field_is_written_into_a_part_of_an_array(
+def test_field_is_read_into_part_of_an_array(
     records: np.ndarray[tuple[int], np.dtype[np.void]], name: str
 ) -> None:
     reader, rows = RecordReader(records), np.arange(6)

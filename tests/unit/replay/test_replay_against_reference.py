@@ -1,4 +1,4 @@
-"""Every column of every stored row equals what plain lists say, whatever happened before."""
+"""Every column of every stored row equals that of plain lists, after any history."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ TestReplay = ReplayMachine.TestCase
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_long_random_histories(seed: int) -> None:
+def test_long_random_histories_match_the_list_reference(seed: int) -> None:
     """The same, longer, with many wraps; one seed for each."""
     rng = np.random.default_rng(seed)
     machine = ReplayMachine()

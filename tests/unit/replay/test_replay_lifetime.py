@@ -1,4 +1,4 @@
-"""What a replay holds comes back: when it is closed, when it is dropped, when its process dies."""
+"""Memory, threads and descriptors of a replay are freed when it is closed, dropped or killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def in_thread(function: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("look", [lambda r: r.stats(), lambda r: r.sample(2)], ids=["stats", "get"])
-def test_a_dead_threads_slot_is_closed_when_anybody_looks(look: Callable[[Replay], Any]) -> None:
+def test_slot_of_a_dead_thread_is_closed_at_the_next_call(look: Callable[[Replay], Any]) -> None:
     with Replay(COLUMNS, 100, unroll=10, writers=2) as replay:
 
         def add_three() -> None:
@@ -89,7 +89,7 @@ def test_a_dead_threads_slot_is_closed_when_anybody_looks(look: Callable[[Replay
         assert len(replay) == 3
 
 
-def test_threads_that_ended_leave_a_trajectory_queue_their_lanes() -> None:
+def test_ended_threads_free_their_lanes_of_a_trajectory_queue() -> None:
     """More threads than there are lanes, one after the other, each with the only slot."""
     with TrajectoryQueue(SPEC, slots=1) as queue:
 
@@ -138,7 +138,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("how", ["dropped", "closed", "with"])
-def test_nothing_is_left(make: Callable[[], Any], how: str) -> None:
+def test_close_and_drop_leave_no_memory_thread_or_descriptor(
+    make: Callable[[], Any], how: str
+) -> None:
     before = held()
     made = make()
     assert held() != before
@@ -159,7 +161,7 @@ def test_nothing_is_left(make: Callable[[], Any], how: str) -> None:
 
 
 @pytest.mark.parametrize("make", [private, served], ids=["private", "served"])
-def test_memory_is_free_without_a_garbage_collection(make: Callable[[], Replay]) -> None:
+def test_memory_is_freed_without_garbage_collection(make: Callable[[], Replay]) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -176,14 +178,14 @@ def test_memory_is_free_without_a_garbage_collection(make: Callable[[], Replay])
         gc.enable()
 
 
-def test_one_that_cannot_be_made_leaves_nothing() -> None:
+def test_failed_construction_leaves_no_memory() -> None:
     before = held()
     with pytest.raises(ReplayError, match="min_size 200 is above the capacity of 100"):
         Replay(COLUMNS, 100, shared=True, limiter=RateLimiter(min_size=200))
     assert held() == before
 
 
-def test_a_service_may_be_ended_by_its_own_thread() -> None:
+def test_service_may_be_closed_by_its_own_thread() -> None:
     """As happens where the garbage collector finds the replay there."""
     store, ended = SlotStore(SPEC, 4), threading.Event()
     failures: list[BaseException] = []
@@ -198,7 +200,7 @@ def test_a_service_may_be_ended_by_its_own_thread() -> None:
     store.close()
 
 
-def test_a_fork_that_closes_its_copy_harms_nobody() -> None:
+def test_closing_a_forked_copy_does_not_affect_the_owner() -> None:
     with served() as replay:
         child = os.fork()
         if not child:
@@ -210,7 +212,7 @@ def test_a_fork_that_closes_its_copy_harms_nobody() -> None:
         wait_until(lambda: len(replay) == 2)
 
 
-def test_after_close_it_says_so() -> None:
+def test_calls_after_close_are_refused() -> None:
     replay = private()
     stream = replay.writer()
     stream.add(**step())
@@ -297,7 +299,7 @@ def test_folders_of_dead_owners_are_removed(temporary: Path) -> None:
 # ----------------------------------------------------------------------------- a service that fails
 
 
-def test_a_failure_of_the_service_reaches_the_next_caller(temporary: Path) -> None:
+def test_failure_of_the_replay_service_is_raised_in_the_next_call(temporary: Path) -> None:
     replay = served()
 
     class Failing(TableListener):
@@ -324,7 +326,9 @@ def test_a_failure_of_the_service_reaches_the_next_caller(temporary: Path) -> No
     replay.close()
 
 
-def test_so_does_that_of_a_queue(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_the_queue_service_is_raised_in_the_next_call(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = queue()
 
     def fail(_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What once went wrong, silently."""
+"""Regressions of errors that once passed silently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_returns_are_as_long_in_shared_memory_as_in_private() -> None:
         replay.close()
 
 
-def test_an_episode_given_up_without_a_flag_is_not_run_over() -> None:
+def test_n_step_returns_do_not_cross_an_abandoned_episode() -> None:
     """Episodes of 5 steps from 0, 100, 200 ...; a return of 3 stops where its episode does."""
     replay = Replay(COLUMNS, 200, n_step=3, discount=0.5, seed=0)
     sequences = Replay(COLUMNS, 200, sequences=Sequences(4), seed=0)
@@ -49,7 +49,7 @@ def test_an_episode_given_up_without_a_flag_is_not_run_over() -> None:
     np.testing.assert_array_equal(np.diff(drawn, axis=0), 1)
 
 
-def test_a_closed_stream_stays_closed_and_harms_nobody() -> None:
+def test_closing_a_stream_twice_does_not_affect_other_streams() -> None:
     replay = Replay(COLUMNS, 200, writers=2, seed=0)
     for i in range(150):
         replay.add(**step(i))
@@ -76,7 +76,7 @@ def test_only_a_new_replay_is_restored(tmp_path: Path) -> None:
     assert len(used) == 1
 
 
-def test_rows_of_a_slot_count_unless_their_writer_says_otherwise() -> None:
+def test_rows_of_a_slot_are_valid_by_default() -> None:
     sampler = Prioritized(1.0, 1.0)
     replay = Replay(COLUMNS, 200, unroll=10, shared=True, sampler=sampler, seed=0)
     with Writer.attach(replay.serve()) as writer:
@@ -90,7 +90,7 @@ def test_rows_of_a_slot_count_unless_their_writer_says_otherwise() -> None:
     replay.close()
 
 
-def test_one_row_without_a_priority_leaves_the_others_theirs() -> None:
+def test_row_without_a_priority_does_not_affect_other_priorities() -> None:
     sampler = Prioritized(1.0, 1.0)
     replay = Replay(COLUMNS, 200, unroll=20, shared=True, sampler=sampler, seed=0)
     with Writer.attach(replay.serve()) as writer:

@@ -1,4 +1,4 @@
-"""A replay buffer over the wire: what comes back is what was sent, whoever else is there."""
+"""A replay buffer over the network returns what was sent, with any other clients."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def rig() -> Iterator[Callable[..., Rig]]:
 # ----------------------------------------------------------------------------- there and back
 
 
-def test_rows_come_back_as_they_were_added(rig: Callable[..., Rig]) -> None:
+def test_remote_rows_are_sampled_as_added(rig: Callable[..., Rig]) -> None:
     with ReplayClient(rig().server.address) as client:
         for count in range(100):
             client.add(**step(count))
@@ -132,7 +132,7 @@ def test_rows_come_back_as_they_were_added(rig: Callable[..., Rig]) -> None:
         assert seen <= set(range(200))
 
 
-def test_a_batch_has_what_a_local_one_has(rig: Callable[..., Rig]) -> None:
+def test_remote_batch_has_the_columns_of_a_local_one(rig: Callable[..., Rig]) -> None:
     r = rig()
     with ReplayClient(r.server.address, prefetch=1) as client:
         for count in range(20):
@@ -150,7 +150,7 @@ def _leaves(batch: Any, name: str = "") -> list[tuple[str, Any]]:
     return [leaf for key, value in batch.items() for leaf in _leaves(value, f"{name}.{key}")]
 
 
-def test_several_writers_and_readers_at_once(rig: Callable[..., Rig]) -> None:
+def test_several_writers_and_readers_work_at_once(rig: Callable[..., Rig]) -> None:
     r = rig()
     errors: list[BaseException] = []
 
@@ -188,7 +188,7 @@ def test_several_writers_and_readers_at_once(rig: Callable[..., Rig]) -> None:
     assert set(r.server.rejected) <= {"unknown"}
 
 
-def test_priorities_steer_what_is_drawn(rig: Callable[..., Rig]) -> None:
+def test_remote_priorities_determine_sampling_frequencies(rig: Callable[..., Rig]) -> None:
     """One row of ten times the priority of each other comes ten times as often."""
     r = rig(prioritized=True)
     with ReplayClient(r.server.address, prefetch=4) as client:
@@ -208,7 +208,7 @@ def test_priorities_steer_what_is_drawn(rig: Callable[..., Rig]) -> None:
     assert r.replay.stale_updates == 0
 
 
-def test_weights_of_a_batch_reach_one(rig: Callable[..., Rig]) -> None:
+def test_largest_weight_of_a_batch_is_one(rig: Callable[..., Rig]) -> None:
     with ReplayClient(rig(prioritized=True).server.address) as client:
         for count in range(50):
             client.add(**step(count), priority=1.0 + np.arange(ENVS) + count)
@@ -223,7 +223,7 @@ def test_weights_of_a_batch_reach_one(rig: Callable[..., Rig]) -> None:
 # ----------------------------------------------------------------------------- what goes wrong
 
 
-def test_sampling_waits_for_rows_and_says_so(rig: Callable[..., Rig]) -> None:
+def test_sampling_waits_for_rows_until_a_timeout_error(rig: Callable[..., Rig]) -> None:
     address = rig().server.address
     with ReplayClient(address) as reader, ReplayClient(address) as writer:
         with pytest.raises(TimeoutError, match="0 of 8 rows are stored"):
@@ -234,7 +234,7 @@ def test_sampling_waits_for_rows_and_says_so(rig: Callable[..., Rig]) -> None:
         check(reader.sample(8, timeout_s=5.0))
 
 
-def test_what_cannot_be_asked_is_refused_in_words(rig: Callable[..., Rig]) -> None:
+def test_invalid_requests_are_refused_with_a_reason(rig: Callable[..., Rig]) -> None:
     with ReplayClient(rig(capacity=100).server.address) as client:
         with pytest.raises(
             ReplayError, match=r"of 101 rows; ask for .* 100, the buffer's capacity"
@@ -250,12 +250,12 @@ def test_what_cannot_be_asked_is_refused_in_words(rig: Callable[..., Rig]) -> No
             client.add(**wrong)
 
 
-def test_nobody_there() -> None:
+def test_missing_server_is_reported() -> None:
     with pytest.raises(ReplayError, match=r"no replay server answers at tcp://127\.0\.0\.1:9 "):
         ReplayClient("tcp://127.0.0.1:9", patience_s=0.3)
 
 
-def test_a_server_that_starts_again_gets_what_was_not_stored(rig: Callable[..., Rig]) -> None:
+def test_restarted_server_receives_unstored_rows(rig: Callable[..., Rig]) -> None:
     first = rig()
     address = first.server.address
     with ReplayClient(address, prefetch=2) as client:
@@ -272,7 +272,7 @@ def test_a_server_that_starts_again_gets_what_was_not_stored(rig: Callable[..., 
 
 
 @pytest.mark.parametrize("binds", ["tcp://0.0.0.0:*", "tcp://*:*"])
-def test_an_open_address_needs_keys_or_a_word(binds: str) -> None:
+def test_exposed_address_needs_keys_or_explicit_consent(binds: str) -> None:
     replay = Replay(COLUMNS, 100, envs=ENVS, shared=True)
     with pytest.raises(ReplayError, match="can be reached from other hosts"):
         ReplayServer(replay, binds)
@@ -295,7 +295,7 @@ def test_a_private_replay_is_refused() -> None:
     replay.close()
 
 
-def test_only_listed_keys_get_in(rig: Callable[..., Rig], tmp_path: Path) -> None:
+def test_only_clients_with_listed_keys_connect(rig: Callable[..., Rig], tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         keys.new(folder)
@@ -309,7 +309,7 @@ def test_only_listed_keys_get_in(rig: Callable[..., Rig], tmp_path: Path) -> Non
             ReplayClient(address, curve=curve, patience_s=0.5)
 
 
-def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> None:
+def test_malformed_messages_are_counted_and_the_server_continues(rig: Callable[..., Rig]) -> None:
     r = rig()
     with ReplayClient(r.server.address) as client:
         for count in range(8):
@@ -350,7 +350,7 @@ def test_bad_messages_are_counted_and_end_nothing(rig: Callable[..., Rig]) -> No
     assert len(r.replay) == 16 * ENVS
 
 
-def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig]) -> None:
+def test_vanished_clients_do_not_affect_the_server(rig: Callable[..., Rig]) -> None:
     r = rig()
     for _ in range(10):
         client = ReplayClient(r.server.address)
@@ -367,7 +367,7 @@ def test_clients_that_vanish_leave_the_server_as_it_was(rig: Callable[..., Rig])
 # ----------------------------------------------------------------------------- trust
 
 
-def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
+def test_unread_answers_of_a_client_are_bounded_by_its_credit(
     rig: Callable[..., Rig],
 ) -> None:
     limits = ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=2 << 20)
@@ -389,7 +389,7 @@ def test_a_client_that_does_not_read_costs_its_credit_and_no_more(
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_a_client_that_says_that_it_reads_and_does_not_costs_no_more(
+def test_false_read_reports_of_a_client_do_not_raise_its_credit(
     rig: Callable[..., Rig], tmp_path: Path, encrypted: bool
 ) -> None:
     """Its answers would wait in libzmq, which takes 64 of any size."""
@@ -484,9 +484,7 @@ def test_rows_since_the_last_snapshot_are_lost_and_counted(
         assert second.server.figures()["snapshots"] == {"saved": 0, "failed": 0}
 
 
-def test_a_snapshot_that_cannot_be_written_is_one_line(
-    rig: Callable[..., Rig], tmp_path: Path
-) -> None:
+def test_failing_snapshots_are_logged_in_one_line(rig: Callable[..., Rig], tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     lines: list[str] = []
@@ -501,7 +499,7 @@ def test_a_snapshot_that_cannot_be_written_is_one_line(
     assert "the server continues" in lines[0]
 
 
-def test_another_buffer_at_the_address_is_named(rig: Callable[..., Rig]) -> None:
+def test_client_of_another_buffer_is_refused_by_name(rig: Callable[..., Rig]) -> None:
     first = rig()
     with ReplayClient(first.server.address, prefetch=1) as client:
         client.add(**step(0))
@@ -528,7 +526,7 @@ def test_sequences_are_drawn_over_the_wire(rig: Callable[..., Rig]) -> None:
         assert client.stats()["server"]["rejected"] == {}
 
 
-def test_the_sign_of_a_priority_does_not_matter_here_either(rig: Callable[..., Rig]) -> None:
+def test_sign_of_a_remote_priority_is_ignored(rig: Callable[..., Rig]) -> None:
     r = rig(prioritized=True)
     with ReplayClient(r.server.address) as client:
         client.add(**step(0))

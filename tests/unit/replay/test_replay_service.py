@@ -1,4 +1,4 @@
-"""What peers of a replay server may say, at its limits: refused in words, counted, and harmless."""
+"""Limits of a replay service: requests beyond them are refused, counted and harmless."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_header_that_contradicts_its_slot_is_refused(
     assert (len(served.replay), served.replay.stats()["inserted"]) == (0, 0)
 
 
-def test_the_largest_values_that_may_be_are_taken(serve: Callable[..., Served]) -> None:
+def test_largest_allowed_values_are_accepted(serve: Callable[..., Served]) -> None:
     """The last side rows, and what lies after the slot's steps, which means nothing."""
     served = serve()
     served.join(A)
@@ -122,7 +122,7 @@ def test_the_largest_values_that_may_be_are_taken(serve: Callable[..., Served]) 
     assert (batch["obs"][0, :3] == 77).all()
 
 
-def test_slots_that_no_check_saw_are_rejected_when_they_are_taken_in() -> None:
+def test_unchecked_slots_of_local_writers_are_rejected_on_collection() -> None:
     """As from a writer of this host: its rows are counted, and its neighbours are drawn."""
     replay = frame_replay(writers=2)
     lane, writer = replay.table.open_lane()
@@ -166,7 +166,7 @@ def test_slots_that_no_check_saw_are_rejected_when_they_are_taken_in() -> None:
         ({"read": (1 << 64) - 1}, "meta"),
     ],
 )  # fmt: skip
-def test_requests_beyond_the_limits(
+def test_requests_beyond_the_limits_are_refused(
     serve: Callable[..., Served], changes: dict[str, Any], reason: str
 ) -> None:
     served = serve()
@@ -180,9 +180,7 @@ def test_requests_beyond_the_limits(
 
 
 @pytest.mark.parametrize("priority", [np.nan, -1.0, np.inf, 1e300, -0.5])
-def test_updates_with_priorities_that_cannot_be(
-    serve: Callable[..., Served], priority: float
-) -> None:
+def test_invalid_priorities_are_refused(serve: Callable[..., Served], priority: float) -> None:
     served = serve(sampler=Prioritized(fast=False))
     fill(served)
     keys = served.replay.sample(4).keys
@@ -194,7 +192,7 @@ def test_updates_with_priorities_that_cannot_be(
     np.testing.assert_array_equal(served.replay.sampler.state_dict()["leaves"], before)
 
 
-def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> None:
+def test_updates_of_unknown_keys_are_ignored_and_counted(serve: Callable[..., Served]) -> None:
     """Of other generations, and of rows that are not there: ignored, and counted."""
     served = serve(sampler=Prioritized(fast=False))
     fill(served)
@@ -212,7 +210,7 @@ def test_updates_of_keys_that_were_never_given(serve: Callable[..., Served]) -> 
     assert served.service.rejected == {}
 
 
-def test_a_client_of_another_version_is_told(serve: Callable[..., Served]) -> None:
+def test_client_of_another_protocol_version_is_refused(serve: Callable[..., Served]) -> None:
     served = serve()
     others: list[Any] = [None, {}, {"version": 1}, {"version": "2"}, []]
     for meta in others:
@@ -226,7 +224,7 @@ def test_a_client_of_another_version_is_told(serve: Callable[..., Served]) -> No
 # ----------------------------------------------------------------------------- memory
 
 
-def test_a_peer_that_does_not_read_gets_no_more_than_its_credit(
+def test_peer_that_does_not_read_gets_at_most_its_credit(
     serve: Callable[..., Served],
 ) -> None:
     served = serve(limits={"peer_nbytes": 40_000, "answers_nbytes": 100_000})
@@ -245,7 +243,7 @@ def test_a_peer_that_does_not_read_gets_no_more_than_its_credit(
     assert served.count(A, MessageKind.BATCH) == answered + 1
 
 
-def test_a_peer_that_only_says_that_it_reads_gets_no_more_than_its_credit(
+def test_peer_with_false_read_reports_gets_at_most_its_credit(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it does not read waits in the server's socket."""
@@ -268,7 +266,7 @@ def test_a_peer_that_only_says_that_it_reads_gets_no_more_than_its_credit(
     assert served.service.rejected == {"unread": 1}
 
 
-def test_all_peers_together_get_no_more_than_there_is(serve: Callable[..., Served]) -> None:
+def test_answers_to_all_peers_stay_within_the_total_limit(serve: Callable[..., Served]) -> None:
     served = serve(limits={"peer_nbytes": 40_000, "answers_nbytes": 100_000})
     fill(served)
     names = [f"p{i}".encode() for i in range(20)]
@@ -281,7 +279,7 @@ def test_all_peers_together_get_no_more_than_there_is(serve: Callable[..., Serve
     assert 60_000 < served.sent_nbytes <= 100_000
 
 
-def test_who_does_not_read_for_long_loses_its_place(
+def test_peer_that_does_not_read_for_long_is_removed(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(limits={"peer_nbytes": 40_000, "answers_nbytes": 40_000})
@@ -306,7 +304,7 @@ def test_who_does_not_read_for_long_loses_its_place(
     assert served.service.stranded_nbytes == 0
 
 
-def test_joins_without_end_leave_as_many_peers_as_may_be(serve: Callable[..., Served]) -> None:
+def test_endless_joins_stay_within_the_limit_of_peers(serve: Callable[..., Served]) -> None:
     served = serve(limits={"peers": 8})
     fill(served)
     for i in range(1000):
@@ -344,9 +342,7 @@ def test_slots_that_wait_are_bounded_by_count_and_by_bytes() -> None:
     ("meta", "frames", "reason"),
     [([b"x" * 2000], 1, "size"), ([], 0, "frames"), ([], 60, "frames")],
 )
-def test_what_is_not_counted_of_a_waiting_slot_is_small(
-    meta: Any, frames: int, reason: str
-) -> None:
+def test_uncounted_overhead_of_a_waiting_slot_is_small(meta: Any, frames: int, reason: str) -> None:
     """A limiter makes slots wait, and a limit counts the bytes of their frames."""
     replay = frame_replay(limiter=RateLimiter(1.0, 8, band=200.0))
     served = Served(replay)
@@ -385,7 +381,7 @@ def test_no_meta_of_a_client_takes_more_than_two_milliseconds(
 # ----------------------------------------------------------------------------- coming back
 
 
-def test_a_client_comes_back_by_its_token_on_a_new_connection(
+def test_client_rejoins_by_its_token_on_a_new_connection(
     serve: Callable[..., Served],
 ) -> None:
     served = serve()
@@ -417,7 +413,7 @@ def test_another_token_takes_over_no_stream(serve: Callable[..., Served]) -> Non
     assert served.service.rejected == {"meta": 1}
 
 
-def test_streams_go_on_where_a_snapshot_ends(tmp_path: Any) -> None:
+def test_streams_continue_from_a_snapshot(tmp_path: Any) -> None:
     first = Served(frame_replay())
     told = first.join(A)
     for sequence in range(2):

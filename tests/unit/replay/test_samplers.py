@@ -1,4 +1,4 @@
-"""Samplers against exact probabilities; what is valid stands in an array of the test's own."""
+"""Samplers against exact probabilities, over an array of valid rows made by the test."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def uniform_over(valid: Array) -> Array:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.97, 0.9, 0.3, 0.04, 0.01])
-def test_uniform_over_the_valid_rows_whatever_their_share(share: float) -> None:
+def test_uniform_draws_evenly_from_any_share_of_valid_rows(share: float) -> None:
     world = World(Uniform(), 1003)
     world.insert(0, 1003)
     holes = np.flatnonzero(np.random.default_rng(1).random(1003) >= share)
@@ -73,7 +73,7 @@ def test_uniform_over_the_valid_rows_whatever_their_share(share: float) -> None:
     assert_drawn_as(world.draws(500, 100), uniform_over(world.valid))
 
 
-def test_uniform_draws_are_independent_also_with_holes() -> None:
+def test_uniform_draws_are_independent_even_with_invalid_rows() -> None:
     """Neighbours within a batch, and the first of each batch, where some draws are repeated."""
     world = World(Uniform(), 12)
     world.insert(0, 12)
@@ -84,7 +84,7 @@ def test_uniform_draws_are_independent_also_with_holes() -> None:
     assert_drawn_as(rows[:, 6] * 12 + rows[:, 7], pair.ravel())
 
 
-def test_uniform_over_the_valid_rows_where_they_change_after_rows_were_drawn_ahead() -> None:
+def test_uniform_draws_evenly_when_valid_rows_change_after_drawing_ahead() -> None:
     """Rows that count only later, and rows that are removed."""
     drawn = []
     for seed in range(400):
@@ -98,13 +98,13 @@ def test_uniform_over_the_valid_rows_where_they_change_after_rows_were_drawn_ahe
     assert_drawn_as(np.concatenate(drawn), uniform_over(world.valid))
 
 
-def test_uniform_knows_nothing_of_rows_never_inserted() -> None:
+def test_uniform_never_draws_rows_that_were_not_inserted() -> None:
     world = World(Uniform(), 1_000_000)
     world.insert(0, 20)
     assert_drawn_as(world.draws(20, 100), np.full(20, 0.05))
 
 
-def test_uniform_after_rows_left_and_came_back() -> None:
+def test_uniform_draws_evenly_after_rows_were_removed_and_inserted_again() -> None:
     world = World(Uniform(), 200)
     world.insert(0, 200)
     world.remove(0, 197)
@@ -114,7 +114,7 @@ def test_uniform_after_rows_left_and_came_back() -> None:
 
 
 @pytest.mark.parametrize("sampler", [Uniform, Prioritized])
-def test_nothing_to_sample_is_said(sampler: Callable[[], Sampler]) -> None:
+def test_sampling_without_rows_is_an_error(sampler: Callable[[], Sampler]) -> None:
     world = World(sampler(), 100)
     with pytest.raises(ReplayError, match="cannot sample 5 rows: no stored row"):
         world.sampler.sample(5)
@@ -134,7 +134,7 @@ def proportional(priorities: Array, alpha: float, epsilon: float) -> Array:
 
 
 @pytest.mark.parametrize(("rows", "alpha"), [(37, 0.6), (1000, 1.0), (9001, 0.3), (140_000, 0.6)])
-def test_proportional_to_widely_different_priorities(rows: int, alpha: float) -> None:
+def test_prioritized_draws_follow_widely_different_priorities(rows: int, alpha: float) -> None:
     """Independent draws: one of each batch."""
     rng = np.random.default_rng(rows)
     priorities = np.full(rows, -1.0)
@@ -146,7 +146,7 @@ def test_proportional_to_widely_different_priorities(rows: int, alpha: float) ->
     assert_drawn_as(world.draws(20_000, 1), proportional(priorities, alpha, 0.01))
 
 
-def test_every_stratum_gives_one_row() -> None:
+def test_each_stratum_gives_one_row() -> None:
     """So a row comes n P(i) times, give or take less than 2."""
     rng = np.random.default_rng(2)
     priorities = 10.0 ** rng.uniform(-1, 1, 50)
@@ -162,7 +162,7 @@ def test_every_stratum_gives_one_row() -> None:
     assert (np.abs(total / 200 - expected) < 4.5 * 0.5 / np.sqrt(200)).all()
 
 
-def test_after_wrap_around_removal_and_updates() -> None:
+def test_prioritized_draws_are_correct_after_wrap_around_removal_and_updates() -> None:
     """Each row's priority is followed in a plain list."""
     rng = np.random.default_rng(3)
     world, sampler = prioritized(61, alpha=0.5, epsilon=1e-6)
@@ -188,7 +188,7 @@ def test_after_wrap_around_removal_and_updates() -> None:
     assert_drawn_as(world.draws(15_000, 1), proportional(priorities, 0.5, 1e-6))
 
 
-def test_rows_that_do_not_count_are_never_drawn() -> None:
+def test_invalid_rows_are_never_drawn() -> None:
     """Not valid when inserted, with a priority that is no number, or not valid when updated."""
     world, sampler = prioritized(10)
     world.valid[:10] = [1, 0, 1, 1, 1, 1, 1, 1, 1, 0]
@@ -201,7 +201,7 @@ def test_rows_that_do_not_count_are_never_drawn() -> None:
     assert sampler.stored == 7
 
 
-def test_new_rows_get_the_highest_priority_ever_given() -> None:
+def test_new_rows_get_the_highest_priority_so_far() -> None:
     world, sampler = prioritized(4, alpha=1.0, epsilon=0.5)
     world.insert(0, 1)
     assert sampler._tree.leaves[0] == 1.5
@@ -214,7 +214,7 @@ def test_new_rows_get_the_highest_priority_ever_given() -> None:
     assert sampler._tree.leaves[2:].tolist() == [9.5, 9.5]
 
 
-def test_of_a_row_that_comes_twice_the_last_priority_counts() -> None:
+def test_last_priority_of_a_repeated_row_counts() -> None:
     world, sampler = prioritized(3, alpha=1.0, epsilon=0.5)
     world.insert(0, 3)
     sampler.update(np.array([1, 2, 1]), np.array([7.0, 8.0, 3.0]))
@@ -224,7 +224,7 @@ def test_of_a_row_that_comes_twice_the_last_priority_counts() -> None:
 # ---------------------------------------------------------------- prioritised: weights
 
 
-def test_weights_are_the_papers() -> None:
+def test_importance_weights_match_the_paper() -> None:
     priorities = np.array([0.1, 1.0, 5.0, 20.0])
     world, sampler = prioritized(4, alpha=0.7, beta=0.5, epsilon=0.01)
     world.insert(0, 4, priorities)
@@ -244,14 +244,14 @@ def limited(sampler: Sampler, most: int, rows: int) -> World:
     return world
 
 
-def test_a_row_that_is_written_again_may_be_drawn_as_often_again() -> None:
+def test_rewritten_row_may_be_drawn_max_times_again() -> None:
     world = limited(Uniform(), 2, 4)
     for _ in range(2):
         world.insert(0, 4)
         assert sorted(world.draws(8, 1).tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_weights_of_draws_that_are_repeated_are_those_of_their_priorities() -> None:
+def test_weights_of_repeated_draws_follow_their_priorities() -> None:
     """Each row comes once, so further draws of a heavy one fall on others: then the total is 5 %
     less."""
     priorities = np.random.default_rng(0).uniform(1, 3, 20_000)
@@ -281,7 +281,7 @@ def test_beta_follows_its_schedule_by_transitions_drawn() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -0.5, np.inf, -np.inf, 1e200])
-def test_a_bad_priority_is_refused_and_nothing_changes(bad: float) -> None:
+def test_invalid_priority_is_refused_without_changes(bad: float) -> None:
     world, sampler = prioritized(5)
     world.insert(0, 5)
     before = sampler.state_dict()["leaves"]
@@ -325,7 +325,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, float], message: s
 # ---------------------------------------------------------------- numba and snapshots
 
 
-def test_asking_for_numba_without_having_it_is_said() -> None:
+def test_missing_numba_is_named_with_its_install_command() -> None:
     try:
         import numba  # noqa: F401
     except ImportError:
@@ -350,9 +350,7 @@ def test_both_trees_give_the_same_batches() -> None:
 
 @pytest.mark.parametrize("holes", [0, 300, 995])
 @pytest.mark.parametrize("make", [Uniform, lambda: Prioritized(beta=Linear(0.4, 1.0, 1000))])
-def test_a_loaded_sampler_goes_on_as_if_nothing_had_happened(
-    make: Callable[[], Sampler], holes: int
-) -> None:
+def test_loaded_sampler_continues_identically(make: Callable[[], Sampler], holes: int) -> None:
     world = World(make(), 1000, seed=7)
     world.insert(0, 1000, np.random.default_rng(1).uniform(0, 9, 1000))
     world.remove_rows(list(range(holes)))
@@ -373,7 +371,7 @@ def test_a_loaded_sampler_goes_on_as_if_nothing_had_happened(
             w.insert(10, 12)
 
 
-def test_a_snapshot_is_a_copy_and_fits_only_its_size() -> None:
+def test_sampler_state_is_a_copy_and_fits_only_its_size() -> None:
     world, sampler = prioritized(10)
     world.insert(0, 10)
     state = sampler.state_dict()
@@ -384,14 +382,14 @@ def test_a_snapshot_is_a_copy_and_fits_only_its_size() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["per", 0.6, Prioritized])
-def test_what_is_no_sampler_is_refused(sampler: Any) -> None:
+def test_object_that_is_no_sampler_is_refused(sampler: Any) -> None:
     columns = {"obs": ("float32", (4,)), "action": ("int64", ())}
     sentence = f"sampler {sampler!r} is not a sampler; give an object, such as Uniform()"
     with pytest.raises(ReplayError, match=re.escape(sentence)):
         Replay(columns, 64, sampler=sampler)
 
 
-def test_the_code_of_the_page_draws_no_row_more_often_than_it_allows() -> None:
+def test_documented_code_draws_no_row_more_than_max_times() -> None:
     names: dict[str, Any] = {}
     exec(
         next(code for code in blocks("replay.md", "python") if "max_times_sampled=" in code), names
@@ -406,21 +404,21 @@ def test_the_code_of_the_page_draws_no_row_more_often_than_it_allows() -> None:
 @pytest.mark.parametrize(
     ("drawn", "value"), [(0, 0.4), (250, 0.55), (500, 0.7), (1000, 1.0), (5000, 1.0)]
 )
-def test_linear_goes_from_start_to_end_and_stays(drawn: int, value: float) -> None:
+def test_linear_schedule_goes_from_start_to_end_and_stays(drawn: int, value: float) -> None:
     assert Linear(0.4, 1.0, 1000)(drawn) == pytest.approx(value, abs=1e-12)
 
 
-def test_linear_reaches_its_end_exactly_and_may_fall() -> None:
+def test_linear_schedule_reaches_its_end_exactly_and_may_fall() -> None:
     assert Linear(0.1, 0.3, 3)(3) == 0.3
     assert Linear(1.0, 0.0, 4)(1) == 0.75
 
 
-def test_linear_over_nothing_is_refused() -> None:
+def test_linear_schedule_over_zero_steps_is_refused() -> None:
     with pytest.raises(ReplayError, match="over 0 transitions has no slope"):
         Linear(0.4, 1.0, 0)
 
 
-def test_a_number_is_a_schedule_and_a_schedule_stays_itself() -> None:
+def test_number_becomes_a_constant_schedule_and_a_schedule_is_kept() -> None:
     assert as_schedule(0.4) == Constant(0.4)
     assert as_schedule(0.4)(10**9) == 0.4
     linear = Linear(0.4, 1.0, 10)

@@ -1,4 +1,4 @@
-"""Which starts of sequences there are, against lists of episodes."""
+"""The valid starts of sequences, against lists of episodes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class World:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.data())
-def test_starts_are_those_of_a_list_of_episodes(seed: int, data: st.DataObject) -> None:
+def test_sequence_starts_match_a_list_of_episodes(seed: int, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 14))
     streams = data.draw(st.integers(1, 2))
     world = World(

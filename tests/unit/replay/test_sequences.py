@@ -1,4 +1,4 @@
-"""Sequences against lists: every value of what is drawn."""
+"""Every value of drawn sequences, against lists."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def assert_sequence(batch: Any, b: int, game: Game, sequences: Sequences) -> tup
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.data())
-def test_values_and_starts_of_a_replay(seed: int, data: st.DataObject) -> None:
+def test_values_and_starts_match_the_list_reference(seed: int, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 9))
     sequences = Sequences(
         length, data.draw(st.integers(0, length - 1)), 0, pad=data.draw(st.booleans())
@@ -162,7 +162,7 @@ def is_start(log: list[dict[str, Any]], t: int, sequences: Sequences) -> bool:
 
 @pytest.mark.parametrize("pad", [False, True])
 @pytest.mark.parametrize("unroll", [3, 16])
-def test_frame_stacks(pad: bool, unroll: int) -> None:
+def test_frame_stacks_of_sequences_match_plain_stacks(pad: bool, unroll: int) -> None:
     sequences = Sequences(5, 2, 1, pad)
     game = Game(np.random.default_rng(1), 2, (9, 9), stack=4)
     replay = Replay(
@@ -203,7 +203,7 @@ def filled(sampler: Sampler, sequences: Sequences, steps: int = 400) -> tuple[Re
     return replay, game
 
 
-def test_uniform_draws_all_starts_alike() -> None:
+def test_uniform_sequences_draw_all_starts_evenly() -> None:
     replay, _ = filled(Uniform(), Sequences(10, 0))
     counts = np.zeros(40)
     for _ in range(40):
@@ -213,7 +213,7 @@ def test_uniform_draws_all_starts_alike() -> None:
     assert chi2 < 80  # 39 degrees of freedom: p = 1e-4
 
 
-def test_priorities_are_of_sequences() -> None:
+def test_priorities_apply_to_sequences() -> None:
     replay, _ = filled(Prioritized(alpha=1.0, beta=1.0, epsilon=1e-9), Sequences(10, 0))
     every: dict[int, float] = {}
     while len(every) < 40:
@@ -229,7 +229,7 @@ def test_priorities_are_of_sequences() -> None:
     np.testing.assert_allclose(batch.weights, priorities.min() / priorities, rtol=1e-5)
 
 
-def test_keys_of_sequences_that_left_are_ignored() -> None:
+def test_keys_of_evicted_sequences_are_ignored() -> None:
     replay, game = filled(Prioritized(), Sequences(10, 5), steps=200)
     keys = replay.sample(50).keys
     for _ in range(2000):
@@ -238,7 +238,7 @@ def test_keys_of_sequences_that_left_are_ignored() -> None:
     assert replay.stats()["stale_updates"] == 50
 
 
-def test_the_end_of_an_unfinished_episode_waits() -> None:
+def test_last_steps_of_an_unfinished_episode_are_not_drawn_yet() -> None:
     game = Game(np.random.default_rng(2), 1, (3,), ends=0.0)
     replay = Replay(columns(game), 100, sequences=Sequences(10, pad=True))
     for _ in range(9):
@@ -258,12 +258,12 @@ def test_the_end_of_an_unfinished_episode_waits() -> None:
         ({"length": 5, "overlap": -1}, "overlap -1 must be between 0 and length - 1 = 4"),
     ],
 )
-def test_impossible_sequences(arguments: dict[str, Any], words: str) -> None:
+def test_invalid_sequence_settings_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ReplayError, match=words):
         Sequences(**arguments)
 
 
-def test_what_does_not_go_with_sequences() -> None:
+def test_options_incompatible_with_sequences_are_refused() -> None:
     declared = {"obs": (np.float32, (3,)), "action": (np.int64, ())}
     with pytest.raises(ReplayError, match="n_step 3 does not go with sequences"):
         Replay(declared, 100, n_step=3, sequences=Sequences(5))
@@ -276,7 +276,7 @@ def test_what_does_not_go_with_sequences() -> None:
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_a_sequence_leaves_with_a_slot_that_is_evicted_before_its_first(pad: bool) -> None:
+def test_sequence_is_dropped_when_its_preceding_slot_is_evicted(pad: bool) -> None:
     """The second slot of the stream is of an older policy than the first."""
     declared = {"obs": (np.float32, (1,)), "action": (np.int64, ())}
     drawn = Sequences(6, overlap=5, pad=pad)

@@ -1,4 +1,4 @@
-"""What another process adds is what the owner's own `add` would have stored."""
+"""Steps added by another process are stored as by the owner's own `add`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def wait_stored(rb: Replay, count: int) -> None:
     indirect=True,
     ids=str,
 )
-def test_every_transition_is_as_it_was_meant(shared: Replay) -> None:
+def test_transitions_of_a_remote_writer_are_stored_as_added(shared: Replay) -> None:
     games = Games(shared.autoreset, bool(shared.layout.framed))
     meant: dict[int, tuple[Any, Any, bool]] = {}
     with Writer.attach(shared.serve()) as writer:
@@ -136,7 +136,7 @@ def test_every_transition_is_as_it_was_meant(shared: Replay) -> None:
 
 
 @pytest.mark.parametrize("shared", [("none", False)], indirect=True)
-def test_the_owner_and_others_add_at_once(shared: Replay) -> None:
+def test_owner_and_remote_writers_add_at_once(shared: Replay) -> None:
     address = shared.serve()
 
     def write(games: Games) -> None:
@@ -158,7 +158,7 @@ def test_the_owner_and_others_add_at_once(shared: Replay) -> None:
 
 
 @pytest.mark.parametrize("shared", [("none", False)], indirect=True)
-def test_priorities_come_along(shared: Replay) -> None:
+def test_remote_priorities_reach_the_sampler(shared: Replay) -> None:
     with Writer.attach(shared.serve()) as writer:
         games = Games("none", False)
         writer.add(**games.step()[0], priority=[1.0, 2.0])
@@ -177,7 +177,7 @@ def test_a_private_replay_cannot_be_served() -> None:
 
 
 @pytest.mark.parametrize("shared", [("none", False)], indirect=True)
-def test_a_writer_hears_that_the_owner_has_gone(shared: Replay, tmp_path: Path) -> None:
+def test_writer_notices_that_the_owner_has_ended(shared: Replay, tmp_path: Path) -> None:
     writer = Writer.attach(shared.serve(tmp_path / "rb"))
     shared.close()
     games = Games("none", False)
@@ -191,7 +191,7 @@ def test_a_writer_hears_that_the_owner_has_gone(shared: Replay, tmp_path: Path) 
     writer.close()
 
 
-def test_writers_are_lent_nothing_while_they_are_held_back() -> None:
+def test_held_back_writers_get_no_new_slots() -> None:
     """Only what they hold already may still come."""
     open_ = [False]
     store = SlotStore(SlotSpec(2, 1, (Column("reward", "<f4"),)), 20)

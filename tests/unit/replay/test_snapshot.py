@@ -1,4 +1,4 @@
-"""Snapshots come back whole, and appear whole or not at all."""
+"""Snapshots are restored exactly and written atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
-def test_what_is_loaded_goes_on_alike(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_loaded_replay_continues_identically(tmp_path: Path, options: dict[str, Any]) -> None:
     options = dict(options)
     if "sampler" in options:
         options["sampler"] = options["sampler"]()
@@ -59,7 +59,7 @@ def test_what_is_loaded_goes_on_alike(tmp_path: Path, options: dict[str, Any]) -
         assert_consistent(loaded.sample(50), loaded.n_step)
 
 
-def test_the_policy_version_goes_on(tmp_path: Path) -> None:
+def test_policy_version_survives_a_snapshot(tmp_path: Path) -> None:
     """Else slots stored after the load would be of version 0, and be evicted once it is set."""
     replay, _ = made(max_policy_lag=3)
     replay.version = 7
@@ -74,7 +74,7 @@ def test_the_policy_version_goes_on(tmp_path: Path) -> None:
     assert len(loaded) == 16  # those of version 0 are gone
 
 
-def test_the_newer_replaces_the_older(tmp_path: Path) -> None:
+def test_newer_snapshot_replaces_the_older(tmp_path: Path) -> None:
     replay, add = made()
     replay.save(tmp_path)
     add()
@@ -84,7 +84,7 @@ def test_the_newer_replaces_the_older(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(150)  # the other thread has the interpreter nearly all the time
-def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
+def test_snapshot_is_consistent_while_a_thread_adds(tmp_path: Path) -> None:
     replay, add = made(3000, size=100, capacity=2000, writers=2, sampler=Prioritized(fast=False))
     ended = threading.Event()
 
@@ -117,7 +117,7 @@ def test_one_instant_while_a_thread_adds(tmp_path: Path) -> None:
     assert len(replay) >= 2000
 
 
-def test_slots_that_leave_meanwhile_are_in_the_snapshot(
+def test_slots_evicted_during_a_snapshot_are_included(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every kept slot leaves after the first was written."""
@@ -144,7 +144,7 @@ def test_slots_that_leave_meanwhile_are_in_the_snapshot(
 @pytest.mark.parametrize(
     ("piece_nbytes", "after"), [(1 << 22, n) for n in range(9)] + [(100, n) for n in (5, 20, 30)]
 )
-def test_an_open_slot_is_kept_as_it_was(
+def test_open_slot_is_saved_as_it_was_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any, piece_nbytes: int, after: int
 ) -> None:
     """The next step moves the final observations of the newest row away, to begin episodes; it
@@ -204,7 +204,7 @@ class MeasuredLock:
         self._lock.__exit__(*error)
 
 
-def test_nobody_waits_for_a_whole_slot(tmp_path: Path) -> None:
+def test_snapshot_never_holds_the_lock_for_a_whole_slot(tmp_path: Path) -> None:
     """A slot has 64 MB; one is open."""
     columns = {"obs": (np.uint8, (1000,)), "action": (np.int64, ())}
     replay = Replay(columns, 160_000, envs=640, unroll=100)
@@ -230,7 +230,7 @@ def test_nobody_waits_for_a_whole_slot(tmp_path: Path) -> None:
     replay.close()
 
 
-def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
+def test_each_step_copies_its_share_of_the_next_evicted_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slots of 8 steps all leave before they are written: an eighth, or so, at a time."""
@@ -262,7 +262,7 @@ def test_each_step_copies_its_share_of_the_slot_that_leaves_next(
     assert_equal(before, loaded.gather.batch(np.flatnonzero(loaded.table.valid), None))
 
 
-def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_second_concurrent_snapshot_is_refused(tmp_path: Path) -> None:
     replay, _ = made()
     Cut(replay.table, replay.lock).begin()
     with pytest.raises(ReplayError, match="a snapshot of this replay is being written; wait"):

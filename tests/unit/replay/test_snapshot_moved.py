@@ -1,4 +1,4 @@
-"""A snapshot of a replay with another number of slots: what is kept, and how it is linked."""
+"""Restoring a snapshot into another number of slots: which rows are kept, and their links."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def into(folder: Path, **options: Any) -> Replay:
 
 
 @pytest.mark.parametrize("sizes", SLOTS.values(), ids=SLOTS)
-def test_its_newest_rows_are_drawn_and_no_return_joins_two_streams(
+def test_resized_replay_keeps_the_newest_rows_and_separate_streams(
     tmp_path: Path, sizes: dict[str, Any]
 ) -> None:
     saved = two_streams(n_step=3, discount=0.5)
@@ -75,7 +75,7 @@ def test_its_newest_rows_are_drawn_and_no_return_joins_two_streams(
     assert_consistent(drawn, 3)
 
 
-def test_one_that_is_resized_again_and_again_keeps_what_fits(tmp_path: Path) -> None:
+def test_repeatedly_resized_replay_keeps_the_rows_that_fit(tmp_path: Path) -> None:
     replay, sizes = two_streams(n_step=3), [9, 3, 14, 1]
     for number, in_hand in enumerate(sizes):
         replay.save(tmp_path)
@@ -88,7 +88,7 @@ def test_one_that_is_resized_again_and_again_keeps_what_fits(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("sizes", SLOTS.values(), ids=SLOTS)
 @pytest.mark.parametrize("limit", [None, 50])
-def test_rows_keep_their_priorities_and_counts(
+def test_resized_replay_keeps_priorities_and_counts(
     tmp_path: Path, sizes: dict[str, Any], limit: int | None
 ) -> None:
     saved = two_streams(sampler=Prioritized(1.0, fast=False), max_times_sampled=limit)
@@ -116,7 +116,7 @@ def test_rows_keep_their_priorities_and_counts(
 
 @pytest.mark.parametrize("sizes", SLOTS.values(), ids=SLOTS)
 @pytest.mark.parametrize("pad", [True, False])
-def test_sequences_stay_those_of_their_streams(
+def test_resized_replay_keeps_sequences_within_their_streams(
     tmp_path: Path, sizes: dict[str, Any], pad: bool
 ) -> None:
     options: dict[str, Any] = {"sequences": Sequences(6, 3, 2, pad)}
@@ -148,7 +148,9 @@ def test_sequences_stay_those_of_their_streams(
 
 
 @pytest.mark.parametrize("sizes", SLOTS.values(), ids=SLOTS)
-def test_stacks_reach_back_in_their_own_stream_alone(tmp_path: Path, sizes: dict[str, Any]) -> None:
+def test_resized_replay_keeps_frame_stacks_within_their_stream(
+    tmp_path: Path, sizes: dict[str, Any]
+) -> None:
     """A frame is the number of its step, and episodes are long: rows whose older frames were in a
     slot without room are not drawn."""
     columns = {"obs": (np.uint8, (4, 1, 1)), "action": (np.int64, ())}
@@ -178,14 +180,14 @@ def test_stacks_reach_back_in_their_own_stream_alone(tmp_path: Path, sizes: dict
     np.testing.assert_array_equal(rows.next_obs[:, :, 0, 0], expected + 1)
 
 
-def test_a_limiter_counts_what_had_no_room(tmp_path: Path) -> None:
+def test_limiter_counts_only_the_rows_that_fit(tmp_path: Path) -> None:
     made(150, limiter=RateLimiter(None, 60))[0].save(tmp_path)
     loaded = into(tmp_path, capacity=60, limiter=RateLimiter(None, 60))
     assert loaded.rate_limited is not None
     assert loaded.rate_limited.limiter.counts.stored == len(loaded)
 
 
-def test_a_sampler_of_ones_own_that_cannot_move_is_refused(tmp_path: Path) -> None:
+def test_custom_sampler_without_load_moved_is_refused(tmp_path: Path) -> None:
     class Own(Uniform):
         load_moved = None  # type: ignore[assignment]
 

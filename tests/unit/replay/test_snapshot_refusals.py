@@ -1,4 +1,4 @@
-"""Snapshots that are cut, changed, or of something else are refused in a sentence."""
+"""Truncated, changed or foreign snapshots are refused in one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.replay.snapshot import MANIFEST, MARKER
 from snapshot_rows import assert_equal, files, made
 
 
-def test_cut_or_changed_anywhere_it_is_refused(tmp_path: Path) -> None:
+def test_truncated_or_changed_snapshot_file_is_refused(tmp_path: Path) -> None:
     replay, _ = made(20, capacity=20, sampler=Prioritized(fast=False))
     whole = tmp_path / "whole"
     replay.save(whole)
@@ -42,7 +42,7 @@ def test_cut_or_changed_anywhere_it_is_refused(tmp_path: Path) -> None:
                 shutil.rmtree(damaged)
 
 
-def test_the_manifest_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+def test_manifest_truncated_at_any_byte_is_refused(tmp_path: Path) -> None:
     made(5, capacity=20)[0].save(tmp_path)
     data = (tmp_path / MANIFEST).read_bytes()
     for length in range(len(data)):
@@ -63,13 +63,13 @@ def test_a_missing_file_or_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{}", "[]", "3", '{"format": 1}', "\0", '{"format": 1, "body": 2}']
 )
-def test_something_else_is_refused(tmp_path: Path, text: str) -> None:
+def test_foreign_manifest_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(ReplayError, match="is damaged or no snapshot of a replay"):
         Replay.load(tmp_path)
 
 
-def test_another_format_is_named(tmp_path: Path) -> None:
+def test_other_format_version_is_named(tmp_path: Path) -> None:
     made()[0].save(tmp_path)
     whole = json.loads((tmp_path / MANIFEST).read_bytes())
     (tmp_path / MANIFEST).write_text(json.dumps(whole | {"format": 7}))
@@ -77,7 +77,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         Replay.load(tmp_path)
 
 
-def test_another_spec_or_sampler_is_named(tmp_path: Path) -> None:
+def test_snapshot_of_another_spec_or_sampler_names_the_difference(tmp_path: Path) -> None:
     made()[0].save(tmp_path)
     other, _ = made(0, size=4)
     with pytest.raises(ReplayError, match=r"another replay: column .*obs: snapshot .*\[3\]"):
@@ -86,7 +86,7 @@ def test_another_spec_or_sampler_is_named(tmp_path: Path) -> None:
         Replay.load(tmp_path, sampler=Prioritized())
 
 
-def test_other_sequences_or_another_limit_of_draws_are_named(tmp_path: Path) -> None:
+def test_other_sequences_or_max_times_sampled_are_named(tmp_path: Path) -> None:
     """The sampler's state would name sequences that are not complete, or rows never removed."""
     saved: list[dict[str, Any]] = [
         {"sequences": Sequences(3)}, {"max_times_sampled": 9}, {"n_step": 2},
@@ -101,7 +101,7 @@ def test_other_sequences_or_another_limit_of_draws_are_named(tmp_path: Path) -> 
         assert not isinstance(error.value, DamagedSnapshotError)
 
 
-def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
+def test_custom_schedule_must_be_passed_when_loading(tmp_path: Path) -> None:
     def beta(drawn: int) -> float:
         return min(1.0, 0.5 + drawn * 1e-6)
 
@@ -113,7 +113,9 @@ def test_a_schedule_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
     assert_equal(replay.sample(20), loaded.sample(20))
 
 
-def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_previous_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replay, add = made(size=200)
     replay.save(tmp_path)
     add()
@@ -139,6 +141,6 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     assert replay.table.listeners == ()
 
 
-def test_uniform_is_the_default_after_loading_too(tmp_path: Path) -> None:
+def test_loaded_replay_without_a_sampler_is_uniform(tmp_path: Path) -> None:
     made()[0].save(tmp_path)
     assert isinstance(Replay.load(tmp_path).sampler, Uniform)

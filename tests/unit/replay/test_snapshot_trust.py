@@ -1,4 +1,4 @@
-"""Snapshots that somebody damaged or made up, and what replacing one may remove."""
+"""Damaged or forged snapshots, and which files replacing a snapshot may remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from snapshot_rows import assert_equal, files, made
 FLIPS = 150
 
 
-def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
+def test_flipped_bit_is_detected_or_harmless(tmp_path: Path) -> None:
     replay, _ = made(20, capacity=20, sampler=Prioritized(fast=False))
     replay.save(tmp_path)
     expected = replay.sample(8)
@@ -83,9 +83,7 @@ TAMPERED = [
     "options",
     [{"sampler": Prioritized(fast=False)}, {"sequences": Sequences(4)}, {"max_times_sampled": 5}],
 )
-def test_a_snapshot_that_was_sealed_without_a_change_is_loaded(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_resealed_unchanged_snapshot_is_loaded(tmp_path: Path, options: dict[str, Any]) -> None:
     """So the tests below are refused because of their changes."""
     replay, _ = made(150, capacity=60, **options)
     replay.save(tmp_path)
@@ -94,7 +92,7 @@ def test_a_snapshot_that_was_sealed_without_a_change_is_loaded(
 
 
 @pytest.mark.parametrize("change", TAMPERED)
-def test_a_snapshot_that_contradicts_itself_is_refused(
+def test_inconsistent_snapshot_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     """Its checksums are right: it was made so."""
@@ -119,7 +117,7 @@ def test_a_snapshot_that_contradicts_itself_is_refused(
         set_at("others.state.before", slice(None), 3),
     ],
 )  # fmt: skip
-def test_a_state_of_sequences_that_cannot_be(
+def test_invalid_sequence_state_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     replay, _ = made(150, capacity=60, sampler=Uniform(), sequences=Sequences(4, pad=True))
@@ -139,7 +137,7 @@ def test_a_state_of_sequences_that_cannot_be(
         set_at("others.state.used", None, np.zeros(1, np.int32)),
     ],
 )  # fmt: skip
-def test_counts_of_draws_that_cannot_be(
+def test_invalid_draw_counts_are_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     replay, _ = made(20, capacity=60, max_times_sampled=5)
@@ -174,7 +172,7 @@ def test_a_manifest_that_names_a_file_twice_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../other", "/etc", ".", "", "replay-1/..", "other"])
-def test_a_manifest_that_names_another_folder(tmp_path: Path, name: str) -> None:
+def test_manifest_that_names_another_folder_is_refused(tmp_path: Path, name: str) -> None:
     replay, _ = made(20, capacity=20)
     replay.save(tmp_path)
     replay.close()
@@ -224,7 +222,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     replay.close()
 
 
-def test_only_what_was_written_here_is_removed(tmp_path: Path) -> None:
+def test_discard_removes_only_files_of_a_snapshot(tmp_path: Path) -> None:
     replay, _ = made(20, capacity=20)
     for name in ("replay-3", "replay-0", "replay-\u00b2", "replay-1x", f"replay-{'9' * 200}"):
         (tmp_path / name).mkdir()
@@ -245,7 +243,7 @@ def test_only_what_was_written_here_is_removed(tmp_path: Path) -> None:
     replay.close()
 
 
-def test_discard_leaves_nothing_of_a_snapshot(tmp_path: Path) -> None:
+def test_discard_removes_the_snapshot_completely(tmp_path: Path) -> None:
     replay, _ = made(20, capacity=20)
     replay.save(tmp_path / "kept")
     discard(tmp_path / "kept")
@@ -254,7 +252,7 @@ def test_discard_leaves_nothing_of_a_snapshot(tmp_path: Path) -> None:
     replay.close()
 
 
-def test_a_snapshot_is_of_this_user_alone(tmp_path: Path) -> None:
+def test_snapshot_files_are_private(tmp_path: Path) -> None:
     replay, _ = made(20, capacity=20)
     replay.save(tmp_path)
     modes = {p.stat().st_mode & 0o777 for p in files(tmp_path)}

@@ -1,4 +1,4 @@
-"""`Replay.add` on real environments, and with what nobody should pass."""
+"""`Replay.add` with real environments, and with invalid arguments."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def play(env: Any, replay: Replay, steps: int, seed: int) -> list[dict[str, Any]
     ("make", "options"), [(cartpole, {}), (stacked_cartpole, {"frame_stack": 4}), (pong, {}),
                           (pong, {"frame_stack": 4})]
 )  # fmt: skip
-def test_every_transition_of_a_real_environment_comes_back(
+def test_every_transition_of_a_real_environment_is_stored(
     make: Any, options: dict[str, Any], mode: AutoresetMode
 ) -> None:
     env = make(mode)
@@ -142,7 +142,7 @@ GOOD = row(np.zeros((2, 4), np.float32), np.zeros((2, 4), np.float32), 2)
         ),
     ],
 )
-def test_bad_input_is_named_and_stores_nothing(
+def test_invalid_step_is_refused_by_name_and_not_stored(
     plain: Replay, change: dict[str, Any], words: list[str]
 ) -> None:
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_bad_input_is_named_and_stores_nothing(
         ),
     ],
 )
-def test_same_step_needs_final_observations(info: Any, words: list[str]) -> None:
+def test_same_step_autoreset_needs_final_observations(info: Any, words: list[str]) -> None:
     columns = {"obs": (np.float32, (4,)), "action": (np.int64, ())}
     replay = Replay(columns, 100, envs=2, autoreset="same_step")
     with pytest.raises(ReplayError) as refused:
@@ -175,7 +175,7 @@ def test_same_step_needs_final_observations(info: Any, words: list[str]) -> None
     assert len(replay) == 0
 
 
-def test_further_columns_are_declared_and_come_back() -> None:
+def test_declared_extra_columns_are_stored() -> None:
     columns = {"obs": (np.float32, (2,)), "action": (int, ()), "logp": (np.float32, ())}
     replay = Replay(columns | {"memory": {"h": (np.float32, (3,)), "c": (np.int8, ())}}, 10)
     step: dict[str, Any] = {"obs": [1, 2], "next_obs": [2, 3], "action": 1, "reward": 1.0}
@@ -190,7 +190,7 @@ def test_further_columns_are_declared_and_come_back() -> None:
     assert batch.memory["c"].tolist() == [4]
 
 
-def test_arrays_of_any_order_and_dtype_that_fits_are_stored_alike() -> None:
+def test_arrays_of_any_order_and_fitting_dtype_are_stored_equally() -> None:
     """Whatever came before: some are copied as wide words, some must be cast."""
     envs = 40
     replay = Replay({"obs": (np.float32, (4,)), "action": (np.int64, ())}, 100 * envs, envs=envs)

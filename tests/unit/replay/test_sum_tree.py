@@ -37,7 +37,7 @@ def expected_draw(
 
 @both
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_draws_where_the_cumulative_sum_says(make: Make, capacity: int) -> None:
+def test_draws_match_the_cumulative_sums(make: Make, capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     leaves = rng.integers(0, 1000, capacity).astype(np.float64)
     leaves[rng.random(capacity) < 0.3] = 0
@@ -58,7 +58,7 @@ def test_draws_where_the_cumulative_sum_says(make: Make, capacity: int) -> None:
 @both
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_any_sequence_of_changes(make: Make, data: st.DataObject) -> None:
+def test_any_sequence_of_changes_matches_the_reference(make: Make, data: st.DataObject) -> None:
     capacity = data.draw(st.integers(4097, 5000), label="capacity")
     tree, leaves = make(capacity), np.zeros(capacity)
     row = st.integers(0, capacity - 1)
@@ -106,7 +106,7 @@ def test_a_leaf_of_weight_zero_is_never_drawn(make: Make) -> None:
 
 
 @both
-def test_nothing_drifts(make: Make) -> None:
+def test_sums_do_not_drift_after_many_changes(make: Make) -> None:
     """After many changes of widely different size the sums are those of a new tree."""
     rng = np.random.default_rng(4)
     tree, fresh = make(10_000), make(10_000)
@@ -138,7 +138,7 @@ def test_the_fast_tree_draws_the_same_leaves_bit_for_bit(capacity: int) -> None:
 
 @both
 @pytest.mark.parametrize("capacity", [50, 8_200, 140_000])
-def test_distribution_of_widely_different_weights(make: Make, capacity: int) -> None:
+def test_widely_different_weights_are_drawn_in_proportion(make: Make, capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     leaves = np.zeros(capacity)
     chosen = rng.choice(capacity, 40, replace=False)
@@ -150,7 +150,7 @@ def test_distribution_of_widely_different_weights(make: Make, capacity: int) -> 
 
 @both
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
-def test_nodes_have_the_same_sums_however_many_are_updated_together(make: Make, count: int) -> None:
+def test_node_sums_do_not_depend_on_the_number_updated_together(make: Make, count: int) -> None:
     """Bit for bit, though numpy adds up a single column in another order than several."""
     weights = 10.0 ** np.random.default_rng(5).uniform(-9, 9, 6016)
     together, apart = make(6016), make(6016)
@@ -163,6 +163,6 @@ def test_nodes_have_the_same_sums_however_many_are_updated_together(make: Make, 
 
 
 @pytest.mark.parametrize(("degrees", "value"), [(3, 21.108), (10, 35.564), (100, 161.319)])
-def test_critical_values_of_the_chi_square_test(degrees: int, value: float) -> None:
+def test_critical_values_of_the_chi_square_test_are_correct(degrees: int, value: float) -> None:
     """Against the integral of the density."""
     assert critical_value(degrees) == pytest.approx(value, rel=0.04)

@@ -1,4 +1,4 @@
-"""Slots that come and go: links, generations, counts, and slots of foreign writers."""
+"""Slots of the table: links, generations, counts, and slots of other writers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def balanced(table: Table) -> bool:
     return table.stored == stored and table.inserted == stored + table.evicted.total()
 
 
-def test_the_row_after_an_end_is_no_decision_also_in_the_next_slot() -> None:
+def test_row_after_an_episode_end_is_invalid_even_in_the_next_slot() -> None:
     table = table_of(*AGES)
     foreign = Foreign(table)
     first = foreign.write(terminated=flags((1, 0)), truncated=flags((3, 1)))
@@ -95,7 +95,7 @@ def test_the_row_after_an_end_is_no_decision_also_in_the_next_slot() -> None:
     assert balanced(table)
 
 
-def test_what_a_writer_marks_not_alive_does_not_count() -> None:
+def test_rows_marked_not_alive_are_invalid() -> None:
     table = table_of(*ALIVE)
     slot = Foreign(table).write(alive=~flags((0, 0), (2, 1)))
     assert valid(table, slot).tolist() == (~flags((0, 0), (2, 1))).tolist()
@@ -149,7 +149,7 @@ def test_what_a_new_listener_does_not_override_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("gap", [False, True])
-def test_stacks_and_returns_cross_slots_but_no_gap(gap: bool) -> None:
+def test_stacks_and_returns_cross_slots_but_not_gaps(gap: bool) -> None:
     table = table_of(*AGES, history=2)
     layout = layout_of_spec(table.spec, 3)
     foreign = Foreign(table)
@@ -174,7 +174,7 @@ def test_stacks_and_returns_cross_slots_but_no_gap(gap: bool) -> None:
     assert balanced(table)
 
 
-def test_the_oldest_slot_leaves_whole_and_takes_the_stacks_that_reach_into_it() -> None:
+def test_evicting_the_oldest_slot_invalidates_stacks_that_reach_into_it() -> None:
     table = table_of(*AGES, slots=3, history=2)
     foreign = Foreign(table)
     first = foreign.write()
@@ -211,7 +211,7 @@ def test_priorities_of_the_writer_reach_the_sampler() -> None:
     assert set(rows.tolist()) == {slot * T * E + 2 * E + 1}
 
 
-def test_frames_may_lie_by_environment() -> None:
+def test_frames_may_be_stored_by_environment() -> None:
     by_step = SlotSpec(T, E, COLUMNS)
     by_env = SlotSpec(T, E, (Column("obs", "<f4", (3,), "frames"), *COLUMNS[1:]))
     assert by_step.payload_nbytes == by_env.payload_nbytes
@@ -225,7 +225,7 @@ def test_frames_may_lie_by_environment() -> None:
             assert table.frames["obs"][row].tolist() == [100 * slot + 10 * t + env] * 3
 
 
-def test_a_rejected_slot_is_counted_before_another_writer_has_it(
+def test_rejected_slot_is_counted_before_it_is_lent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = table_of(*ALIVE, slots=2)

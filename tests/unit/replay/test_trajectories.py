@@ -1,4 +1,4 @@
-"""The trajectory queue as a library: memory of its own, any thread, other processes."""
+"""The trajectory queue as a library: private memory, any thread, other processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rewards(slots: list[Slot]) -> list[float]:
     return [float(slot.columns["reward"][1, 2]) for slot in slots]
 
 
-def test_a_spec_gives_way_to_explicit_extents() -> None:
+def test_explicit_extents_override_the_spec() -> None:
     spec = SlotSpec(7, 5, COLUMNS)
     with TrajectoryQueue(spec, unroll=3, slots=2) as queue:
         assert (queue.spec.unroll, queue.spec.envs) == (3, 5)
@@ -52,7 +52,7 @@ def test_slots_come_out_oldest_first_and_every_step_is_counted(queue: Trajectory
     assert (stats["produced"], stats["taken"], stats["in_flight"]) == (24, 18, 6)
 
 
-def test_all_slots_can_wait_and_then_the_writer_does(queue: TrajectoryQueue) -> None:
+def test_writer_waits_once_all_slots_are_filled(queue: TrajectoryQueue) -> None:
     for value in range(4):
         write(queue, value)
     with pytest.raises(TimeoutError, match=r"no slot was lent within 0\.05 s"), queue.slot(0.05):
@@ -70,7 +70,7 @@ def test_drop_stale_keeps_the_freshest() -> None:
         assert queue.stats()["dropped"] == {"stale": 2 * STEPS}
 
 
-def test_what_lags_too_far_is_dropped(queue: TrajectoryQueue) -> None:
+def test_slots_beyond_max_policy_lag_are_dropped(queue: TrajectoryQueue) -> None:
     write(queue, 0, version=1)
     write(queue, 1, version=2)
     assert rewards(queue.take(1, version=10)) == [1]
@@ -87,7 +87,7 @@ def test_taking_waits_for_a_writer_in_another_thread(queue: TrajectoryQueue) -> 
     timer.join()
 
 
-def test_an_exception_publishes_nothing(queue: TrajectoryQueue) -> None:
+def test_exception_within_a_slot_publishes_nothing(queue: TrajectoryQueue) -> None:
     for _ in range(6):
         with pytest.raises(ZeroDivisionError), queue.slot() as slot:
             slot.columns["reward"][...] = 1 / 0
@@ -95,7 +95,7 @@ def test_an_exception_publishes_nothing(queue: TrajectoryQueue) -> None:
     assert rewards(queue.take(1)) == [3]
 
 
-def test_attached_writers_arrive_and_leave(queue: TrajectoryQueue, tmp_path: Path) -> None:
+def test_writers_attach_and_detach(queue: TrajectoryQueue, tmp_path: Path) -> None:
     address = queue.serve(tmp_path / "q")
     assert address == queue.serve() == str(tmp_path / "q")
     for value in range(20):  # a lane is given back each time
@@ -108,7 +108,7 @@ def test_attached_writers_arrive_and_leave(queue: TrajectoryQueue, tmp_path: Pat
     assert queue.stats()["produced"] == 20 * STEPS
 
 
-def test_raw_bytes_are_the_column(queue: TrajectoryQueue) -> None:
+def test_raw_bytes_equal_the_column(queue: TrajectoryQueue) -> None:
     with Writer.attach(queue.serve()) as writer:
         with writer.slot() as slot:
             assert len(slot.raw("obs")) == 3 * 3 * 40 * 4
@@ -122,7 +122,7 @@ def test_raw_bytes_are_the_column(queue: TrajectoryQueue) -> None:
         assert queue.take(1, timeout_s=2.0)[0].columns["obs"][2, 1, 7] == 9
 
 
-def test_the_folder_of_the_address_is_private_and_goes_with_the_queue() -> None:
+def test_socket_folder_is_private_and_removed_with_the_queue() -> None:
     with TrajectoryQueue(COLUMNS, slots=2) as queue:
         folder = Path(queue.serve()).parent
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -138,12 +138,12 @@ def test_the_folder_of_the_address_is_private_and_goes_with_the_queue() -> None:
         ({"unroll": 0}, "unroll 0 and envs 1 must both be at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, int | str], text: str) -> None:
+def test_invalid_queue_options_are_refused(options: dict[str, int | str], text: str) -> None:
     with pytest.raises(ReplayError, match=text):
         TrajectoryQueue(COLUMNS, **options)  # type: ignore[arg-type]
 
 
-def test_a_batch_that_can_never_come_is_refused(queue: TrajectoryQueue) -> None:
+def test_batch_larger_than_the_queue_is_refused(queue: TrajectoryQueue) -> None:
     with pytest.raises(ReplayError, match=r"take\(5\) can never be served by 4 slots"):
         queue.take(5)
 
@@ -151,7 +151,7 @@ def test_a_batch_that_can_never_come_is_refused(queue: TrajectoryQueue) -> None:
 # ------------------------------------------------------------------------------------- addresses
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_missing_queue_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"no buffer answers at .*nowhere"):
         Writer.attach(str(tmp_path / "nowhere"))
     (tmp_path / "file").write_text("")
@@ -159,7 +159,7 @@ def test_nobody_there(tmp_path: Path) -> None:
         Writer.attach(str(tmp_path / "file"))
 
 
-def test_a_socket_of_somebody_else(tmp_path: Path) -> None:
+def test_foreign_socket_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "other"))
         listener.listen()
@@ -168,7 +168,7 @@ def test_a_socket_of_somebody_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"\xc1", b"hello", b"\x80", b"\x93\x01\x02\x03"])
-def test_a_stranger_that_answers(tmp_path: Path, answer: bytes) -> None:
+def test_foreign_answer_is_refused(tmp_path: Path, answer: bytes) -> None:
     def strange(listener: socket.socket) -> None:
         peer, _ = listener.accept()
         peer.recv(1 << 16)
@@ -185,7 +185,7 @@ def test_a_stranger_that_answers(tmp_path: Path, answer: bytes) -> None:
         thread.join()
 
 
-def test_an_owner_that_does_not_answer(tmp_path: Path) -> None:
+def test_owner_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "deaf"))
         listener.listen()
@@ -193,7 +193,7 @@ def test_an_owner_that_does_not_answer(tmp_path: Path) -> None:
             Writer.attach(str(tmp_path / "deaf"), timeout_s=0.1)
 
 
-def test_an_owner_that_ended(tmp_path: Path) -> None:
+def test_ended_owner_is_reported(tmp_path: Path) -> None:
     queue = TrajectoryQueue(COLUMNS, slots=2)
     writer = Writer.attach(queue.serve())
     queue.close()
@@ -206,14 +206,14 @@ def test_an_owner_that_ended(tmp_path: Path) -> None:
     queue.close()
 
 
-def test_two_queues_at_one_path(tmp_path: Path) -> None:
+def test_second_queue_at_a_path_is_refused(tmp_path: Path) -> None:
     with TrajectoryQueue(COLUMNS, slots=2) as first, TrajectoryQueue(COLUMNS, slots=2) as second:
         first.serve(tmp_path / "q")
         with pytest.raises(ReplayError, match="another process may be using it"):
             second.serve(tmp_path / "q")
 
 
-def test_a_slot_is_released_once() -> None:
+def test_releasing_a_slot_twice_is_refused() -> None:
     """Released twice, it would be lent to two writers."""
     with TrajectoryQueue([Column("obs", "<f4", (2,))], unroll=2, slots=3) as queue:
         for _ in range(2):
@@ -231,7 +231,7 @@ def test_a_slot_is_released_once() -> None:
         assert len(queue.take(1)) == 1
 
 
-def test_the_code_of_the_page_fills_and_takes_slots() -> None:
+def test_documented_code_fills_and_takes_slots() -> None:
     names: dict[str, Any] = {}
     exec(next(code for code in blocks("replay.md", "python") if "TrajectoryQueue(" in code), names)
     assert names["rewards"].shape == (1, 20, 8)

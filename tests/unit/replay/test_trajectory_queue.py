@@ -54,7 +54,7 @@ def rewards(slots: list[Slot]) -> list[float]:
     return [float(slot.columns["reward"][0, 0]) for slot in slots]
 
 
-def test_oldest_first_and_only_full_batches(rig: Rig) -> None:
+def test_queue_gives_oldest_slots_first_and_only_full_batches(rig: Rig) -> None:
     for _ in range(3):
         rig.write()
     assert rewards(rig.queue.take(2, version=0)) == [0, 1]
@@ -79,7 +79,7 @@ def test_slots_beyond_the_lag_limit_are_dropped_and_counted(rig: Rig) -> None:
     assert rig.accounting.dropped == {"lag": STEPS}
 
 
-def test_block_keeps_everything(rig: Rig) -> None:
+def test_block_policy_drops_no_slot(rig: Rig) -> None:
     for _ in range(4):
         rig.write()
     with rig.writer.slot(0) as slot:
@@ -98,7 +98,7 @@ def test_drop_stale_keeps_the_freshest_when_writers_starve() -> None:
     rig.store.close()
 
 
-def test_in_flight_is_what_waits(rig: Rig) -> None:
+def test_in_flight_steps_are_those_that_wait(rig: Rig) -> None:
     for _ in range(3):
         rig.write()
     rig.queue.release(rig.queue.take(1, version=0))
@@ -107,7 +107,7 @@ def test_in_flight_is_what_waits(rig: Rig) -> None:
     assert rig.accounting.balance(rig.queue.in_flight_steps()) == 0
 
 
-def test_a_batch_larger_than_what_writers_may_hold_comes_together() -> None:
+def test_batch_beyond_the_writers_slots_is_still_collected() -> None:
     rig = Rig(want=1)
     for _ in range(3):
         rig.write()
@@ -119,7 +119,7 @@ def test_a_batch_larger_than_what_writers_may_hold_comes_together() -> None:
     rig.store.close()
 
 
-def test_an_old_slot_behind_a_fresh_one_is_dropped_too(rig: Rig) -> None:
+def test_old_slot_behind_a_fresh_one_is_dropped(rig: Rig) -> None:
     rig.write(version=150)
     rig.write(version=1)
     rig.write(version=150)

@@ -24,12 +24,12 @@ EXPOSED = ("tcp://0.0.0.0:7700", "tcp://*:7700", "tcp://[::]:7700", "tcp://10.0.
 
 
 @pytest.mark.parametrize("address", LOCAL)
-def test_this_host_alone_needs_no_keys(address: str) -> None:
+def test_loopback_address_needs_no_keys(address: str) -> None:
     addresses.check_bind(address, keys=False, insecure=False)
 
 
 @pytest.mark.parametrize("address", EXPOSED)
-def test_other_hosts_need_keys_or_a_word(address: str) -> None:
+def test_address_open_to_other_hosts_needs_keys_or_explicit_consent(address: str) -> None:
     with pytest.raises(UserError, match="can be reached from other hosts"):
         addresses.check_bind(address, keys=False, insecure=False)
     addresses.check_bind(address, keys=True, insecure=False)
@@ -45,7 +45,7 @@ def test_other_hosts_need_keys_or_a_word(address: str) -> None:
         ("ipc:///a/wire", "ipc:///b/../c", "ipc:///a/c"),
     ],
 )
-def test_another_connector_is_on_the_same_host_or_in_the_same_folder(
+def test_address_of_another_connector_has_the_same_host_or_folder(
     address: str, other: str, found: str
 ) -> None:
     assert addresses.beside(address, other) == found
@@ -55,13 +55,13 @@ def test_another_connector_is_on_the_same_host_or_in_the_same_folder(
     "other",
     ["", "7702", "tcp://x", "tcp://x:0", "tcp://x:65536", "tcp://x:٣", "tcp://x:1e3", "ipc:///a/b"],
 )
-def test_no_other_port_than_a_number(other: str) -> None:
+def test_connector_port_must_be_a_number(other: str) -> None:
     with pytest.raises(ValueError, match="cannot be beside"):
         addresses.beside("tcp://learner:7700", other)
 
 
 @pytest.mark.parametrize("other", ["", "ipc:///a/", f"ipc:///{'x' * 200}", "tcp://x:7700"])
-def test_no_other_socket_than_one_with_a_name(other: str) -> None:
+def test_connector_socket_must_have_a_name(other: str) -> None:
     with pytest.raises(ValueError, match="cannot be beside"):
         addresses.beside("ipc:///a/wire", other)
 
@@ -72,17 +72,17 @@ def test_a_long_socket_path_is_refused_with_the_limit(tmp_path: Path) -> None:
         sockets.router(context, address, None, 1000)
 
 
-def test_an_address_that_is_not_ours_is_one_sentence() -> None:
+def test_bind_to_a_foreign_address_is_refused_in_one_sentence() -> None:
     with zmq.Context() as context, pytest.raises(UserError, match="cannot listen at tcp://192"):
         sockets.router(context, "tcp://192.0.2.1:7700", None, 1000)
 
 
-def test_an_address_that_is_none_is_one_sentence() -> None:
+def test_malformed_address_is_refused_in_one_sentence() -> None:
     with zmq.Context() as context, pytest.raises(UserError, match="cannot connect to learner:7700"):
         sockets.dealer(context, "learner:7700", None)
 
 
-def test_a_socket_file_left_behind_is_no_listener(tmp_path: Path) -> None:
+def test_leftover_socket_file_does_not_prevent_listening(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/wire"
     (tmp_path / "wire").touch()
     with zmq.Context() as context:
@@ -90,12 +90,12 @@ def test_a_socket_file_left_behind_is_no_listener(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", LOCAL)
-def test_a_learner_of_this_host_is_joined_without_keys(address: str) -> None:
+def test_learner_on_this_host_is_joined_without_keys(address: str) -> None:
     addresses.check_connect(address, keys=False, insecure=False)
 
 
 @pytest.mark.parametrize("address", EXPOSED)
-def test_a_learner_of_another_host_needs_keys_or_a_word(address: str) -> None:
+def test_learner_on_another_host_needs_keys_or_explicit_consent(address: str) -> None:
     with pytest.raises(UserError, match="is on another host, and its learner decides"):
         addresses.check_connect(address, keys=False, insecure=False)
     addresses.check_connect(address, keys=True, insecure=False)
@@ -103,7 +103,7 @@ def test_a_learner_of_another_host_needs_keys_or_a_word(address: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "own"), [(0o700, True), (0o755, True), (0o770, False)])
-def test_a_folder_that_others_may_write_to_is_not_ones_own(
+def test_ipc_address_in_a_folder_writable_by_others_is_not_trusted(
     tmp_path: Path, mode: int, own: bool
 ) -> None:
     folder = tmp_path / "sockets"
@@ -112,12 +112,12 @@ def test_a_folder_that_others_may_write_to_is_not_ones_own(
     assert addresses.is_own_ipc(f"ipc://{folder}/wire") is own
 
 
-def test_nor_are_a_port_and_an_abstract_name() -> None:
+def test_tcp_and_abstract_addresses_are_not_trusted() -> None:
     assert not addresses.is_own_ipc("tcp://127.0.0.1:7700")
     assert not addresses.is_own_ipc("ipc://@wire")
 
 
-def test_nor_is_the_folder_of_another_user(tmp_path: Path) -> None:
+def test_ipc_address_in_a_folder_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     os.chown(tmp_path, 65534, 65534)
@@ -125,17 +125,17 @@ def test_nor_is_the_folder_of_another_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:7700", "ipc:///run/wire"])
-def test_an_address_is_taken_as_it_is(address: str) -> None:
+def test_explicit_address_is_used_unchanged(address: str) -> None:
     assert addresses.address_of(address) == address
 
 
-def test_a_folder_stands_for_the_socket_in_it(tmp_path: Path) -> None:
+def test_run_folder_is_resolved_to_its_socket(tmp_path: Path) -> None:
     run = tmp_path / "run"  # which need not be there yet
     assert addresses.address_of(str(run)) == f"ipc://{run}/sockets/wire"
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_actors_of_a_rank_join_it_by_its_folder(
+def test_actors_join_a_rank_by_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
     monkeypatch.chdir(tmp_path)  # its whole path may be too long for a socket
@@ -154,7 +154,7 @@ def test_actors_of_a_rank_join_it_by_its_folder(
         assert arrived
 
 
-def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_socket_path_is_made_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.chdir(deep)
@@ -163,19 +163,19 @@ def test_a_long_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.Monk
         addresses.address_in_run(deep / ("y" * 100))
 
 
-def test_the_folder_is_the_users_alone(tmp_path: Path) -> None:
+def test_socket_folder_is_private(tmp_path: Path) -> None:
     for _ in range(2):
         addresses.make_socket_folder(tmp_path)
         assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_uncreatable_socket_folder_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "sockets").touch()
     with pytest.raises(UserError, match="cannot be created"):
         addresses.make_socket_folder(tmp_path)
 
 
-def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
+def test_open_or_linked_socket_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a/sockets").mkdir(parents=True)
     (tmp_path / "a/sockets").chmod(0o755)
     (tmp_path / "b").mkdir()
@@ -187,7 +187,7 @@ def test_so_is_one_that_is_open_or_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [sockets.dealer, sockets.router])
-def test_a_port_that_does_not_exist_is_refused(make: Any) -> None:
+def test_nonexistent_port_is_refused(make: Any) -> None:
     """libzmq would take 34463, the remainder, and name it nowhere."""
     with zmq.Context() as context, pytest.raises(UserError, match="the last one is 65535"):
         make(context, "tcp://127.0.0.1:99999", None, max_frame_nbytes=1)

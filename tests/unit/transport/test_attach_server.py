@@ -1,4 +1,4 @@
-"""The door to shared memory: those who come, who leave, and an owner that does not answer."""
+"""Attaching to shared memory: clients that join and leave, and owners that do not answer."""
 
 from __future__ import annotations
 
@@ -77,19 +77,19 @@ def deaf_listener(path: Path) -> Iterator[None]:
         yield
 
 
-def test_an_answer_comes_back(house: House, tmp_path: Path) -> None:
+def test_attach_request_is_answered(house: House, tmp_path: Path) -> None:
     entry = AttachClient(tmp_path / "door", {"name": "friend"})
     assert entry.reply == {"lane": 1}
     assert not entry.owner_gone
     entry.leave()
 
 
-def test_a_refusal_is_its_sentence(house: House, tmp_path: Path) -> None:
+def test_refusal_is_raised_with_its_sentence(house: House, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="strangers stay outside"):
         AttachClient(tmp_path / "door", {"name": "stranger"})
 
 
-def test_who_says_bye_gives_the_lane_back(house: House, tmp_path: Path) -> None:
+def test_leaving_client_frees_its_lane(house: House, tmp_path: Path) -> None:
     entries = [AttachClient(tmp_path / "door", {"name": "friend"}) for _ in range(3)]
     entries[1].leave()
     house.wait_left(1)
@@ -99,7 +99,7 @@ def test_who_says_bye_gives_the_lane_back(house: House, tmp_path: Path) -> None:
     house.wait_left(3)
 
 
-def test_a_closed_connection_alone_gives_no_lane_back(house: House, tmp_path: Path) -> None:
+def test_closed_connection_of_a_living_process_keeps_its_lane(house: House, tmp_path: Path) -> None:
     """The process lives, and so does its mapping."""
     entry = AttachClient(tmp_path / "door", {"name": "friend"})
     entry._socket.close()
@@ -108,7 +108,7 @@ def test_a_closed_connection_alone_gives_no_lane_back(house: House, tmp_path: Pa
 
 
 @pytest.mark.parametrize("over", [True, False])
-def test_an_owner_that_ends_tells_whether_for_good(tmp_path: Path, over: bool) -> None:
+def test_ending_owner_states_whether_the_run_is_over(tmp_path: Path, over: bool) -> None:
     house = House(tmp_path / "door")
     entry = AttachClient(tmp_path / "door", {"name": "friend"})
     assert (entry.owner_gone, entry.owner_over) == (False, False)
@@ -130,7 +130,7 @@ sys.stdin.readline()
 """
 
 
-def test_the_end_of_a_process_that_left_takes_no_lane_of_another(tmp_path: Path) -> None:
+def test_end_of_a_departed_process_frees_no_other_lane(tmp_path: Path) -> None:
     """Its pidfd is closed at its BYE, and the next client may get a pidfd of the same number."""
     left: list[int] = []
     lanes = iter((1, 2))
@@ -175,7 +175,7 @@ def test_the_end_of_a_process_that_left_takes_no_lane_of_another(tmp_path: Path)
         assert left == [1]
 
 
-def test_an_owner_that_never_answers_is_given_up(tmp_path: Path) -> None:
+def test_owner_that_never_answers_causes_a_timeout(tmp_path: Path) -> None:
     with deaf_listener(tmp_path / "deaf"):
         for _ in range(3):  # the third finds the queue of connections full
             started_s = time.monotonic()
@@ -184,7 +184,7 @@ def test_an_owner_that_never_answers_is_given_up(tmp_path: Path) -> None:
             assert time.monotonic() - started_s < 1.0
 
 
-def test_who_gave_up_waiting_is_given_nothing(tmp_path: Path) -> None:
+def test_client_that_gave_up_waiting_gets_no_lane(tmp_path: Path) -> None:
     house = House.__new__(House)
     house.left, house.given = [], 0
     house.door = AttachServer(tmp_path / "door", house._attach, house.left.append)
@@ -206,14 +206,14 @@ def test_a_socket_of_another_program_is_left_alone(tmp_path: Path) -> None:
         assert (tmp_path / "door").is_socket()
 
 
-def test_a_socket_that_was_left_is_replaced(tmp_path: Path) -> None:
+def test_leftover_socket_is_replaced(tmp_path: Path) -> None:
     with deaf_listener(tmp_path / "door"):
         pass
     House(tmp_path / "door").close()
     assert not (tmp_path / "door").exists()
 
 
-def test_what_has_replaced_the_socket_stays(tmp_path: Path) -> None:
+def test_file_that_replaced_the_socket_is_kept(tmp_path: Path) -> None:
     house = House(tmp_path / "door")
     (tmp_path / "door").unlink()
     (tmp_path / "door").write_text("mine")
@@ -221,7 +221,7 @@ def test_what_has_replaced_the_socket_stays(tmp_path: Path) -> None:
     assert (tmp_path / "door").read_text() == "mine"
 
 
-def test_an_owner_without_descriptors_waits_for_them(tmp_path: Path) -> None:
+def test_owner_without_descriptors_accepts_once_one_is_free(tmp_path: Path) -> None:
     """The listener stays readable; the client is accepted as soon as a descriptor is free."""
     door = AttachServer(tmp_path / "door", lambda _: Attached(1, [], {}), lambda _: None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -245,7 +245,7 @@ def test_an_owner_without_descriptors_waits_for_them(tmp_path: Path) -> None:
     door.close()
 
 
-def test_an_owner_that_ends_is_noticed(tmp_path: Path) -> None:
+def test_client_notices_the_end_of_the_owner(tmp_path: Path) -> None:
     house = House(tmp_path / "door")
     entry = AttachClient(tmp_path / "door", {"name": "friend"})
     house.close()
@@ -300,7 +300,7 @@ def test_another_user_cannot_connect(open_folder: Path) -> None:
     [b"\xc1", b"\x93\x01", msgpack.packb([1]), msgpack.packb({}), b"\x91" * 2000, b"x" * 100_000],
     ids=lambda value: repr(value[:4]),
 )
-def test_a_strange_request_is_refused_and_the_door_lives(
+def test_malformed_request_is_refused_and_the_server_continues(
     house: House, tmp_path: Path, request_: bytes
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -342,7 +342,7 @@ def owner(path: Path, answer: bytes, fds: list[int]) -> Iterator[None]:
     ],
     ids=["no message", "no map", "too long", "too many descriptors"],
 )
-def test_a_strange_answer_is_one_sentence_and_leaves_no_descriptor(
+def test_malformed_answer_is_refused_and_leaks_no_descriptor(
     tmp_path: Path, answer: bytes, fds: int
 ) -> None:
     null = os.open(os.devnull, os.O_RDONLY)

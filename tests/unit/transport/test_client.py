@@ -1,4 +1,4 @@
-"""What an actor makes of a learner's messages, without a connection."""
+"""How an actor handles a learner's messages, without a connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def welcome(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_welcome_says_what_an_actor_without_a_spec_fills(
+def test_actor_without_a_spec_uses_that_of_the_welcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome())
@@ -55,16 +55,14 @@ def test_a_welcome_says_what_an_actor_without_a_spec_fills(
 
 
 @pytest.mark.parametrize("changes", [{"unroll": 2**40}, {"envs": 2**40}])
-def test_a_welcome_cannot_ask_for_any_amount_of_memory(
+def test_welcome_that_needs_too_much_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
 ) -> None:
     with pytest.raises(UserError, match=f"an actor makes at most {MAX_SLOT_NBYTES}"):
         answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome(**changes))
 
 
-def test_an_actor_with_a_spec_takes_no_other_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actor_with_a_spec_refuses_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unroll = SPEC.unroll + 1
     with pytest.raises(UserError, match=f"unroll: learner {unroll}, actor {SPEC.unroll}"):
         answered(tmp_path, monkeypatch, MessageKind.WELCOME, welcome(unroll=unroll), SPEC)
@@ -83,7 +81,7 @@ def test_a_refusal_is_shown_without_control_characters(
     assert len(str(caught.value)) < 2100
 
 
-def test_an_actor_is_sent_on_once_and_only_within_its_folder(
+def test_actor_is_redirected_once_and_only_within_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"error": "not here", "connector": "ipc:///elsewhere/socket-1"}
@@ -111,7 +109,7 @@ def test_an_actor_is_sent_on_once_and_only_within_its_folder(
 
 
 @pytest.mark.parametrize("connector", ["tcp://10.0.0.9:7700", "", "ipc:///", "\x1b]0;owned\x07", 7])
-def test_an_actor_is_not_sent_elsewhere(
+def test_redirect_to_another_place_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connector: object
 ) -> None:
     said = {"error": "not here", "connector": connector}
@@ -126,7 +124,7 @@ def test_text_of_any_language_is_printable() -> None:
 
 
 @pytest.mark.parametrize("policy_id", [7, -1, 2**31, 2**64 - 1, True, "7", [7], None])
-def test_a_refusal_of_a_policy_that_was_not_asked_for_changes_nothing(
+def test_refusal_of_an_unrequested_policy_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_id: Any
 ) -> None:
     said = {"error": "no such policy", "policy_id": policy_id}
@@ -135,7 +133,7 @@ def test_a_refusal_of_a_policy_that_was_not_asked_for_changes_nothing(
     assert client.take_weights(7) is None
 
 
-def test_a_learner_of_another_protocol_is_one_sentence_with_both_versions(
+def test_learner_of_another_protocol_is_refused_with_both_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, *rest = wire.encode(Header(MessageKind.REFUSE), {"error": "anything"})
@@ -156,5 +154,5 @@ def test_a_learner_of_another_protocol_is_one_sentence_with_both_versions(
     ("release", "taken"),
     [("1.2.3", "1.2.3"), ("1\x1b[2J", ""), ("9" * 41, ""), (3, ""), (None, "")],
 )
-def test_a_release_is_taken_only_where_it_can_be_one(release: object, taken: str) -> None:
+def test_only_plausible_release_names_are_read(release: object, taken: str) -> None:
     assert wire.release_of({"release": release}) == taken

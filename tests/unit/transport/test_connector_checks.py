@@ -1,4 +1,4 @@
-"""What a connector refuses of slots that are well formed, and that counters stay within bounds."""
+"""Well-formed slots that a connector refuses, and bounds of its counters."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def send(
 
 
 @pytest.mark.parametrize("steps", [0, 6, 8])
-def test_steps_are_the_rows_that_are_alive(far_side: tuple[Learner, Receiver], steps: int) -> None:
+def test_steps_are_the_alive_rows(far_side: tuple[Learner, Receiver], steps: int) -> None:
     side, receiver = far_side
     send(receiver, 0, dead=((1, 0),), steps=steps)
     assert receiver.rejected == {"steps": 1}
@@ -98,7 +98,7 @@ def test_a_row_that_only_resets_is_not_alive(far_side: tuple[Learner, Receiver])
     ("generation", "version", "is_taken"),
     [(2, 10, True), (1, 10, True), (1, 11, True), (2, 11, False), (2, 1010, False), (3, 0, False)],
 )
-def test_weights_that_were_not_published_have_played_nothing(
+def test_slot_by_unpublished_weights_is_refused(
     far_side: tuple[Learner, Receiver], generation: int, version: int, is_taken: bool
 ) -> None:
     side, receiver = far_side
@@ -111,7 +111,7 @@ def test_weights_that_were_not_published_have_played_nothing(
 
 
 @pytest.mark.parametrize("produced", [2**64 - 1, 2**62 - 1, 2**40])
-def test_a_lie_on_leaving_reaches_no_count(
+def test_false_counters_in_a_goodbye_are_ignored(
     far_side: tuple[Learner, Receiver], tmp_path: Path, produced: int
 ) -> None:
     """The learner died of it: its status page holds 64-bit integers."""
@@ -137,7 +137,7 @@ def test_a_lie_on_leaving_reaches_no_count(
     }  # fmt: skip
 
 
-def test_what_was_refused_is_reported_once_for_each_reason(
+def test_refused_messages_are_reported_once_per_reason(
     far_side: tuple[Learner, Receiver], tmp_path: Path
 ) -> None:
     _, receiver = far_side
@@ -163,7 +163,7 @@ def test_what_was_refused_is_reported_once_for_each_reason(
 
 
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1, 10**30, -(2**63) - 1])
-def test_a_status_page_holds_the_nearest_that_it_can(value: int) -> None:
+def test_status_page_clamps_out_of_range_values(value: int) -> None:
     page, _ = StatusPage.create()
     page.produced_steps = value
     assert page.produced_steps == (2**63 - 1 if value > 0 else -(2**63))
@@ -172,7 +172,7 @@ def test_a_status_page_holds_the_nearest_that_it_can(value: int) -> None:
     page.close()
 
 
-def test_actors_are_divided_among_connectors_by_their_ids() -> None:
+def test_actors_are_assigned_to_connectors_by_id() -> None:
     """Those of a run by index, which learners take in turn; others by a random number and index."""
     share = ActorShare(("a", "b"), 0, learners=2)
     assert [share.connector(actor) for actor in (0, 2, 4, 6)] == [0, 1, 0, 1]
@@ -182,7 +182,7 @@ def test_actors_are_divided_among_connectors_by_their_ids() -> None:
     assert {ActorShare(("a",), 0).connector(actor) for actor in range(9)} == {0}
 
 
-def test_other_releases_of_actors_are_reported_once_and_not_endlessly(
+def test_other_releases_of_actors_are_reported_once_up_to_a_limit(
     far_side: tuple[Learner, Receiver], tmp_path: Path
 ) -> None:
     _, receiver = far_side

@@ -1,4 +1,4 @@
-"""Whatever a peer sends, the connector counts it and goes on."""
+"""The connector counts any malformed message and continues."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def sealed(head: Header, meta: Any, *frames: bytes) -> list[bytes]:
     numbers=st.lists(st.integers(0, 2**62 - 1), min_size=6, max_size=6),
     known=st.booleans(),
 )
-def test_no_message_ends_it(
+def test_arbitrary_sealed_messages_do_not_end_the_connector(
     receiver: Receiver,
     kind: MessageKind,
     meta: Any,
@@ -111,7 +111,7 @@ def test_no_message_ends_it(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=110), max_size=5))
-def test_no_garbage_ends_it(receiver: Receiver, parts: list[bytes]) -> None:
+def test_garbage_does_not_end_the_connector(receiver: Receiver, parts: list[bytes]) -> None:
     before = receiver.rejected.total()
     receiver.handle(b"peer", parts)
     assert receiver.rejected.total() == before + 1
@@ -227,7 +227,7 @@ def answers(
     return [message for message in said if message.head.kind != MessageKind.GRANT]
 
 
-def test_a_relay_is_sent_to_another_at_the_host_that_this_one_connects_from(
+def test_relay_is_referred_to_another_at_its_peer_address(
     receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side.publish(4)
@@ -252,7 +252,7 @@ def test_a_relay_is_sent_to_another_at_the_host_that_this_one_connects_from(
         ({}, "10.0.0.3"),
     ],
 )
-def test_a_relay_that_others_cannot_reach_is_named_to_none(
+def test_unreachable_relay_is_referred_to_no_other(
     receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch, offer: Any, host: str
 ) -> None:
     side.publish(4)
@@ -260,7 +260,7 @@ def test_a_relay_that_others_cannot_reach_is_named_to_none(
     assert [message.head.kind for message in found] == [MessageKind.WEIGHTS] * 3
 
 
-def test_an_address_of_loopback_is_named_only_where_all_peers_are_on_this_host(
+def test_loopback_relay_is_referred_only_if_all_peers_are_local(
     receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side.publish(4)
@@ -270,7 +270,7 @@ def test_an_address_of_loopback_is_named_only_where_all_peers_are_on_this_host(
         assert found[1].head.kind == kind
 
 
-def test_a_relay_that_does_not_listen_yet_is_asked_to(
+def test_relay_that_does_not_listen_yet_is_asked_to_listen(
     receiver: Receiver, side: Learner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side.publish(4)

@@ -1,4 +1,4 @@
-"""The connector's decisions: who may send, what is refused, and that no grant leaks."""
+"""The connector's grants: who may send, what is refused, and that no grant leaks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_grants_are_backed_by_slots_and_bounded_by_want() -> None:
     assert (stream.limit, grants.outstanding) == (3, 3)
 
 
-def test_a_slot_uses_its_grant_and_gets_the_next() -> None:
+def test_slot_uses_its_grant_and_the_next_is_lent() -> None:
     grants = made()
     stream = join(grants, 1, want=2)
     grants.lend(2)
@@ -101,7 +101,7 @@ def test_a_slot_uses_its_grant_and_gets_the_next() -> None:
     assert stream.limit == 3
 
 
-def test_scarce_slots_go_round() -> None:
+def test_scarce_slots_are_lent_in_turn() -> None:
     """First come, first served: nobody gets a second grant before everyone has had one."""
     grants = made()
     streams = [join(grants, actor, want=4) for actor in range(5)]
@@ -132,7 +132,7 @@ def test_replayed_ungranted_and_unknown_messages_are_refused() -> None:
     assert refusal(grants, head(1, 1, incarnation=1)) == "unknown"
 
 
-def test_produced_steps_cannot_run_backwards() -> None:
+def test_produced_steps_cannot_decrease() -> None:
     grants = made()
     join(grants, 1, want=2)
     grants.lend(2)
@@ -142,7 +142,7 @@ def test_produced_steps_cannot_run_backwards() -> None:
     assert grants.admit(head(1, 1, produced=20, steps=10), b"peer", 0, MANY).next == 1
 
 
-def test_steps_that_an_actor_has_dropped_count_up_to_those_of_a_slot() -> None:
+def test_dropped_steps_of_an_actor_count_up_to_one_slot() -> None:
     grants = made()
     join(grants, 1, want=2)
     grants.lend(2)
@@ -150,7 +150,7 @@ def test_steps_that_an_actor_has_dropped_count_up_to_those_of_a_slot() -> None:
     assert grants.admit(head(1, 0, produced=STEPS, steps=10), b"peer", 0, MANY).next == 0
 
 
-def test_a_gap_voids_the_grants_of_what_was_lost() -> None:
+def test_gap_in_the_sequence_frees_the_grants_of_lost_slots() -> None:
     grants = made()
     stream = join(grants, 1, want=4)
     grants.lend(4)
@@ -160,7 +160,7 @@ def test_a_gap_voids_the_grants_of_what_was_lost() -> None:
     assert (stream.limit, grants.outstanding) == (7, 4)
 
 
-def test_a_beat_heals_the_loss_of_the_last_slots() -> None:
+def test_beat_frees_the_grants_of_lost_last_slots() -> None:
     grants = made()
     stream = join(grants, 1, want=2)
     grants.lend(2)
@@ -170,7 +170,7 @@ def test_a_beat_heals_the_loss_of_the_last_slots() -> None:
     assert (stream.next, stream.limit) == (2, 4)
 
 
-def test_hello_again_keeps_grants_and_follows_the_new_connection() -> None:
+def test_repeated_hello_keeps_grants_and_moves_to_the_new_connection() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
     join(grants, 1, want=2)
     grants.lend(2)
@@ -178,7 +178,7 @@ def test_hello_again_keeps_grants_and_follows_the_new_connection() -> None:
     assert (again.next, again.limit, again.peer, grants.outstanding) == (1, 2, b"other peer", 1)
 
 
-def test_a_restarted_connector_takes_an_actor_in_where_it_stands() -> None:
+def test_restarted_connector_continues_an_actor_at_its_sequence() -> None:
     grants = made()
     stream = join(grants, 1, want=1, sequence=1000)
     grants.lend(5)
@@ -197,7 +197,7 @@ def test_a_newer_incarnation_replaces_the_older_one() -> None:
         grants.on_hello(head(1, 0, incarnation=0), b"peer", 2, 0)
 
 
-def test_grants_of_the_silent_go_to_others_long_before_their_stream_ends() -> None:
+def test_grants_of_silent_actors_are_lent_to_others_before_their_stream_ends() -> None:
     grants = made()
     silent = join(grants, 1)
     grants.lend(2)
@@ -218,7 +218,7 @@ def test_grants_of_the_silent_go_to_others_long_before_their_stream_ends() -> No
     assert refusal(grants, head(1, 1)) == "unknown"
 
 
-def test_who_comes_back_goes_on_with_its_stream() -> None:
+def test_returning_actor_continues_its_stream() -> None:
     grants = made()
     stream = join(grants, 1)
     grants.lend(2)
@@ -231,7 +231,7 @@ def test_who_comes_back_goes_on_with_its_stream() -> None:
     deliver(grants, 1, 1)
 
 
-def test_a_late_slot_is_stored_where_there_is_room_and_else_lost_once() -> None:
+def test_late_slot_is_stored_if_there_is_room_or_counted_as_lost_once() -> None:
     grants = made()
     stream, other = join(grants, 1), join(grants, 2)
     grants.lend(4)
@@ -246,7 +246,7 @@ def test_a_late_slot_is_stored_where_there_is_room_and_else_lost_once() -> None:
     grants.on_beat(head(1, 2, produced=2), b"peer", 11)
 
 
-def test_a_closed_connection_gives_grants_back_at_once() -> None:
+def test_closed_connection_returns_its_grants_at_once() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: stream.actor != 1)
     gone, there = join(grants, 1), join(grants, 2)
     grants.lend(4)
@@ -256,7 +256,7 @@ def test_a_closed_connection_gives_grants_back_at_once() -> None:
     assert (gone.outstanding, there.outstanding) == (0, 1)
 
 
-def test_what_was_never_used_is_forgotten_with_its_grants() -> None:
+def test_stream_that_was_never_used_is_removed_with_its_grants() -> None:
     """Or HELLOs of actors that do not exist would take memory for long."""
     grants = made()
     stream = join(grants, 1)
@@ -264,7 +264,7 @@ def test_what_was_never_used_is_forgotten_with_its_grants() -> None:
     assert grants.streams == {}
 
 
-def test_there_is_an_end_to_the_actors_that_are_taken_in() -> None:
+def test_number_of_actors_is_limited() -> None:
     grants = made()
     for actor in range(MAX_STREAMS):
         join(grants, actor, peer=own(actor))
@@ -273,7 +273,7 @@ def test_there_is_an_end_to_the_actors_that_are_taken_in() -> None:
     join(grants, 0, peer=own(0))  # one that is known may say hello again
 
 
-def test_there_is_an_end_to_the_actors_of_one_connection() -> None:
+def test_number_of_actors_per_connection_is_limited() -> None:
     grants = made()
     for actor in range(MAX_STREAMS_PER_PEER):
         join(grants, actor)
@@ -285,7 +285,7 @@ def test_there_is_an_end_to_the_actors_of_one_connection() -> None:
     join(grants, 1000)
 
 
-def test_one_of_several_keys_leaves_room_for_actors_with_others() -> None:
+def test_number_of_actors_per_key_is_limited() -> None:
     grants = Grants(SILENCE_S, STEPS, keys=2)
 
     def enter(actor: int, key: bytes, incarnation: int = 0) -> None:
@@ -302,7 +302,7 @@ def test_one_of_several_keys_leaves_room_for_actors_with_others() -> None:
     enter(1, b"many", incarnation=1)
 
 
-def test_hellos_do_not_push_out_the_final_counters_of_others() -> None:
+def test_flood_of_hellos_does_not_push_out_final_counters_of_others() -> None:
     grants = made()
     join(grants, 0)
     grants.lend(MANY)
@@ -351,7 +351,7 @@ def test_a_counter_grows_by_no_more_than_was_granted(
     grants.on_bye(head(1, 3, produced=30 + 2 * STEPS), b"peer", 0)  # the most that is believed
 
 
-def test_where_an_unknown_stream_stands_is_no_production() -> None:
+def test_initial_position_of_an_unknown_stream_counts_no_production() -> None:
     grants = made()
     message = head(1, 1000, produced=MAX_BEGIN - 1)
     stream = grants.on_hello(message, b"peer", 2, 0)
@@ -361,7 +361,7 @@ def test_where_an_unknown_stream_stands_is_no_production() -> None:
         grants.on_bye(head(1, 1001, produced=MAX_BEGIN + STEPS), b"peer", 0)
 
 
-def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
+def test_second_process_with_an_actor_id_is_refused_while_the_first_lives() -> None:
     grants = made()
     first = join(grants, 3)
     rival = head(3, 0, incarnation=5)
@@ -382,14 +382,14 @@ def test_two_processes_of_one_id_do_not_evict_each_other() -> None:
     assert (second.incarnation, list(grants.ended)) == (5, [first])
 
 
-def test_an_actor_whose_connection_is_closed_is_replaced_at_once() -> None:
+def test_actor_with_a_closed_connection_is_replaced_at_once() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: stream.peer != b"peer")
     first = join(grants, 3)
     second = grants.on_hello(head(3, 0, incarnation=1), b"new", 2, 0.1)
     assert (grants.streams, list(grants.ended)) == ({3: second}, [first])
 
 
-def test_a_stream_belongs_to_the_key_that_began_it() -> None:
+def test_stream_accepts_only_messages_with_its_first_key() -> None:
     grants = Grants(SILENCE_S, STEPS, connected=lambda stream: False)
     stream = grants.on_hello(head(3, 0), b"peer", 2, 0, b"key")
     for say in (grants.on_beat, grants.on_bye):
@@ -400,7 +400,7 @@ def test_a_stream_belongs_to_the_key_that_began_it() -> None:
     assert grants.on_beat(head(3, 0), b"other", 20, b"key") is stream
 
 
-def test_no_actor_holds_more_than_its_share() -> None:
+def test_no_actor_gets_more_than_its_share_of_grants() -> None:
     """A host with many actors that joined first leaves some for those that come later."""
     grants = made()
     hogs = [join(grants, actor, want=MAX_WANT) for actor in range(32)]
@@ -416,7 +416,7 @@ def test_no_actor_holds_more_than_its_share() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("slots", [16, 64])
-def test_a_connection_with_many_actors_gets_the_share_of_one(first: bool, slots: int) -> None:
+def test_connection_with_many_actors_gets_the_share_of_one_actor(first: bool, slots: int) -> None:
     """Eight connections that say hello under a thousand ids each, and never send a slot."""
     grants = made()
     hostile = [b"evil %d" % i for i in range(8)]
@@ -455,7 +455,7 @@ def test_a_connection_with_many_actors_gets_the_share_of_one(first: bool, slots:
     assert grants.outstanding == sum(s.outstanding for s in grants.streams.values()) <= slots
 
 
-def test_a_busy_actor_gives_nothing_back() -> None:
+def test_busy_actor_keeps_its_grants() -> None:
     grants = made()
     early = join(grants, 1, want=8, peer=own(1))
     grants.lend(8)
@@ -471,7 +471,7 @@ def test_a_busy_actor_gives_nothing_back() -> None:
     assert (early.outstanding, late.outstanding) == (3, 4)
 
 
-def test_bye_ends_a_stream_where_it_stands() -> None:
+def test_bye_ends_a_stream_at_its_sequence() -> None:
     grants = made()
     join(grants, 1)
     grants.lend(2)
@@ -486,7 +486,7 @@ def test_want_is_bounded() -> None:
     assert join(grants, 2, want=-5).want == 1
 
 
-def test_who_comes_again_and_again_stands_in_line_once() -> None:
+def test_repeatedly_restarted_actor_queues_for_grants_once() -> None:
     grants = made()
     for incarnation in range(3):
         grants.on_hello(head(1, 0, incarnation=incarnation), b"peer", 2, 0)
@@ -497,7 +497,7 @@ def test_who_comes_again_and_again_stands_in_line_once() -> None:
 
 
 @pytest.mark.parametrize("actors", [10, 1000])
-def test_a_turn_costs_the_same_however_many_actors_there_are(actors: int) -> None:
+def test_cost_of_a_turn_does_not_grow_with_the_number_of_actors(actors: int) -> None:
     """Least times of a slot with all that a turn asks; walking over actors would be ten times."""
     assert _turn_s(actors) < 5 * _turn_s(10)
 

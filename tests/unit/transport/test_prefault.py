@@ -1,4 +1,4 @@
-"""Memory is there before it is used, and what is in it stays."""
+"""Prefaulted memory is resident before its use, and its contents are kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_large_buffer_becomes_resident(shared: bool) -> None:
         assert minor_faults() - faults < 100, "a page was not there"
 
 
-def test_what_was_written_meanwhile_stays() -> None:
+def test_prefault_keeps_concurrent_writes() -> None:
     arena = Arena.private(2 * LEAST_NBYTES)
     values = np.random.default_rng(0).integers(0, 255, arena.bytes[::4096].shape, np.uint8)
     arena.bytes[::4096] = values
@@ -67,7 +67,7 @@ def test_a_small_buffer_needs_no_thread() -> None:
         assert threads() == []
 
 
-def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefault_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         arena_module, "PIECE_NBYTES", mmap.PAGESIZE
     )  # far more than can be done soon
@@ -79,7 +79,7 @@ def test_it_stops_at_close(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resident_nbytes() - before < 0.9 * nbytes
 
 
-def test_it_takes_nothing_that_has_become_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefault_stops_when_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "available_nbytes", lambda: LEAST_NBYTES // 2)
     arena, before = Arena.private(LEAST_NBYTES), resident_nbytes()
     Prefault(arena)

@@ -1,4 +1,4 @@
-"""Which relay is sent to which other, as a rule without sockets."""
+"""Which relay is referred to which other, without sockets."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def parents(tree: RelayTree, relays: list[bytes], now_s: float = 0.0) -> dict[by
 
 
 @pytest.mark.parametrize("count", [1, FANOUT, MIN_RELAYS - 1])
-def test_a_few_relays_are_all_sent_copies(count: int) -> None:
+def test_few_relays_all_get_copies_from_the_connector(count: int) -> None:
     tree, relays = joined(count)
     assert set(parents(tree, relays).values()) == {CONNECTOR}
 
 
-def test_small_weights_are_sent_to_all() -> None:
+def test_small_weights_are_sent_to_all_relays_directly() -> None:
     tree = RelayTree(20_000)
     relays = [name(number) for number in range(100)]
     for relay in relays:
@@ -61,7 +61,7 @@ def test_small_weights_are_sent_to_all() -> None:
 
 
 @pytest.mark.parametrize("count", [MIN_RELAYS, 100, 1000])
-def test_none_sends_more_than_the_fan_out(count: int) -> None:
+def test_no_sender_exceeds_the_fan_out(count: int) -> None:
     tree, relays = joined(count)
     sends = Counter(parents(tree, relays).values())
     assert sends[CONNECTOR] == FANOUT
@@ -69,7 +69,7 @@ def test_none_sends_more_than_the_fan_out(count: int) -> None:
     assert sends.total() == count
 
 
-def test_the_last_level_is_spread_over_the_one_above() -> None:
+def test_last_level_is_spread_evenly_over_the_level_above() -> None:
     tree, relays = joined(100)
     sends = Counter(parents(tree, relays).values())
     last = [sends[address(relay)] for relay in relays[FANOUT : FANOUT + FANOUT**2]]
@@ -77,7 +77,7 @@ def test_the_last_level_is_spread_over_the_one_above() -> None:
     assert max(last) == 3
 
 
-def test_a_hundred_relays_are_three_levels() -> None:
+def test_hundred_relays_form_three_levels() -> None:
     tree, relays = joined(100)
     depths = Counter(
         parent.depth if (parent := tree.place(relay, 0.0)) else 0 for relay in tree.ordered(relays)
@@ -85,7 +85,7 @@ def test_a_hundred_relays_are_three_levels() -> None:
     assert depths == {0: 5, 1: 25, 2: 70}
 
 
-def test_a_parent_was_placed_before_its_child_so_there_is_no_loop() -> None:
+def test_parents_are_placed_before_their_children() -> None:
     tree, relays = joined(300)
     before = {CONNECTOR}
     for relay, parent in parents(tree, list(reversed(relays))).items():
@@ -100,13 +100,13 @@ def test_parents_stay_the_same_from_version_to_version() -> None:
     assert parents(tree, list(reversed(relays)), 1.0) == first
 
 
-def test_one_that_asks_again_gets_the_same_parent_and_no_second_place() -> None:
+def test_repeated_request_gets_the_same_parent_and_one_place() -> None:
     tree, relays = joined(30)
     first = parents(tree, relays)
     assert [parents(tree, relays) for _ in range(3)] == [first] * 3
 
 
-def test_a_late_one_is_sent_to_a_relay_that_has_the_version() -> None:
+def test_late_relay_is_referred_to_one_that_has_the_version() -> None:
     tree, relays = joined(20)
     parents(tree, relays)
     tree.on_request(b"late", "tcp://late:1", "", "", 0.5)
@@ -115,7 +115,7 @@ def test_a_late_one_is_sent_to_a_relay_that_has_the_version() -> None:
     assert parent.address in {address(relay) for relay in relays}
 
 
-def test_peers_that_are_no_relays_are_sent_copies_and_serve_none() -> None:
+def test_peers_that_are_no_relays_get_copies_and_have_no_children() -> None:
     tree, relays = joined(20)
     assert tree.place(b"actor", 0.0) is None
     assert tree.ordered([b"actor", *relays])[-1] == b"actor"
@@ -135,7 +135,7 @@ def test_relays_that_cannot_listen_are_leaves() -> None:
     assert set(parents(tree, relays).values()) == {CONNECTOR}, "none can serve"
 
 
-def test_relays_listen_only_where_there_is_a_tree() -> None:
+def test_relays_listen_only_if_there_is_a_tree() -> None:
     tree = RelayTree(NBYTES)
     for number in range(MIN_RELAYS):
         assert not tree.must_listen(name(number))
@@ -153,7 +153,7 @@ def next_version(tree: RelayTree, relays: list[bytes], now_s: float) -> dict[byt
     return parents(tree, relays, now_s)
 
 
-def test_a_child_of_a_failed_parent_is_sent_a_copy() -> None:
+def test_child_of_a_failed_parent_gets_a_copy_from_the_connector() -> None:
     tree, relays = joined(20)
     parents(tree, relays)
     child = relays[-1]
@@ -175,7 +175,7 @@ def is_named(tree: RelayTree, relays: list[bytes], bad: bytes, where: str, now_s
     return where in parents(tree, [bad, *newcomers], now_s).values()
 
 
-def test_a_parent_that_failed_rests_and_comes_back_at_the_end_of_the_tree() -> None:
+def test_failed_parent_is_suspended_and_returns_as_a_leaf() -> None:
     tree, relays = joined(20)
     child = relays[-1]
     parent = parents(tree, relays)[child]
@@ -186,7 +186,7 @@ def test_a_parent_that_failed_rests_and_comes_back_at_the_end_of_the_tree() -> N
 
 
 @pytest.mark.parametrize("leaves", ["after the report", "before the report", "its port first"])
-def test_a_parent_that_failed_is_not_named_at_another_connection_and_port(leaves: str) -> None:
+def test_suspended_parent_is_not_named_under_another_connection_or_port(leaves: str) -> None:
     tree, relays = joined(20)
     child = relays[-1]
     parent = parents(tree, relays)[child]
@@ -201,7 +201,7 @@ def test_a_parent_that_failed_is_not_named_at_another_connection_and_port(leaves
     assert is_named(tree, relays, b"again", other_port, REST_S + 1)
 
 
-def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
+def test_only_children_can_report_a_parent_and_once() -> None:
     tree, relays = joined(20)
     child = relays[-1]
     parent = parents(tree, relays)[child]
@@ -213,7 +213,7 @@ def test_a_parent_is_blamed_once_and_by_its_children_alone() -> None:
     assert is_named(tree, relays, bad, parent, REST_S + 1)
 
 
-def test_a_parent_with_a_newer_version_does_not_rest() -> None:
+def test_parent_with_a_newer_version_is_not_suspended() -> None:
     tree, relays = joined(20)
     first = parents(tree, relays)
     child = relays[-1]
@@ -222,7 +222,7 @@ def test_a_parent_with_a_newer_version_does_not_rest() -> None:
     assert next_version(tree, relays, 1.0) == first
 
 
-def test_a_relay_that_left_or_is_silent_is_no_parent() -> None:
+def test_departed_or_silent_relay_is_no_parent() -> None:
     tree, relays = joined(20)
     tree.on_disconnect(relays[0])
     for relay in relays[2:]:
@@ -232,7 +232,7 @@ def test_a_relay_that_left_or_is_silent_is_no_parent() -> None:
     assert found[relays[-1]]
 
 
-def test_a_parent_that_leaves_within_a_version_is_not_named_again() -> None:
+def test_parent_that_leaves_within_a_version_is_not_named_again() -> None:
     tree, relays = joined(20)
     first = parents(tree, relays)
     tree.on_disconnect(relays[0])

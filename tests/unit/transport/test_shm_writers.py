@@ -1,4 +1,4 @@
-"""The learner's side of writers in processes of their own: killed, stopped, or strange."""
+"""Writer processes seen from the learner: killed, stopped or hostile."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 @pytest.mark.system
-def test_writers_killed_at_any_moment_publish_whole_slots_or_none(owner: Owner) -> None:
+def test_writers_killed_at_any_moment_publish_only_complete_slots(owner: Owner) -> None:
     rng = random.Random(0)
     for _ in range(8):
         with owner.writer(want=3) as process:
@@ -153,7 +153,7 @@ def test_a_writer_notices_that_the_owner_closed(owner: Owner) -> None:
         msgpack.packb({"attach": 1, "want": "x", "lane": True, "spec": {"unroll": []}}),
     ],
 )
-def test_a_strange_request_hurts_nobody(owner: Owner, request_bytes: bytes) -> None:
+def test_malformed_request_does_not_disturb_the_owner(owner: Owner, request_bytes: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
         peer.connect(str(owner.path))
         peer.send(request_bytes)
@@ -164,7 +164,7 @@ def test_a_strange_request_hurts_nobody(owner: Owner, request_bytes: bytes) -> N
     assert owner.writers == 0
 
 
-def test_a_socket_left_behind_is_taken_over_and_a_living_one_is_not(owner: Owner) -> None:
+def test_leftover_socket_is_taken_over_and_a_live_one_is_not(owner: Owner) -> None:
     with pytest.raises(UserError, match="another process may be using it"):
         ShmHost(owner.path, welcome(), owner.board)
     left = owner.path.with_name("left.sock")
@@ -174,7 +174,7 @@ def test_a_socket_left_behind_is_taken_over_and_a_living_one_is_not(owner: Owner
     assert not left.exists()
 
 
-def test_weights_alone_open_no_lane(owner: Owner) -> None:
+def test_client_for_weights_only_opens_no_lane(owner: Owner) -> None:
     links: list[ShmLink] = []
     thread = threading.Thread(
         target=lambda: links.append(ShmLink(owner.path, None, want=0)), daemon=True

@@ -1,4 +1,4 @@
-"""Store, lanes and rings: what they promise while their users come, stop and die."""
+"""Store, lanes and rings: their invariants while users join, stop and die."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def take(store: SlotStore) -> Slot:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), st.lists(st.booleans(), max_size=200))
-def test_a_ring_is_a_queue_however_often_it_wraps(capacity: int, pushes: list[bool]) -> None:
+def test_ring_is_a_queue_across_wrap_arounds(capacity: int, pushes: list[bool]) -> None:
     arena = Arena.private(4096)
     ring = Ring(arena.words, 0, capacity)
     model: deque[int] = deque()
@@ -109,7 +109,7 @@ def test_a_lane_holds_no_more_than_it_wants_until_slots_are_released(store: Slot
     assert writer.available == 1
 
 
-def test_scarce_slots_go_round(store: SlotStore) -> None:
+def test_scarce_slots_are_lent_in_turn(store: SlotStore) -> None:
     writers = [writer_of(store, want=0)[1] for _ in range(3)]
     for writer in writers:
         writer.want = 6
@@ -117,7 +117,7 @@ def test_scarce_slots_go_round(store: SlotStore) -> None:
     assert [writer.available for writer in writers] == [2, 2, 2]
 
 
-def test_a_quota_bounds_what_all_lanes_hold(store: SlotStore) -> None:
+def test_quota_bounds_the_slots_of_all_lanes(store: SlotStore) -> None:
     store.quota = 0
     writers = [writer_of(store, want=4)[1] for _ in range(2)]
     store.quota = 3
@@ -137,7 +137,7 @@ def test_a_quota_bounds_what_all_lanes_hold(store: SlotStore) -> None:
     assert sum(w.available for w in writers) == 3
 
 
-def test_a_quota_of_nothing_lends_nothing_even_where_all_wait(store: SlotStore) -> None:
+def test_quota_of_zero_lends_no_slot_even_if_all_writers_wait(store: SlotStore) -> None:
     store.quota = 0
     _, writer = writer_of(store, want=2)
     store.lend()
@@ -145,7 +145,7 @@ def test_a_quota_of_nothing_lends_nothing_even_where_all_wait(store: SlotStore) 
     assert writer.available == 0
 
 
-def test_a_quota_is_shared_in_proportion_to_what_lanes_want(store: SlotStore) -> None:
+def test_quota_is_shared_in_proportion_to_wants(store: SlotStore) -> None:
     store.quota = 0
     one, many = (writer_of(store, want=want)[1] for want in (1, 3))
     store.quota = 4
@@ -153,7 +153,7 @@ def test_a_quota_is_shared_in_proportion_to_what_lanes_want(store: SlotStore) ->
     assert (one.available, many.available) == (1, 3)
 
 
-def test_a_scarce_quota_goes_to_all_lanes_in_turn(store: SlotStore) -> None:
+def test_scarce_quota_is_lent_to_all_lanes_in_turn(store: SlotStore) -> None:
     store.quota = 0
     writers = [writer_of(store, want=1)[1] for _ in range(3)]
     store.quota = 1
@@ -168,7 +168,7 @@ def test_a_scarce_quota_goes_to_all_lanes_in_turn(store: SlotStore) -> None:
     assert served[3:] == served[:3]
 
 
-def test_the_quota_of_a_writer_that_died_goes_to_another(store: SlotStore) -> None:
+def test_quota_of_a_dead_writer_is_lent_to_another(store: SlotStore) -> None:
     store.quota = 1
     lane, dying = writer_of(store, want=1)
     assert dying.acquire(0) is not None
@@ -200,7 +200,7 @@ def test_a_writer_that_wants_more_wakes_the_store(store: SlotStore) -> None:
     assert (writer.want, writer.available) == (2, 2)
 
 
-def test_the_fill_is_that_of_slots_which_are_filled_and_not_yet_freed(store: SlotStore) -> None:
+def test_fill_counts_filled_slots_that_are_not_yet_freed(store: SlotStore) -> None:
     _, writer = writer_of(store, want=3)
     assert store.fill_fraction() == 0
     write(writer, 0)
@@ -210,7 +210,7 @@ def test_the_fill_is_that_of_slots_which_are_filled_and_not_yet_freed(store: Slo
     assert store.fill_fraction() == 0
 
 
-def test_where_all_writers_wait_one_gets_a_slot_more_than_it_wants(store: SlotStore) -> None:
+def test_one_waiting_writer_gets_an_extra_slot_when_all_wait(store: SlotStore) -> None:
     writers = [writer_of(store, want=1)[1] for _ in range(2)]
     for writer in writers:
         write(writer, 0)
@@ -222,7 +222,7 @@ def test_where_all_writers_wait_one_gets_a_slot_more_than_it_wants(store: SlotSt
         assert sum(writer.available for writer in writers) == 1
 
 
-def test_a_writer_is_starved_if_it_has_no_slot_and_may_not_have_another(store: SlotStore) -> None:
+def test_writer_without_a_slot_at_its_limit_is_starved(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
     assert not store.starved
     write(writer, 0)
@@ -233,7 +233,7 @@ def test_a_writer_is_starved_if_it_has_no_slot_and_may_not_have_another(store: S
         assert not store.starved
 
 
-def test_an_unpublished_slot_is_given_again(store: SlotStore) -> None:
+def test_unpublished_slot_is_acquired_again(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
     slot = writer.acquire(0)
     assert slot is not None
@@ -243,7 +243,7 @@ def test_an_unpublished_slot_is_given_again(store: SlotStore) -> None:
     assert again.index == slot.index
 
 
-def test_waiting_ends_at_the_deadline_whatever_woke_it(store: SlotStore) -> None:
+def test_acquire_ends_at_its_deadline_despite_stale_events(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
     write(writer, 0)  # took the slot without reading the event that told of it
     started_s = time.monotonic()
@@ -251,7 +251,7 @@ def test_waiting_ends_at_the_deadline_whatever_woke_it(store: SlotStore) -> None
     assert time.monotonic() - started_s >= 0.19
 
 
-def test_a_closed_lane_gives_back_what_it_held_and_keeps_what_it_filled(store: SlotStore) -> None:
+def test_closed_lane_returns_held_slots_and_keeps_filled_ones(store: SlotStore) -> None:
     lane, writer = writer_of(store, want=3)
     write(writer, 1)
     assert writer.acquire(0) is not None  # dies while it fills this one
@@ -275,14 +275,14 @@ def test_slots_of_a_dead_writer_do_not_count_for_its_successor(store: SlotStore)
     assert new.available == 2
 
 
-def test_too_many_writers_are_refused_in_words(store: SlotStore) -> None:
+def test_writers_beyond_the_lanes_are_refused(store: SlotStore) -> None:
     for _ in range(3):
         store.open_lane(want=1)
     with pytest.raises(UserError, match="all 3 lanes of the learner are taken"):
         store.open_lane(want=1)
 
 
-def test_a_store_grows_with_what_its_writers_want() -> None:
+def test_store_grows_with_the_wants_of_its_writers() -> None:
     store = SlotStore(SPEC, 2, lanes=4, most=7)
     lane = store.geometry.lane(store.arena, store.open_lane(2))
     assert len(store.slots) == 2

@@ -13,7 +13,7 @@ from waiting import wait_until
 LARGE = bytes(16 << 20)  # more than the system's buffers of a connection hold
 
 
-def test_an_encrypted_message_that_its_peer_does_not_read_is_not_written() -> None:
+def test_encrypted_message_is_not_written_for_a_peer_that_does_not_read() -> None:
     own = KeyPair(*zmq.curve_keypair())
     keys = LearnerKeys(own, frozenset())
     with (

@@ -1,4 +1,4 @@
-"""The board of weights, and memory that is not there."""
+"""The board of weights, and memory that is not available."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.transport.shm.arena import Arena, available_nbytes
 from penstock.transport.shm.weights_board import WeightsBoard
 
 
-def test_the_board_shows_the_newest_in_either_precision() -> None:
+def test_board_gives_the_newest_weights_in_either_precision() -> None:
     board = WeightsBoard.create(3, shared=False)
     out = np.zeros(3, np.float32)
     assert (board.stamp, board.read(out)) == (None, None)
@@ -43,7 +43,7 @@ def test_weights_in_several_arrays_are_published_as_one_vector() -> None:
         board.publish_parts(parts, Stamp(0, 4), 1)
 
 
-def test_a_board_is_of_one_policy() -> None:
+def test_board_holds_one_policy() -> None:
     assert WeightsBoard.create(3, shared=False).policy_id == 0
     board, values = WeightsBoard.create(3, policy_id=4), np.ones(3, np.float32)
     assert board.arena.fd is not None
@@ -59,7 +59,7 @@ def test_a_board_is_of_one_policy() -> None:
     board.close()
 
 
-def test_a_reader_never_sees_half_of_two_versions() -> None:
+def test_reader_never_sees_parts_of_two_versions() -> None:
     board = WeightsBoard.create(20_000, shared=False)
     stop = threading.Event()
 
@@ -88,7 +88,7 @@ def test_a_reader_never_sees_half_of_two_versions() -> None:
         thread.join()
 
 
-def test_a_writer_that_ends_while_it_writes_leaves_the_weights_before() -> None:
+def test_interrupted_publication_leaves_the_previous_weights() -> None:
     board, out = WeightsBoard.create(3, shared=False), np.zeros(3, np.float32)
     for version in (1, 2):
         board.publish(np.full(3, version, np.float32), Stamp(0, version))
@@ -98,7 +98,7 @@ def test_a_writer_that_ends_while_it_writes_leaves_the_weights_before() -> None:
 
 
 @pytest.mark.parametrize(("published", "version"), [(1, 1), (2, 3), (3, 4)])
-def test_a_reader_begins_again_where_its_buffer_may_have_been_written(
+def test_reader_retries_if_its_buffer_may_have_been_overwritten(
     monkeypatch: pytest.MonkeyPatch, published: int, version: int
 ) -> None:
     """There are two buffers: the first publication while it reads goes into the other one."""
@@ -123,7 +123,7 @@ def test_a_reader_begins_again_where_its_buffer_may_have_been_written(
     assert copies == 1 + (version > 1)
 
 
-def test_memory_that_is_not_there_is_refused_at_creation() -> None:
+def test_arena_beyond_the_available_memory_is_refused_at_creation() -> None:
     """And nothing is allocated first, which would have someone killed for it."""
     before = available_nbytes()
     with pytest.raises(UserError, match=r"1125899\.91 GB of shared memory for slots cannot"):

@@ -1,4 +1,4 @@
-"""Who is handed weights, and when."""
+"""Which peer is sent weights, and when."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def given(
     return versions
 
 
-def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
+def test_each_peer_gets_every_newer_version_once(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
     assert not desk.on_request(b"early", None)
     assert given(desk) == {}
@@ -69,7 +69,7 @@ def test_each_asker_gets_every_newer_version_once(board: WeightsBoard) -> None:
     assert given(desk) == {}
 
 
-def test_one_that_waits_and_asks_again_is_answered_once(board: WeightsBoard) -> None:
+def test_waiting_peer_that_asks_again_is_answered_once(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "bf16")
     first = publish(board, 1)
     assert [desk.on_request(b"peer", first) for _ in range(2)] == [False, True]
@@ -95,7 +95,7 @@ def test_a_slow_link_gets_one_copy_at_a_time(board: WeightsBoard) -> None:
     assert given(desk, 9.0) == {b"slow": 9}
 
 
-def test_a_peer_that_claims_a_copy_that_the_socket_holds_is_sent_no_other(
+def test_peer_with_an_unsent_copy_is_sent_no_other(
     board: WeightsBoard,
 ) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
@@ -110,7 +110,7 @@ def test_a_peer_that_claims_a_copy_that_the_socket_holds_is_sent_no_other(
     assert given(desk, 8 * ARRIVAL_S) == {b"liar": 8}, "as soon as the socket has released it"
 
 
-def test_connections_of_a_host_that_read_nothing_are_sent_few_copies_and_others_all(
+def test_host_whose_connections_read_nothing_gets_few_copies_and_others_all(
     board: WeightsBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "HOST_NBYTES", 3 * 4 * LAYOUT.size)
@@ -143,7 +143,7 @@ def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:
     np.testing.assert_array_equal(wire.to_float32(sent), values)
 
 
-def test_what_another_learner_published_before_is_not_the_newest(board: WeightsBoard) -> None:
+def test_stamp_of_an_earlier_learner_does_not_count_as_newest(board: WeightsBoard) -> None:
     desk = WeightsResponder(board, WELCOME, "fp32")
     publish(board, 1)
     desk.on_request(b"peer", Stamp(0, 9))

@@ -71,12 +71,12 @@ def resealed(parts: list[bytes], **changes: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["auto", "snappy", "none"])
-def test_slot_round_trip(codec: str) -> None:
+def test_slot_survives_encoding(codec: str) -> None:
     decoded = decode_guarded(message_of(5, codec))
     assert list(map(bytes, decoded)) == list(map(bytes, payload_of(5)))
 
 
-def test_header_fields_survive() -> None:
+def test_header_fields_survive_encoding() -> None:
     head = wire.decode(message_of(5)).head
     assert head == Header(
         MessageKind.SLOT,
@@ -97,13 +97,13 @@ def test_header_fields_survive() -> None:
     assert head.raw_nbytes == SPEC.payload_nbytes
 
 
-def test_one_frame_per_big_column_and_one_for_each_kind_of_small_ones() -> None:
+def test_big_columns_have_their_own_frame_and_small_ones_share() -> None:
     assert [block.name for block in SPEC.blocks] == ["obs", "noise", "records", "slot_records"]
     meta = wire.verify(wire.decode(message_of(5, "none")))
     assert meta == [["raw", block.nbytes] for block in SPEC.blocks]
 
 
-def test_auto_sends_raw_what_does_not_compress_and_tries_again() -> None:
+def test_auto_codec_sends_incompressible_columns_raw_and_retries() -> None:
     encoder = SlotEncoder(SPEC, "auto")
     noise, flat = payload_of(1), payload_of(1)
     SPEC.views(flat)["noise"][...] = 0
@@ -119,7 +119,7 @@ def test_auto_sends_raw_what_does_not_compress_and_tries_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_weights_round_trip(dtype: WireDtype) -> None:
+def test_weights_survive_encoding(dtype: WireDtype) -> None:
     values = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
     parts = wire.encode_weights(values, Stamp(2, 2**40), dtype, LAYOUT, run_id=4)
     message = wire.decode([bytes(part) for part in parts])
@@ -128,7 +128,7 @@ def test_weights_round_trip(dtype: WireDtype) -> None:
     np.testing.assert_array_equal(weights, to_bf16(values) if dtype == "bf16" else values)
 
 
-def test_weights_say_whose_they_are_where_that_is_not_policy_0() -> None:
+def test_policy_id_is_encoded_only_if_not_0() -> None:
     values = np.zeros(LAYOUT.size, np.float32)
     for policy_id, meta in ((0, {"dtype": "fp32"}), (5, {"dtype": "fp32", "policy_id": 5})):
         parts = wire.encode_weights(values, Stamp(0, 1), "fp32", LAYOUT, 4, policy_id)
@@ -152,7 +152,7 @@ def refused(parts: list[bytes]) -> str:
     return caught.value.reason
 
 
-def test_reasons_of_refusal() -> None:
+def test_malformed_messages_are_refused_with_their_reason() -> None:
     good = message_of()
     meta = msgpack.unpackb(good[1])
     zip_bomb = b"\xff\xff\xff\xff\x0f" + good[2][2:]  # claims 4 GiB
@@ -187,7 +187,7 @@ def test_reasons_of_refusal() -> None:
 
 
 @pytest.mark.parametrize("kind", MessageKind)
-def test_only_kinds_of_a_server_and_hello_have_long_metas(kind: MessageKind) -> None:
+def test_only_server_messages_and_hello_allow_long_metas(kind: MessageKind) -> None:
     long = {"HELLO", "WELCOME", "REFUSE", "SPEC", "BATCH", "STATS", "WAIT"}
     parts = wire.encode(Header(kind), "x" * wire.SHORT_META_NBYTES)
     if kind.name in long:
@@ -197,7 +197,7 @@ def test_only_kinds_of_a_server_and_hello_have_long_metas(kind: MessageKind) -> 
 
 
 @pytest.mark.parametrize("kind", ["HELLO", "BEAT", "WEIGHTS_GET", "JOIN", "SAMPLE"])
-def test_a_message_of_a_kind_without_frames_has_none(kind: str) -> None:
+def test_frames_of_a_kind_without_frames_are_refused(kind: str) -> None:
     parts = wire.encode(Header(MessageKind[kind]), None, [b"x"])
     assert refused([bytes(part) for part in parts]) == "frames"
 
@@ -234,7 +234,7 @@ def test_damaged_messages_raise_only_wire_errors(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_well_sealed_nonsense_raises_only_wire_errors(data: st.DataObject) -> None:
+def test_sealed_nonsense_raises_only_wire_errors(data: st.DataObject) -> None:
     """A hostile sender gets the checksum right."""
     parts = message_of(2)
     index = data.draw(st.integers(1, len(parts) - 2))  # any three bytes are sound slot_records
@@ -256,7 +256,7 @@ def test_garbage_raises_only_wire_errors(parts: list[bytes]) -> None:
         wire.verify(wire.decode(parts))
 
 
-def test_msgpack_limits() -> None:
+def test_msgpack_beyond_the_limits_is_refused() -> None:
     """No extension types, no binary data, no depth beyond the stack."""
     for meta in (
         msgpack.packb(msgpack.ExtType(5, b"x")),
@@ -271,7 +271,7 @@ def test_msgpack_limits() -> None:
         assert caught.value.reason == "meta"
 
 
-def test_a_hello_of_another_version_is_known_as_one() -> None:
+def test_hello_of_another_version_is_recognised() -> None:
     hello = [bytes(part) for part in wire.encode(Header(MessageKind.HELLO), {})]
     newer = [hello[0][:4] + bytes([wire.PROTOCOL_VERSION + 1]) + hello[0][5:50]]
     assert wire.is_hello(newer)
@@ -280,7 +280,7 @@ def test_a_hello_of_another_version_is_known_as_one() -> None:
 
 
 @pytest.mark.parametrize("entries", [1, 100, 60_000])
-def test_a_meta_is_read_whatever_its_number_of_entries(entries: int) -> None:
+def test_meta_with_any_number_of_entries_is_read(entries: int) -> None:
     layout = [[str(i), [3, 3]] for i in range(entries)]
     assert wire.verify(
         wire.decode(wire.encode(Header(MessageKind.WELCOME), {"layout": layout}))
@@ -288,7 +288,7 @@ def test_a_meta_is_read_whatever_its_number_of_entries(entries: int) -> None:
 
 
 @pytest.mark.parametrize("meta", [b"\x91" * 5000 + b"\x01", b"\xdc\x40\x00" * 5000])
-def test_a_meta_of_lists_in_lists_is_refused(meta: bytes) -> None:
+def test_deeply_nested_meta_is_refused(meta: bytes) -> None:
     parts = [bytes(part) for part in wire.encode(Header(MessageKind.HELLO))]
     with pytest.raises(WireError, match="meta"):
         wire.verify(wire.decode(resealed([parts[0], meta])))

@@ -40,7 +40,7 @@ def answers(folder: Path) -> dict[str, Any]:
     return {**found["answers"]["."], "notes": found["notes"]}
 
 
-def test_the_answers_are_those_of_the_server(tmp_path: Path) -> None:
+def test_report_answers_equal_those_of_the_server(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / "run", [1.0, 2.0, 3.0], "learner.lr=1e-5", "stop.return=2",
         evaluated={100: 5.0, 200: 6.5},
@@ -66,7 +66,7 @@ def test_the_answers_are_those_of_the_server(tmp_path: Path) -> None:
     assert {name for name in curves["columns"] if name not in embedded} == set()
 
 
-def test_the_file_is_private_and_has_another_place_on_request(tmp_path: Path) -> None:
+def test_report_file_is_private_and_may_be_placed_elsewhere(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     path = write(str(folder))
     assert path == folder / "report.html"
@@ -77,7 +77,7 @@ def test_the_file_is_private_and_has_another_place_on_request(tmp_path: Path) ->
         write(str(folder), out=str(out / "below"))
 
 
-def test_what_the_user_has_named_cannot_become_an_element(tmp_path: Path) -> None:
+def test_user_defined_names_are_escaped_in_the_report(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><!--"
     folder = make_run(
         tmp_path / "a$x<b>&'$", [1.0, 2.0], f"env.kwargs={{title: {json.dumps(evil)}}}"
@@ -128,7 +128,7 @@ def decided(video: Path) -> None:
     video.with_name(f"{video.name}.json").write_text(json.dumps(found))
 
 
-def test_decisions_count_as_their_video_does(
+def test_decisions_are_embedded_with_their_video(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
@@ -145,7 +145,7 @@ def test_decisions_count_as_their_video_does(
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
+def test_run_that_changes_its_videos_during_the_report_has_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
@@ -178,7 +178,7 @@ def test_a_run_that_changes_its_videos_meanwhile_has_a_page(
     assert (found["videos"], found["notes"]) == ({}, [])
 
 
-def test_of_many_logs_those_of_actors_are_left_out(tmp_path: Path) -> None:
+def test_actor_logs_are_left_out_when_there_are_many(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     roles = [*(f"actor-{i}" for i in range(60)), "learner-0", "server-0", "connector-0", "relay-1"]
     for role in (*roles, "evaluator-0"):
@@ -202,7 +202,7 @@ def test_a_long_run_is_thinned_to_means(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["notes"] == ["Each point of a curve is the mean of 3 of the 10 measurements."]
 
 
-def test_shares_of_single_processes_are_in_the_view_of_time_only(tmp_path: Path) -> None:
+def test_process_shares_are_only_in_the_time_view(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
     with (folder / "metrics.jsonl").open("a") as file:
         line = {"env_steps": 200, "time_s": 2, "ledgers": {"actor-0": {"step": 0.5, "wait": 0.5}}}
@@ -213,7 +213,7 @@ def test_shares_of_single_processes_are_in_the_view_of_time_only(tmp_path: Path)
     assert "actor-0" in {each["name"] for each in found["views"]["ledgers"]["processes"]}
 
 
-def test_a_run_that_was_killed_and_one_of_an_older_version_have_a_page(tmp_path: Path) -> None:
+def test_killed_run_and_run_of_an_older_version_have_a_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
     found = answers(folder)["views"]
     assert found["now"]["state"] == "died"
@@ -238,7 +238,7 @@ def test_a_run_that_was_killed_and_one_of_an_older_version_have_a_page(tmp_path:
         (("transport.kind=inproc",), "With transport.kind=inproc only eval.every_s enables them."),
     ],
 )  # fmt: skip
-def test_a_run_without_evaluations_has_the_reason(
+def test_run_without_evaluations_states_the_reason(
     tmp_path: Path, options: tuple[str, ...], reason: str
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], *options)
@@ -277,7 +277,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         write(str(tmp_path / "runs"), str(tmp_path / "empty"))
 
 
-def test_a_folder_of_seeds_is_one_page(tmp_path: Path) -> None:
+def test_folder_of_seeds_becomes_one_page(tmp_path: Path) -> None:
     for seed in range(2):
         folder = make_run(tmp_path / "five" / f"seed-{seed}", [1.0 + seed], f"run.seed={seed}")
         (folder / "videos").mkdir()
@@ -296,7 +296,7 @@ def test_a_folder_of_seeds_is_one_page(tmp_path: Path) -> None:
         assert video == b"film %d" % seed
 
 
-def test_several_runs_have_their_names_below_a_common_folder_in_the_order_of_the_command(
+def test_several_runs_are_named_below_their_common_folder_in_command_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = make_run(tmp_path / "runs" / "b", [float(i) for i in range(20)])
@@ -316,7 +316,7 @@ def test_several_runs_have_their_names_below_a_common_folder_in_the_order_of_the
         page(a, b)
 
 
-def test_without_plotly_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
+def test_missing_plotly_is_named_with_its_install_command(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0])
     script = f"""
 import importlib.machinery, sys

@@ -1,4 +1,4 @@
-"""What the head of the page states: whether a run stands still, learns, and what went wrong."""
+"""The headline of the page: whether a run is stalled or learns, and what went wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def judged(
         (STEPS[:19], "early", "too early to tell: 19 measurements of the return, 20 are needed"),
     ],
 )
-def test_whether_a_run_learns(returns: Any, kind: str, text: str) -> None:
+def test_headline_states_whether_a_run_learns(returns: Any, kind: str, text: str) -> None:
     found = judged(STEPS[: len(returns)], returns)
     assert found["kind"] == kind
     assert text in found["text"]
@@ -62,7 +62,7 @@ def test_a_return_that_rises_with_noise_is_not_flat_and_then_rising_again(seed: 
     assert changes in ([], ["flat"])
 
 
-def test_the_sentence_stays_between_two_decisions() -> None:
+def test_headline_keeps_its_sentence_between_thresholds() -> None:
     texts = [judged(STEPS[:n], STEPS[:n], live=True)["text"] for n in range(20, 91)]
     assert [texts.count(text) for text in dict.fromkeys(texts)] == [15, 15, 15, 15, 11]
     assert judged(STEPS[:90], STEPS[:90])["text"] != texts[-1], "an ended run is judged at its end"
@@ -94,7 +94,7 @@ def test_a_return_of_few_episodes_is_not_flat(episodes: float, text: str) -> Non
         (900.0, 301.0, 1.0, 50.0, True),
     ],
 )
-def test_a_run_is_silent_after_many_intervals(
+def test_run_without_lines_for_many_intervals_is_silent(
     silent_s: float,
     began_ago_s: float,
     interval_s: float | None,
@@ -121,7 +121,7 @@ def test_a_stopped_learner_stalls_the_run_at_once() -> None:
     }  # fmt: skip
 
 
-def test_a_process_of_another_host_is_not_to_be_continued_from_this_one() -> None:
+def test_stopped_process_on_another_host_has_no_continue_command() -> None:
     found = stall([process("learner-0", host="b", **STOPPED)], 5.0, silent=False, host="a")
     assert found is not None
     assert found["why"] == "learner-0 is stopped by a signal on b"
@@ -134,14 +134,14 @@ def test_a_constant_return_is_flat(value: float) -> None:
         assert judged(np.arange(float(count)), np.full(count, value))["kind"] == "flat"
 
 
-def test_halfway_is_half_of_the_steps_however_far_apart_lines_are() -> None:
+def test_halfway_is_half_of_the_steps_with_any_line_spacing() -> None:
     steps = np.concatenate([np.arange(0.0, 1e3, 1.0), np.arange(1e3, 1e4, 100.0)])
     found = judged(steps, steps / 100)
     assert found["kind"] == "rising"
     assert found["text"].startswith("rising: 49.5 halfway")
 
 
-def test_one_of_several_learners_stalls_it_only_with_the_others() -> None:
+def test_stopped_learner_of_several_stalls_the_run_only_without_new_lines() -> None:
     processes = [process("learner-0", **STOPPED), process("learner-1")]
     assert stall(processes, 5.0, silent=False) is None
     found = stall(processes, 5.0, silent=True)
@@ -149,7 +149,7 @@ def test_one_of_several_learners_stalls_it_only_with_the_others() -> None:
     assert found["why"] == "learner-0 is stopped by a signal"
 
 
-def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
+def test_stall_without_a_stopped_learner_names_silent_processes() -> None:
     assert stall([process("actor-0", **STOPPED)], 5.0, silent=False) is None
     processes = [process("learner-0", silent_s=42.0), process("actor-0", **STOPPED)]
     found = stall(processes, 0.0, silent=True)
@@ -163,7 +163,7 @@ def test_a_stall_without_a_stopped_learner_names_what_is_wrong() -> None:
     assert wrong(process("actor-0", pid=None, now="ended")) is None
 
 
-def test_an_end_has_its_time_its_cause_and_the_command() -> None:
+def test_headline_of_an_ended_run_has_time_cause_and_command() -> None:
     found = end("died", None, seen_s=5.0, trained_steps=1200.0, folder=Path("/runs/my run"))
     assert found == {
         "kind": "bad",
@@ -178,7 +178,7 @@ def test_an_end_has_its_time_its_cause_and_the_command() -> None:
     assert stopped["kind"] == "plain"
 
 
-def test_restarts_are_counted_in_the_line_of_the_last() -> None:
+def test_repeated_restarts_are_counted_in_one_line() -> None:
     data = {"cause": "failed: ValueError: x; y, possibly z"}
     event = {"role": "learner-0", "time": 5.0, "text": "learner-0: failed", "data": data}
     assert restart(event, 3.0)["text"] == (

@@ -1,4 +1,4 @@
-"""Orders of the page: which folders they are given to."""
+"""Orders of the page, and the folders that accept them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_folder_that_names_the_socket_of_another_run_is_refused(
     assert given == []
 
 
-def test_a_copy_whose_reply_names_it_is_refused_without_a_lock(
+def test_forged_run_folder_without_a_lock_is_refused(
     run: Path, given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = reach(str(run))
@@ -135,7 +135,7 @@ serve(sys.argv[1], Listen(port=0), ready)
 """
 
 
-def test_the_server_ends_at_once_while_it_records(tmp_path: Path) -> None:
+def test_server_ends_at_once_during_a_recording(tmp_path: Path) -> None:
     for name in ("uvicorn", "starlette", "plotly"):
         pytest.importorskip(name)
     folder = make_run(tmp_path / "run", [1.0])

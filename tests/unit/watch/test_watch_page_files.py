@@ -1,4 +1,4 @@
-"""The page as one document: modules become one script, and no text can end an element."""
+"""The page as one document: bundled modules, and texts that cannot end an element."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_modules_of_the_page_can_be_bundled() -> None:
         assert f"const module_{name.replace('.', '_').replace('-', '_')} = " in text, name
 
 
-def test_no_data_ends_its_element() -> None:
+def test_embedded_data_cannot_end_its_element() -> None:
     data = {"text": EVIL, EVIL: [EVIL, 1.5, None]}
     script = f"const a = {json.dumps(EVIL)}, b = /<!--|<\\/script>/, c = `</SCRIPT>`;"
     made = document(
@@ -118,7 +118,7 @@ def test_no_data_ends_its_element() -> None:
     assert "<!--" not in second
 
 
-def test_only_the_scripts_of_the_page_may_run_and_nothing_may_be_asked() -> None:
+def test_content_policy_allows_only_the_scripts_of_the_page_and_no_request() -> None:
     made = document(PAGE, style="", scripts=["one()", "two('é')"], data={}, icon="<svg/>")
     found = Elements(made)
     for _, text in found.scripts:
@@ -140,7 +140,7 @@ def test_numbers_that_are_not_json_are_refused() -> None:
         block_text({"a": float("nan")})
 
 
-def test_the_script_of_plotly_needs_no_change() -> None:
+def test_plotly_script_needs_no_change() -> None:
     """It is some 5 MB: a change within a regular expression or code would be seen by no test."""
     pytest.importorskip("plotly")
     text = plotly_script().read_text()

@@ -1,4 +1,4 @@
-"""The user of a connection, as the kernel knows it."""
+"""The user at the other end of a connection, from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def listener() -> closing[socket.socket]:
     return closing(listener)
 
 
-def test_a_connection_of_this_user(listener: closing[socket.socket]) -> None:
+def test_connection_of_this_user_is_recognised(listener: closing[socket.socket]) -> None:
     with listener as server, closing(socket.create_connection(server.getsockname())) as client:
         assert user_of(client.getsockname(), server.getsockname()) == os.geteuid()
         nobody = (client.getsockname()[0], client.getsockname()[1] ^ 1)
         assert user_of(nobody, server.getsockname()) is None
 
 
-def test_an_address_of_another_host_is_of_no_user(listener: closing[socket.socket]) -> None:
+def test_address_of_another_host_belongs_to_no_user(listener: closing[socket.socket]) -> None:
     with listener as server:
         assert user_of(("10.0.0.1", 50000), server.getsockname()) is None
 
 
-def test_ipv6_and_ipv4_by_an_ipv6_socket() -> None:
+def test_ipv6_and_mapped_ipv4_peers_are_recognised() -> None:
     with closing(socket.socket(socket.AF_INET6)) as server:
         try:
             server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -59,7 +59,7 @@ def test_ipv6_and_ipv4_by_an_ipv6_socket() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_a_connection_of_another_user(listener: closing[socket.socket]) -> None:
+def test_connection_of_another_user_is_recognised(listener: closing[socket.socket]) -> None:
     with listener as server:
         child = subprocess.Popen(
             [sys.executable, "-S", "-c", CONNECT, str(server.getsockname()[1])],

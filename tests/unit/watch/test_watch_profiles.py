@@ -1,4 +1,4 @@
-"""Profiles and timelines as the page gets them, also from files that are damaged or huge."""
+"""Profiles and timelines for the page, also from damaged or huge files."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_profile_becomes_bars_and_tables_of_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"target": 1}', "[" * 100_000])
-def test_a_profile_of_another_form_gives_a_sentence(tmp_path: Path, text: str) -> None:
+def test_profile_of_another_format_gives_a_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "profile.json").write_text(text)
     found = profile_of(tmp_path)
     assert found is not None
@@ -99,7 +99,7 @@ def test_a_trace_becomes_a_timeline(tmp_path: Path) -> None:
     assert spent(found, "actor-0/main") == {"infer": 10, "step": 840}
 
 
-def test_gaps_are_kept_and_rounding_does_not_add_up() -> None:
+def test_timeline_keeps_gaps_and_does_not_accumulate_rounding() -> None:
     spans = [("wait", i * 10.4, 10.4) for i in range(1000)]
     spans += [("step", 20_000.0, 5.0)]
     found = timeline({"a": spans}, "")
@@ -152,7 +152,7 @@ class Shown:
         return self.found
 
 
-def test_the_last_minute_is_written_and_read(tmp_path: Path) -> None:
+def test_timeline_of_the_last_minute_is_written_and_read(tmp_path: Path) -> None:
     ledger = TimeLedger()
     for part in (Part.WAIT, Part.OTHER):
         ledger.switch(part)
@@ -190,7 +190,7 @@ def test_the_newest_spans_of_the_last_minute_are_kept(monkeypatch: pytest.Monkey
         {"threads": [{"name": "a", "edges_ns": "AAAAAAAAAAA=", "part": "é"}]},
     ],
 )  # fmt: skip
-def test_a_recorded_timeline_of_another_form_is_not_shown(
+def test_recorded_timeline_of_another_format_is_not_shown(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     good = json.loads(last_minute.encoded([thread("learner-0", [0, 9], [Part.WAIT])], 1.0))

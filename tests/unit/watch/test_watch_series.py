@@ -1,4 +1,4 @@
-"""Curves that fit a screen."""
+"""Curves reduced to the points that fit a screen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.watch.series import as_json, clipped, means, reduced, smooth
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 50, 5000])
-def test_a_zoom_shows_a_part_of_the_smoothed_curve(count: int) -> None:
+def test_zoom_shows_part_of_the_smoothed_curve(count: int) -> None:
     xs = np.arange(1000, dtype=float)
     ys = np.random.default_rng(count).normal(size=1000)
     whole = smooth((xs, ys), count, None, None)
@@ -35,7 +35,7 @@ def test_reduction_keeps_outliers_order_and_the_ends(length: int) -> None:
     np.testing.assert_array_equal(values, ys[found.astype(int)])
 
 
-def test_means_of_shares_still_add_up() -> None:
+def test_averaged_shares_still_add_up() -> None:
     rng = np.random.default_rng(0)
     shares = rng.dirichlet(np.ones(4), size=5000).T
     xs = np.arange(5000, dtype=float)
@@ -45,12 +45,12 @@ def test_means_of_shares_still_add_up() -> None:
     np.testing.assert_allclose(means(xs, shares[0], 160)[1].mean(), shares[0].mean(), rtol=1e-2)
 
 
-def test_a_range_has_a_point_beyond_either_end() -> None:
+def test_range_includes_a_point_beyond_each_end() -> None:
     xs = np.arange(10, dtype=float)
     np.testing.assert_array_equal(clipped(xs, xs, 3.5, 5.5)[0], [3, 4, 5, 6])
     np.testing.assert_array_equal(clipped(xs, xs, None, None)[0], xs)
 
 
-def test_json_has_short_numbers() -> None:
+def test_json_numbers_are_short() -> None:
     found = as_json((np.array([0.0, 1e6]), np.array([1 / 3, 2.0])))
     assert found == {"x": [0, 1_000_000], "y": [0.3333333, 2]}

@@ -1,4 +1,4 @@
-"""One run as the page sees it: growth, events on curves, flow and verdict."""
+"""A run as the page reads it: growth, aligned events, data flow and verdict."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_event(run: Path, kind: str, uptime_s: float, **data: Any) -> None:
         file.write(json.dumps(event) + "\n")
 
 
-def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
+def test_growing_run_is_read_incrementally(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
     run = WatchedRun(folder)
     assert run.read(10) == 1.0
@@ -57,7 +57,7 @@ def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     assert run.columns.rows == 3
 
 
-def test_a_run_that_ends_says_so_until_it_is_resumed(
+def test_stopping_run_is_marked_until_it_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
@@ -70,7 +70,7 @@ def test_a_run_that_ends_says_so_until_it_is_resumed(
     assert views.now(".")["stops"] is None
 
 
-def test_messages_have_the_worst_first_and_what_has_recovered_last(
+def test_messages_are_ordered_from_worst_to_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
@@ -108,12 +108,12 @@ def test_messages_have_the_worst_first_and_what_has_recovered_last(
     assert views.now(".")["stall"] is None, "it ends"
 
 
-def test_a_run_that_ended_by_its_limit_has_no_message(tmp_path: Path) -> None:
+def test_run_ended_by_its_limit_has_no_message(tmp_path: Path) -> None:
     make_run(tmp_path / "run", [1.0, 2.0])
     assert Views(RunCatalog(tmp_path)).now("run")["troubles"] == []
 
 
-def test_a_run_without_new_lines_stalls_in_the_list_too(
+def test_run_without_new_lines_is_stalled_in_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], "run.interval_s=20", ends=False)
@@ -127,7 +127,7 @@ def test_a_run_without_new_lines_stalls_in_the_list_too(
     assert not RunCatalog(tmp_path).rows()[0]["stalled"]
 
 
-def test_the_list_asks_for_a_stopped_learner_where_lines_are_overdue(
+def test_list_checks_for_a_stopped_learner_when_lines_are_overdue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], ends=False)
@@ -140,7 +140,7 @@ def test_the_list_asks_for_a_stopped_learner_where_lines_are_overdue(
         assert Views(RunCatalog(tmp_path)).runs()["runs"][0]["stalled"] == stalled
 
 
-def test_the_best_evaluation_is_of_the_kind_beside_it(tmp_path: Path) -> None:
+def test_best_evaluation_is_of_the_displayed_way_to_play(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0])
     lines: list[tuple[str, float, float, dict[str, float]]] = [
         ("greedy", 9.0, 2.0, {}),
@@ -179,7 +179,7 @@ def test_the_newest_of_many_videos_are_listed(
     assert [video["file"] for video in found] == ["19.mp4", "18.mp4", "17.mp4"]
 
 
-def test_of_a_long_file_a_sample_is_shown_first(
+def test_sample_of_a_long_file_is_shown_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "SAMPLE_NBYTES", 20_000)
@@ -203,7 +203,7 @@ def test_of_a_long_file_a_sample_is_shown_first(
     assert run.last["env_steps"] == 200_000
 
 
-def test_a_long_file_that_is_replaced_while_it_is_read(
+def test_long_file_replaced_during_reading_is_read_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "SAMPLE_NBYTES", 20_000)
@@ -232,7 +232,7 @@ def test_events_are_placed_by_the_steps_of_checkpoints(tmp_path: Path) -> None:
     assert marks["restart"] == pytest.approx(13 * STEPS)
 
 
-def test_events_of_a_resume_have_an_alignment_of_their_own(tmp_path: Path) -> None:
+def test_events_after_a_resume_are_aligned_separately(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [float(i) for i in range(20)], ends=False)
     add_event(folder, "checkpoint", 12.0, trained_steps=10 * STEPS)
     add_event(folder, "start", 0.0)
@@ -248,7 +248,7 @@ def test_events_of_a_resume_have_an_alignment_of_their_own(tmp_path: Path) -> No
     ]
 
 
-def test_without_a_checkpoint_the_last_line_aligns(tmp_path: Path) -> None:
+def test_events_without_a_checkpoint_are_aligned_by_the_last_line(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [float(i) for i in range(10)], ends=False)
     written_s = (folder / "metrics.jsonl").stat().st_mtime
     event = {"kind": "restart", "uptime_s": 50.0, "time": written_s - 3.0, "text": "", "data": {}}
@@ -305,7 +305,7 @@ def test_the_verdict_names_a_learner_that_waits_for_the_environment(tmp_path: Pa
     assert stages["actors"]["shares"]["step"] == pytest.approx(0.9)
 
 
-def test_crowded_cores_are_no_stage(tmp_path: Path) -> None:
+def test_crowded_cores_mark_no_stage(tmp_path: Path) -> None:
     columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
     cores = {"cpu": {"learner-0": 0.2, "actor-0": 0.1}, "ledger": {"compute": 0.95}}
     counters = ("time_s", "env_steps", "trained_steps", "learner_steps")
@@ -319,7 +319,7 @@ def test_crowded_cores_are_no_stage(tmp_path: Path) -> None:
     assert stages["seconds"] == found["seconds"] == 20.0
 
 
-def test_the_verdict_names_a_learner_that_is_the_limit(tmp_path: Path) -> None:
+def test_verdict_names_a_learner_that_is_the_bottleneck(tmp_path: Path) -> None:
     columns = columns_of({"compute": 0.95, "wait_data": 0.02}, {"step": 0.1, "wait": 0.9})
     options = load_options(make_run(tmp_path / "run", [1.0]), {})
     found = judge(columns, options, {}, live=False)
@@ -356,9 +356,7 @@ def test_the_mean_of_a_long_run_counts_each_second_once() -> None:
     "part",
     ["config.yaml", "supervisor.json", "summary.json", "checkpoints/best/checkpoint.safetensors"],
 )
-def test_a_run_from_elsewhere_cannot_make_the_page_wait(
-    tmp_path: Path, part: str, how: str
-) -> None:
+def test_foreign_run_cannot_make_the_page_wait(tmp_path: Path, part: str, how: str) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     path = folder / part
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -393,7 +391,7 @@ def most_memory(more_nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def test_the_verdict_is_on_the_cores_that_the_run_may_use(
+def test_verdict_uses_the_cores_that_the_run_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same: dict[str, Any] = {
@@ -421,7 +419,7 @@ def test_the_verdict_is_on_the_cores_that_the_run_may_use(
     assert "(64 cores)" in Views(RunCatalog(folder)).now(".")["verdict"]["finding"]
 
 
-def test_the_verdict_of_a_line_counts_the_threads_as_soon_as_they_are_known(
+def test_verdict_includes_live_threads_once_their_window_is_long_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines of a long run are minutes apart."""
@@ -480,7 +478,7 @@ def resumed(*, back_to: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_rates_count_what_a_resume_repeats_and_nothing_twice() -> None:
+def test_rates_include_repeated_steps_of_a_resume_once() -> None:
     columns = MetricColumns()
     columns.extend(resumed(back_to=90))
     for seconds, length in ((None, 99.0 + 19.0), (25.0, 25.0)):
@@ -491,7 +489,7 @@ def test_rates_count_what_a_resume_repeats_and_nothing_twice() -> None:
     assert MetricWindow(columns, None).counts("dropped") == {"lag": 2.0 * (99 + 19)}
 
 
-def test_the_time_that_a_resume_repeats_is_drawn_once(tmp_path: Path) -> None:
+def test_repeated_time_of_a_resume_is_drawn_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0], ends=False)
     text = "".join(json.dumps(line) + "\n" for line in resumed(back_to=90))
     (folder / "metrics.jsonl").write_text(text)
@@ -500,7 +498,7 @@ def test_the_time_that_a_resume_repeats_is_drawn_once(tmp_path: Path) -> None:
     assert len(bars["parts"]["wait"]) == 110
 
 
-def test_processes_that_have_ended_before_the_window_are_none_of_its_actors() -> None:
+def test_processes_ended_before_the_window_are_not_its_actors() -> None:
     columns = MetricColumns()
     compute, wait = {"compute": 0.9, "wait_data": 0.1}, {"compute": 0.2, "wait_data": 0.8}
     for first, names in ((0, ("0", "1")), (60, ("1",))):
@@ -572,7 +570,7 @@ def test_actors_belong_to_the_learner_that_they_play_for(tmp_path: Path) -> None
     assert "2 actors spend 95 % in env.step" in found["reason"]
 
 
-def test_a_learner_that_waits_for_its_gpu_has_one_and_connectors_have_rates() -> None:
+def test_profile_from_metrics_has_the_device_and_connector_rates() -> None:
     columns = columns_of({"compute": 0.9, "wait_data": 0.05}, {"step": 0.9})
     lines = [
         {
@@ -598,7 +596,7 @@ def test_no_verdict_before_two_lines() -> None:
     assert judge(columns, {}, {}, live=True)["verdict"] is None
 
 
-def test_a_window_counts_what_grew_in_it() -> None:
+def test_window_counts_the_growth_within_it() -> None:
     columns = columns_of({"compute": 0.5, "wait_data": 0.5}, {"wait": 1.0})
     columns.extend(
         [
@@ -627,7 +625,7 @@ def test_a_mean_counts_the_seconds_of_each_row() -> None:
     assert window.highest("policy_lag_max") == 8
 
 
-def test_the_target_is_where_it_was_reached(tmp_path: Path) -> None:
+def test_target_is_marked_where_it_was_reached(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0], "stop.return=1.5", ends=False)
     run = WatchedRun(folder)
     run.read(10)
@@ -641,7 +639,7 @@ def test_the_target_is_where_it_was_reached(tmp_path: Path) -> None:
     assert WatchedRun(other).target("time_s") is None
 
 
-def test_why_processes_do_not_run(tmp_path: Path) -> None:
+def test_reason_why_processes_do_not_run_is_given(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0], ends=False)
     events: list[dict[str, Any]] = [
         {"kind": "restart", "role": "actor-0", "incarnation": 0},
@@ -665,7 +663,7 @@ def test_why_processes_do_not_run(tmp_path: Path) -> None:
     }
 
 
-def test_processes_are_in_the_order_of_the_flow() -> None:
+def test_processes_are_listed_in_the_order_of_the_data_flow() -> None:
     columns = MetricColumns()
     names = ("evaluator-0", "actor-10", "actor-2", "learner-0", "connector-0", "other")
     columns.extend([{"ledgers": {name: {"wait": 1.0} for name in names}}])
@@ -675,7 +673,7 @@ def test_processes_are_in_the_order_of_the_flow() -> None:
 
 
 @pytest.mark.parametrize("reply", [b"{}", b'{"processes": 1}', b"[]", b"x", b'{"running_s": []}'])
-def test_a_reply_that_is_none_of_a_supervisor_is_survived(tmp_path: Path, reply: bytes) -> None:
+def test_malformed_reply_of_a_supervisor_is_tolerated(tmp_path: Path, reply: bytes) -> None:
     (tmp_path / "run").mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
@@ -699,7 +697,7 @@ def test_a_reply_that_is_none_of_a_supervisor_is_survived(tmp_path: Path, reply:
 
 @pytest.mark.parametrize("name", ["logs/events.jsonl", "evaluations.jsonl"])
 @pytest.mark.timeout(60)
-def test_a_file_that_is_huge_does_not_delay_the_page(tmp_path: Path, name: str) -> None:
+def test_huge_file_does_not_delay_the_page(tmp_path: Path, name: str) -> None:
     """A sparse file takes no room on the disk, and would be read for hours."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "metrics.jsonl").write_text('{"time_s": 1.0}\n')
@@ -713,7 +711,7 @@ def test_a_file_that_is_huge_does_not_delay_the_page(tmp_path: Path, name: str) 
 
 
 @pytest.mark.timeout(60)
-def test_a_config_that_would_be_parsed_for_minutes_is_not_read(tmp_path: Path) -> None:
+def test_config_that_would_take_minutes_to_parse_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"time_s": 1.0}\n')
     text = "env: {id: CartPole-v1}\n" + "".join(f"a{i}: 1\n" for i in range(250_000))
     (tmp_path / "config.yaml").write_text(text)
@@ -722,7 +720,7 @@ def test_a_config_that_would_be_parsed_for_minutes_is_not_read(tmp_path: Path) -
     load_options(tmp_path, {})
 
 
-def test_an_environment_whose_name_is_too_long_for_a_path_has_no_preset(tmp_path: Path) -> None:
+def test_environment_with_a_name_too_long_for_a_path_has_no_preset(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0], ends=True)
     (folder / "config.yaml").write_text(f"env: {{id: {'x' * 5000}}}\nalgo: {{name: ppo}}\n")
     assert Views(RunCatalog(tmp_path)).about("run")["base"] is None
