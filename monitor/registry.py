@@ -1,5 +1,8 @@
 """The optional sinks of a run's metrics: their specs for the config.
 
+A new sink is a file beside this one, with its spec below and the option that enables it as a field
+of `SinkOptions` (`configs/run.py`).
+
 Imports no sink, so that configs can be validated with it.
 """
 

@@ -110,8 +110,8 @@ class FlatOptimizer:
 
         Returns:
             The norm of the mean gradient before clipping, float32 ``[]``. It is not finite if any
-            gradient is not, and then the step is skipped: ``values``, moments and the number of
-            steps stay unchanged.
+            gradient is not, and then the step is skipped: ``values``, the moments and their
+            number of steps stay unchanged; `updates` counts it.
         """
         norm: Tensor = torch.linalg.vector_norm(self.grads) / count
         is_bad = norm.isfinite().logical_not_().float()

@@ -1,5 +1,8 @@
 """The registry of paces: what a config needs of each, and how a learner makes one.
 
+A new pace is a file beside this one, with its spec below; one that needs the parameter server goes
+into `learner/extras/parameter_server/`, which the core never imports.
+
 Imports no torch, so that configs can be validated with it. Documentation and messages list paces in
 the order of registration: those here, then those of `learner.extras.parameter_server`.
 """
