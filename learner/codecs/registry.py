@@ -1,7 +1,7 @@
 """The registry of gradient codecs: what a config needs of each, and how a learner makes one.
 
-A new codec goes into `learner/extras/codecs/`, with its spec in the registry there. Only one that most
-runs would use belongs here; the core never imports `learner.extras`.
+A new codec goes into `learner/extras/codecs/`, with its spec in the registry there. Only one
+that most runs would use belongs here; the core never imports `learner.extras`.
 
 Imports no torch, so that configs can be validated with it. Documentation and messages list codecs
 in the order of registration: those here, then those of `learner.extras.codecs`.
