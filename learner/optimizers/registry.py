@@ -1,7 +1,7 @@
 """The registry of optimizers: what a config needs of each, and how a learner makes one.
 
-A new optimizer goes into `learner/extras/optimizers/`, with its spec in the registry there. Only one
-that most runs would use belongs here; the core never imports `learner.extras`.
+A new optimizer goes into `learner/extras/optimizers/`, with its spec in the registry there. Only
+one that most runs would use belongs here; the core never imports `learner.extras`.
 
 Imports no torch, so that configs can be validated with it. Documentation and messages list
 optimizers in the order of registration: those here, then those of `learner.extras.optimizers`.
