@@ -60,7 +60,7 @@ class LoadedPolicy:
         self,
         config: Config,
         weights: Float32,
-        env_spaces: tuple[spaces.Space[Any], spaces.Space[Any]],
+        own: tuple[spaces.Space[Any], spaces.Space[Any]],
         info: EnvInfo,
         sample: bool | None,
         seed: int,
@@ -71,13 +71,13 @@ class LoadedPolicy:
         Args:
             config: the config of the run.
             weights: flat vector of the network's parameters.
-            env_spaces: observation and action space of one environment, as it has them.
+            own: observation and action space of one environment, as it has them.
             info: the environment as Penstock packs its observations and actions.
             sample: whether actions are sampled; None follows ``play``.
             seed: of the random numbers of sampled actions.
             play: how to play the policy (`estimates.evidence`).
         """
-        self.observation_space, self.action_space = env_spaces
+        self.observation_space, self.action_space = own
         self.config = config
         """Config of the run that the policy comes from."""
         self.sample = way_of(play) == "sampled" if sample is None else sample

@@ -51,7 +51,7 @@ def test_the_game_of_the_readme_is_checked_trained_and_played(
     status, _, errors = penstock("check-env", "dial:Dial", "--steps", "500", "--json").end()
     assert status == 0, errors
     last = "import json; print(json.dumps({'reason': summary.reason, 'left': action == 0}))"
-    program = ["observation = [3.0]", code("../README.md", "python", 1), last]
+    program = [code("../README.md", "python", 1), last]
     (tmp_path / "use.py").write_text("\n".join(program))
     status, answer, errors = penstock(module="use").end()
     assert (status, answer["reason"], answer["left"]) == (0, "return", True), errors
