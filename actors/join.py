@@ -70,7 +70,7 @@ def find_learner(ctx: RoleContext) -> LearnerEndpoint:
     source = f"the learner at {ctx.address}"
     ctx.begin_wait()
     trusted = _trusts(ctx, ctx.address, source)
-    remote = make_transport(TRANSPORTS.elsewhere(ctx.transport))
+    remote = make_transport(TRANSPORTS.other_hosts_spec(ctx.transport))
     info = _wait_for_answer(partial(remote.ask, ctx, ctx.address), ctx, source)
     ctx.end_wait()
 
@@ -80,7 +80,7 @@ def find_learner(ctx: RoleContext) -> LearnerEndpoint:
     code_references.check(config, ctx.allow, trusted=trusted, source=source)
 
     # A learner of this host and user is joined by its shared memory, if the options allow it.
-    on_host = TRANSPORTS.here(ctx.transport)
+    on_host = TRANSPORTS.same_host_spec(ctx.transport)
     if on_host.reaches_other_hosts:
         return LearnerEndpoint(config, remote, ctx.address)
     if path := _own_socket(info.unix_path):
@@ -97,9 +97,11 @@ def _own_learner(ctx: RoleContext, config: Config) -> LearnerEndpoint:
     """Return where to join the learner of the same supervisor."""
     kind = config.transport.kind
     if ctx.address is not None:
-        return LearnerEndpoint(config, make_transport(TRANSPORTS.elsewhere(kind)), ctx.address)
+        return LearnerEndpoint(
+            config, make_transport(TRANSPORTS.other_hosts_spec(kind)), ctx.address
+        )
     path = str(learner_socket(ctx.runtime_dir, ctx.learner))
-    return LearnerEndpoint(config, make_transport(TRANSPORTS.here(kind)), path)
+    return LearnerEndpoint(config, make_transport(TRANSPORTS.same_host_spec(kind)), path)
 
 
 def _wait_for_answer(ask: Callable[[], T], ctx: RoleContext, peer: str) -> T:
@@ -126,7 +128,7 @@ def _read_config(info: LearnerInfo, source: str) -> Config:
         return read_for_actor(info.config)
     except ValidationError as error:
         first = error.errors()[0]
-        option = code_references.shown(".".join(map(str, first["loc"])))
+        option = code_references.quoted(".".join(map(str, first["loc"])))
         reason = f"option {option}: {first['type']}"
         if first["type"] == "extra_forbidden":
             reason = f"this actor has no option {option}"

@@ -58,7 +58,7 @@ class UnrollAlgorithm(Generic[Cfg]):
 
         net         the `models.torch_heads.ActorCritic` that is trained
         batch       columns by name, tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``
-        cfg         the settings that `settled` returned
+        cfg         the settings that `resolve_options` returned
         parts       slices of the environments, each as large as is to be computed at once
         add_others  adds to a tensor, in place, those of the other learners of the update
     """
@@ -89,7 +89,7 @@ class UnrollAlgorithm(Generic[Cfg]):
     by_epoch: tuple[str, ...] = ()
     """The names among `statistics` that are also reported of a batch's first minibatch, and by
     epoch."""
-    settled: Callable[[Cfg], Cfg] = lambda cfg: cfg
+    resolve_options: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """Returns the settings that all these functions get, given those of the config."""
 
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)

@@ -94,7 +94,7 @@ class _ConnectorChoice(NamedTuple):
 def _chosen(config: Config, measure: Measure) -> _ConnectorChoice:
     """Choose the number by timing, where timing is possible and more than one could be of use."""
     transport = config.transport
-    is_local = not TRANSPORTS.here(transport.kind).reaches_other_hosts
+    is_local = not TRANSPORTS.same_host_spec(transport.kind).reaches_other_hosts
     if transport.bind is None and is_local:
         return _ConnectorChoice(1)
 

@@ -230,7 +230,7 @@ def _updates_in_one_pass(config: Config) -> bool:
     if not isinstance(algo, UnrollAlgorithm):
         return False
     scheduled = over_run(config.algo, config.stop.env_steps)
-    return algo.whole(algo.settled(with_values(scheduled, 0)))
+    return algo.whole(algo.resolve_options(with_values(scheduled, 0)))
 
 
 def update_size(config: Config, spaces: Spaces) -> UpdateSize:

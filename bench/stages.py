@@ -32,7 +32,7 @@ from penstock.configs.load import resolve
 from penstock.configs.schema import Config
 from penstock.core.cores import usable_cores
 from penstock.core.machine import machine
-from penstock.launch.alone import alone
+from penstock.launch.alone import call_in_process
 
 STEPS = "agent steps/s"
 # The stages that `penstock.bench.parts` measures, with the unit of each rate.
@@ -340,7 +340,7 @@ def _alone(
     Returns:
         The result of ``rounds``.
     """
-    result: Result = alone(
+    result: Result = call_in_process(
         f"penstock.bench.{module}:rounds",
         {"config": config.model_dump(mode="json"), "seconds": seconds, **request},
         seconds=seconds if total_s is None else total_s,

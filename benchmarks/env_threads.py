@@ -24,7 +24,7 @@ import numpy as np
 from common import finish, parser
 from penstock.configs.sections import EnvConfig
 from penstock.envs import BatchedEnv, make
-from penstock.launch.measuring import spent_s
+from penstock.launch.measuring import cpu_seconds
 
 THREADS = (1, 2, 4, 8)
 SLEEP_S = 0.005
@@ -85,13 +85,13 @@ def played(game: BatchedEnv, seconds: float) -> Iterator[Rate]:
     actions = np.random.default_rng(0).integers(2, size=(256, game.count))
     game.reset_into(0, out)
     while True:
-        steps, began_s, cpu_s = 0, time.perf_counter(), spent_s()
+        steps, began_s, cpu_s = 0, time.perf_counter(), cpu_seconds()
         while time.perf_counter() < began_s + seconds:
             game.step_into(actions[steps % len(actions)], out)
             steps += 1
         took_s = time.perf_counter() - began_s
         steps *= game.count
-        yield Rate(steps / took_s, (spent_s() - cpu_s) / steps)
+        yield Rate(steps / took_s, (cpu_seconds() - cpu_s) / steps)
 
 
 def told(env: EnvConfig, rates: dict[int, list[Rate]]) -> Iterator[dict[str, float]]:

@@ -498,7 +498,7 @@ def connector(
         if curve:
             address = f"tcp://127.0.0.1:{free_port()}"
             folder = Path(name, "keys")
-            keys.new(folder)
+            keys.make_keys(folder)
 
         receiver = LocalReceiver(
             links[0], address, learner.path, process=_check_columns, curve=folder

@@ -106,7 +106,7 @@ def filled(
     source = make_source(config, trainer, Accounting(), 1, 2, TimeLedger(), pages[0][0])
     assert isinstance(source, ReplayDataSource)
     board = WeightsBoard.create(trainer.layout.size)
-    Publisher(trainer.published(), board).publish(POLICY_ID, Stamp(0, 0))
+    Publisher(trainer.published_tensors(), board).publish(POLICY_ID, Stamp(0, 0))
     welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
     host = ShmHost(folder / "socket", welcome, board, source.store)
     for each in (board, source.store, host, source):

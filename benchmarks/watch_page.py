@@ -56,7 +56,7 @@ UPDATES = 10
 PROCESSES, HOSTS = 300, 40
 LIVING = 3
 EIGHTHS = 8
-LOOK_EVERY_S = 300  # of simulated time
+POLL_S = 300  # of simulated time
 VIEWS = ("runs", "now", "curves", "metrics", "ledgers", "events", "about", "agent")
 METRIC = "episode_return_mean"
 
@@ -278,9 +278,9 @@ def memory(folder: Path, real: Path, hours: int) -> list[dict[str, float]]:
         sources = [lines_like(real, seed) for seed in range(LIVING)]
         server = stack.enter_context(Server(folder))
         for eighth in range(EIGHTHS):
-            for _ in range(hours * 3600 // EIGHTHS // LOOK_EVERY_S):
+            for _ in range(hours * 3600 // EIGHTHS // POLL_S):
                 for run, source, thin, sink in zip(runs, sources, thinned, kept, strict=True):
-                    for line in islice(source, LOOK_EVERY_S):
+                    for line in islice(source, POLL_S):
                         thin.metrics(line)
                     run.feed(sink.take())
                     for view in VIEWS:

@@ -185,4 +185,4 @@ class LivingRun:
                     due_s += 1.0
                     self.feed([next(self._source)])
                 running = {n: p for n, p in self.processes.items() if n not in self.gone}
-                server.turn(self.processes, cast(dict[str, Handle], running))
+                server.serve_clients(self.processes, cast(dict[str, Handle], running))

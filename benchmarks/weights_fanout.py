@@ -62,7 +62,7 @@ LINK, BITS_PER_S = "1gbit", 1e9
 PORT = 7700
 WAIT_S = 60.0
 SETTLE_S = 0.5  # before a version, so that all hosts wait for it
-LOOK_S = 0.02  # between two turns of a host without an event
+POLL_S = 0.02  # between two turns of a host without an event
 THREADS = 2  # that do the work of all hosts
 NBYTES = 2 * PARAMETERS  # bf16
 COPY_S = NBYTES * 8 / BITS_PER_S
@@ -341,9 +341,9 @@ class TreeRelays:
         self._relays += pullers.values()
         busy, look_s = set(pullers), 0.0
         while not self._stop:
-            ready = {events[fd] for fd, _ in epoll.poll(0 if busy else LOOK_S) if fd in events}
+            ready = {events[fd] for fd, _ in epoll.poll(0 if busy else POLL_S) if fd in events}
             if time.monotonic() >= look_s:
-                ready, look_s = set(pullers), time.monotonic() + LOOK_S
+                ready, look_s = set(pullers), time.monotonic() + POLL_S
             again = set()
             for host in ready | busy:
                 enter(made, host)

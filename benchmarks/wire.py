@@ -40,7 +40,7 @@ from penstock.core.role import RoleContext
 from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.profiling.status import StatusPage
 from penstock.transport import wire
-from penstock.transport.addresses import bind_of
+from penstock.transport.addresses import address_of_rank
 from penstock.transport.shm.arena import Arena
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
@@ -180,7 +180,7 @@ def connect(folder: Path, count: int, index: int) -> None:
     """One of ``count`` connectors."""
     keep_freed_memory()
     link = ShmLink(folder / "learner.sock", None, want=0, lane=True)
-    addresses = tuple(bind_of(address(folder), i) for i in range(count))
+    addresses = tuple(address_of_rank(address(folder), i) for i in range(count))
     share = ActorShare(addresses, index)
     receiver = Receiver(link, addresses[index], folder / "learner.sock", share=share)
     while True:

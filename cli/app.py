@@ -225,7 +225,7 @@ def train(
             raise UserError("--resume-from starts one run; leave out --seeds")
         from penstock.launch import seeds as run_group
 
-        exit_code = run_group.train(
+        exit_code = run_group.train_seeds(
             target, options, seeds=seeds, resume=resume, as_json=as_json, parallel=parallel
         )
         sys.exit(exit_code)
@@ -533,7 +533,7 @@ def keys_new(
 
     from penstock.transport.zmq import keys
 
-    paths = [str(path) for path in keys.new(Path(folder))]
+    paths = [str(path) for path in keys.make_keys(Path(folder))]
     answer("\n".join(paths), {"files": paths}, as_json)
 
 
@@ -676,7 +676,7 @@ def check_env(
     """Check an environment for errors and measure its speed. Exit code 2 if errors are found."""
     from penstock.cli.check_env import check, describe, hang_report
     from penstock.core.processes import ending_programs
-    from penstock.envs.checking.hung import end_all, told_where_hung
+    from penstock.envs.checking.hung import end_all, reporting_hung_calls
 
     def end_with_hang(clause: str) -> None:
         """Report the call that does not return, and end; it is called from another thread."""
@@ -687,7 +687,7 @@ def check_env(
     # Each way out is `end_all`: programs and threads that the environment leaves behind end with
     # the command.
     try:
-        with ending_programs(), told_where_hung(hang_s, end_with_hang) as beat:
+        with ending_programs(), reporting_hung_calls(hang_s, end_with_hang) as beat:
             report = check(target, overrides or [], steps=steps, envs=envs, beat=beat)
     except UserError as error:
         _show_mistake(str(error), error.traceback)

@@ -237,7 +237,7 @@ def samples(sample: bool, greedy: bool) -> bool | None:
 def sampler_name(name: str) -> str:
     """Returns the value of --sampler. Raises UserError if no sampler has this name."""
     try:
-        return samplers.checked(name)
+        return samplers.validated_sampler(name)
     except ValueError as error:
         raise UserError(f"--sampler {name}: {error}") from error
 

@@ -23,12 +23,12 @@ from penstock.core.cores import usable_cores
 from penstock.core.files import without_nan
 from penstock.core.run_dir import default_run_dir
 from penstock.launch import run, topology
-from penstock.launch.alone import alone
+from penstock.launch.alone import call_in_process
 from penstock.launch.measuring import thread_trials
-from penstock.launch.profile_watch import Watch
+from penstock.launch.profile_watch import ProfileWatch
 from penstock.profiling.report import files, kernels, tables
 from penstock.profiling.report.profile import Profile, with_thread_trials, with_verdict
-from penstock.profiling.report.window import GPU, ProfileWindow, make
+from penstock.profiling.report.window import GPU, ProfileWindow, make_profile
 from penstock.profiling.verdict import depends_on_threads
 from penstock.watch import freeze
 
@@ -49,8 +49,8 @@ def main(
     seconds: float,
     with_torch: bool,
     as_json: bool,
-    make_specs: run.MakeSpecs = topology.train,
-    place: run.EngineChoice = run.HERE,
+    make_specs: run.MakeSpecs = topology.train_roles,
+    place: run.EngineChoice = run.LOCAL_ENGINE,
 ) -> int:
     """Run a target, measure a window of the run, then print the profile and write its files.
 
@@ -82,8 +82,8 @@ def main(
     # The run; `watch` measures the window and ends the run after it.
     folder = Path(config.run.dir or default_run_dir(f"{resolved.name}-profile"))
     torch_trace = folder / files.TORCH_TRACE if with_torch else None
-    watch = Watch(seconds, folder / files.KERNELS, torch_trace)
-    outcome, summary = run.with_learner(
+    watch = ProfileWatch(seconds, folder / files.KERNELS, torch_trace)
+    outcome, summary = run.run_and_show(
         replace(resolved, config=config),
         folder,
         "no",
@@ -100,7 +100,7 @@ def main(
     config = load_run(folder)
     if _is_learner_here(watch) and not watch.interrupted:
         _say(["measuring the learner's ceiling, its rate on data in place"], as_json)
-    kernel_busy = kernels.busy_in(folder / files.KERNELS)
+    kernel_busy = kernels.kernel_share_in(folder / files.KERNELS)
     profile, notes = _profile(resolved.name, config, watch, watch.window, kernel_busy)
 
     # The trials of `actors.env_threads`, only where they could change the verdict.
@@ -118,7 +118,7 @@ def main(
     if watch.without_spans:
         notes.append(f"no spans arrived of {', '.join(watch.without_spans)}")
 
-    notes = files.write(folder, profile, watch.window, watch.threads, notes)
+    notes = files.write_profile_files(folder, profile, watch.window, watch.threads, notes)
     _show(profile, _page(folder), notes, as_json)
     return outcome.exit_code
 
@@ -145,8 +145,8 @@ def as_trained(config: Config, threads: int | None) -> Config:
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns properties of a config; it is called in a separate process, as it imports torch.
 
-    They are arguments of `window.make`: the bytes of a slot and of the parameters, the learner's
-    device, and whether the network has convolutions.
+    They are arguments of `window.make_profile`: the bytes of a slot and of the parameters, the
+    learner's device, and whether the network has convolutions.
     """
     from penstock.algos.samples import network_shape, slot_spec
     from penstock.device.choice import pick_device
@@ -164,7 +164,7 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(
-    name: str, config: Config, watch: Watch, window: ProfileWindow, kernel_busy: float | None
+    name: str, config: Config, watch: ProfileWatch, window: ProfileWindow, kernel_busy: float | None
 ) -> tuple[Profile, list[str]]:
     """Returns the profile without its verdict, and notes about missing or distorted data.
 
@@ -189,7 +189,7 @@ def _profile(
         notes.append("torch's profiler (CUPTI) reported no kernel, so gpu_kernel_busy is unknown")
 
     profile: Profile = without_nan(
-        make(
+        make_profile(
             name,
             config,
             window,
@@ -202,7 +202,7 @@ def _profile(
     return profile, [*notes, *_remarks(profile)]
 
 
-def _is_learner_here(watch: Watch) -> bool:
+def _is_learner_here(watch: ProfileWatch) -> bool:
     """Returns whether the first learner is, or was until it ended, on this host."""
     has_ended = watch.learner_host is None
     return has_ended or watch.learner_host == socket.gethostname()
@@ -231,13 +231,15 @@ def _measure_outside_window(
         no_ceiling_reason: why the ceiling is not to be measured; None: it is.
 
     Returns:
-        The measurements as arguments of `window.make`, with a "device" in any case; and a note if
-        some are missing.
+        The measurements as arguments of `window.make_profile`, with a "device" in any case; and a
+        note if some are missing.
     """
     is_on_gpu = config.learner.device.startswith("cuda")
     properties: dict[str, Any] = {"device": "cuda" if is_on_gpu else "cpu"}
     try:
-        properties |= alone(f"{__name__}:facts", {"config": config.model_dump(mode="json")})
+        properties |= call_in_process(
+            f"{__name__}:facts", {"config": config.model_dump(mode="json")}
+        )
         if no_ceiling_reason is not None:
             return properties, [no_ceiling_reason]
         properties["ceiling"] = learner_rate(config, CEILING_S)
@@ -268,14 +270,14 @@ def _remarks(profile: Profile) -> list[str]:
 def _page(folder: Path) -> str:
     """Write the page on the run; returns where it is, or why there is none."""
     try:
-        return f"report: {freeze.write(str(folder))}"
+        return f"report: {freeze.write_report(str(folder))}"
     except UserError as error:
         return f"no report.html: {error}; then run: penstock report {folder}"
 
 
 def _show(profile: Profile, page: str, notes: Sequence[str], as_json: bool) -> None:
     """Print the profile as text, and with ``as_json`` as one JSON object too."""
-    _say(["", *tables.lines(profile), "", *notes, page], as_json)
+    _say(["", *tables.report_lines(profile), "", *notes, page], as_json)
     if as_json:
         print(json.dumps(profile))
 

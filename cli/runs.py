@@ -308,9 +308,9 @@ def report(
 ) -> None:
     """Write one HTML page on a run, or on several to compare: that of `penstock watch`, without a
     server."""
-    from penstock.watch.freeze import write
+    from penstock.watch.freeze import write_report
 
-    page = write(*runs, out=out)
+    page = write_report(*runs, out=out)
     answer(str(page), {"file": str(page)}, as_json)
 
 

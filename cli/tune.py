@@ -84,7 +84,7 @@ def tune(
 ) -> None:
     """Compare runs with options drawn from a space, by Ray Tune or without it."""
     from penstock.launch.tuning.sweep import Scheduler, make_sweep
-    from penstock.launch.tuning.tune import tune as run_sweep
+    from penstock.launch.tuning.tune import run_sweep as run_sweep
     from penstock.launch.tuning.tune import uses_tune
 
     if asha and pbt:

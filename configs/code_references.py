@@ -116,15 +116,15 @@ def check(config: Config, allow: Sequence[str], *, trusted: bool, source: str) -
         named = dict.fromkeys([Reference("env.id", config.env.id), *references(config)])
         for option, text in not_allowed(named, allow):
             raise UserError(
-                f"{source} names {option} {shown(text)}, which is none of --allow "
-                f"{', '.join(allow)}; add --allow {shown(text)} if you trust it"
+                f"{source} names {option} {quoted(text)}, which is none of --allow "
+                f"{', '.join(allow)}; add --allow {quoted(text)} if you trust it"
             )
     elif not trusted:
         for option, text in references(config):
             raise UserError(
-                f"{source} names {option} {shown(text)}, which this actor would run or open, and "
+                f"{source} names {option} {quoted(text)}, which this actor would run or open, and "
                 "the sender is not authenticated; connect to the run's folder or with --curve, or "
-                f"give --allow {shown(text)} or --insecure"
+                f"give --allow {quoted(text)} or --insecure"
             )
 
 
@@ -137,13 +137,13 @@ def refusal(source: str, reference: Reference, why: str, way: str = "") -> UserE
         why: the reason, as a part of the sentence.
         way: how to allow it, where that is not by `--allow`.
     """
-    option = shown(reference.option)[1:-1]
-    text = shown(reference.text)
+    option = quoted(reference.option)[1:-1]
+    text = quoted(reference.text)
     way = way or f"give --allow {text}, or to a function of penstock allow=[{text}]"
     return UserError(f"{source} names {option} {text}, {why}; if you trust it, {way}")
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Returns a received text quoted for a message.
 
     It is of bounded length, without control characters.

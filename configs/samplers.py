@@ -9,7 +9,7 @@ SAMPLERS: dict[str, str] = {
 """``module:class`` of each, a `penstock.replay.samplers.NamedSampler`."""
 
 
-def checked(name: str) -> str:
+def validated_sampler(name: str) -> str:
     """Returns ``name``. Raises ValueError if no sampler has it."""
     if name not in SAMPLERS:
         raise ValueError(f"no sampler is called {name}; choose from {', '.join(SAMPLERS)}")

@@ -171,7 +171,7 @@ class ReplayConfig(Section):
         Annotated[
             str,
             Strict(),
-            AfterValidator(samplers.checked),
+            AfterValidator(samplers.validated_sampler),
             ValueDescription("a sampler's name"),
         ]
         | None

@@ -75,13 +75,13 @@ class TransportRegistry(Registry[TransportSpec]):
         """Values of `penstock actor --transport`."""
         return AUTO, *(name for name, spec in self.specs.items() if not spec.one_process)
 
-    def here(self, kind: str) -> TransportSpec:
+    def same_host_spec(self, kind: str) -> TransportSpec:
         """Returns the transport of the run's own actors, which are on the learner's host."""
         return self._auto("this host") if kind == AUTO else self.specs[kind]
 
-    def elsewhere(self, kind: str) -> TransportSpec:
+    def other_hosts_spec(self, kind: str) -> TransportSpec:
         """Returns the transport of actors that know only a learner's address."""
-        spec = self.here(kind)
+        spec = self.same_host_spec(kind)
         return spec if spec.reaches_other_hosts else self._auto("other hosts")
 
     def one_process(self, kind: str) -> bool:

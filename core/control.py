@@ -66,7 +66,7 @@ class Channel:
             Whether it was sent. It is not if the other end is gone, if there was no room, or if the
             message is longer than `most_nbytes`.
         """
-        data = encoded(message)
+        data = encode_message(message)
         if len(data) > MESSAGE_NBYTES:
             return False
 
@@ -133,6 +133,6 @@ class Channel:
         self._socket.close()
 
 
-def encoded(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Returns the message as it is sent: JSON without spaces."""
     return json.dumps(message, separators=(",", ":")).encode()

@@ -41,17 +41,17 @@ def import_module(name: str, purpose: str, setting: str = "env.kwargs") -> Modul
     Args:
         name: the module's full name.
         purpose: what the module is for; a message begins with it.
-        setting: the option where the mistake may be, as of `explained`.
+        setting: the option where the mistake may be, as of `explaining_errors`.
 
     Raises:
         UserError: there is no such module, or its code failed.
     """
-    with explained(purpose, setting), _without_arguments():
+    with explaining_errors(purpose, setting), _without_arguments():
         _find_users_modules()
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # Another module, which this one imports, may be missing; `explained` says so.
+            # Another module, which this one imports, may be missing; `explaining_errors` says so.
             absent = error.name
             if not absent or not f"{name}.".startswith(f"{absent}."):
                 raise
@@ -180,7 +180,7 @@ def check_options(
 
 
 @contextmanager
-def explained(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
+def explaining_errors(purpose: str, setting: str = "env.kwargs") -> Iterator[None]:
     """Turn an exception of the user's code in the ``with`` block into a UserError.
 
     Its message is one sentence; the exception stays attached as its cause.

@@ -30,10 +30,10 @@ def place(error: BaseException) -> str:
     Without a line of that code it is the innermost one of a library that the user chose, and
     without that it is empty.
     """
-    return _innermost(traceback.walk_tb(raised(error).__traceback__))
+    return _innermost(traceback.walk_tb(original_error(error).__traceback__))
 
 
-def raised(error: BaseException) -> BaseException:
+def original_error(error: BaseException) -> BaseException:
     """Returns the error that the user's code has raised.
 
     It is ``error`` itself but in one case: Python makes a RuntimeError of a StopIteration that
@@ -46,7 +46,7 @@ def raised(error: BaseException) -> BaseException:
 
 def brief(error: BaseException) -> str:
     """Returns type and text of an error on one line: `KeyError: 'speed'`."""
-    error = raised(error)
+    error = original_error(error)
     text = " ".join(str(error).split())
     if len(text) > TEXT_CHARS:
         text = f"{text[: TEXT_CHARS - 3]}..."
@@ -66,7 +66,7 @@ def is_of_environment(error: BaseException) -> bool:
     """
     modules = [
         str(frame.f_globals.get("__name__", ""))
-        for frame, _ in traceback.walk_tb(raised(error).__traceback__)
+        for frame, _ in traceback.walk_tb(original_error(error).__traceback__)
     ]
     own_frames = [n for n, module in enumerate(modules) if module.startswith("penstock.")]
     if not own_frames:
@@ -84,7 +84,7 @@ def users_traceback(error: BaseException) -> str:
     text is empty if the error has no frame of the user's code; a SyntaxError needs none, as it
     names the line itself.
     """
-    error = raised(error)
+    error = original_error(error)
     printed = traceback.TracebackException.from_exception(error)
 
     # Replace the stack of the error and of each of its causes. Both chains have the same links.

@@ -70,7 +70,7 @@ def relay_socket(runtime_dir: Path, rank: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreAddress:
     """The meeting point of learners on several machines: a torch TCPStore.
 
     Rank 0 serves it unless it is ``served`` already (by torchrun). ``attempt`` counts how often all
@@ -117,7 +117,7 @@ class RoleContext:
     """A permission likewise."""
     learner: int = 0
     """The rank of the learner that this role is, or belongs to."""
-    store: Store | None = None
+    store: StoreAddress | None = None
     """None if one supervisor names the groups of learners."""
     meets_at: str | None = None
     """As in `RoleSpec`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 
 
 class Stage(IntEnum):
@@ -45,7 +45,7 @@ class RoleSpec:
     """Whether it receives messages about the actors and connectors of its learner."""
     learner: int = 0
     """The rank of the learner that the role is or belongs to."""
-    store: Store | None = None
+    store: StoreAddress | None = None
     """The meeting point of learners with several supervisors."""
     expendable: bool = False
     """Whether its failure never ends a run."""

@@ -71,7 +71,7 @@ def _lock(path: Path, descriptor: int) -> None:
         raise UserError(f"{path} is in use by a run that has not ended; wait for it, or stop it")
 
 
-class HeldFolder:
+class RunFolderGuard:
     """The folder that a run has locked.
 
     A user may remove it, and the next run may make another one at its path. The first run must not

@@ -28,7 +28,7 @@ class CudaDevice:
     def current_stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.torch_device)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
     def make_event(self, *, timed: bool = False) -> torch.cuda.Event:
@@ -44,7 +44,7 @@ class CudaDevice:
         if target is not source:
             target.copy_(source, non_blocking=True)
 
-    def used_on(self, tensor: Tensor, stream: Any) -> None:
+    def record_use(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
 
     def free_nbytes(self) -> int:

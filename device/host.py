@@ -55,7 +55,7 @@ class HostDevice:
     def current_stream(self) -> HostStream:
         return STREAM
 
-    def on(self, stream: Any) -> AbstractContextManager[None]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
     def make_event(self, *, timed: bool = False) -> HostEvent:
@@ -71,7 +71,7 @@ class HostDevice:
         if target is not source:
             target.copy_(source)
 
-    def used_on(self, tensor: Tensor, stream: Any) -> None:
+    def record_use(self, tensor: Tensor, stream: Any) -> None:
         pass
 
     def free_nbytes(self) -> int:

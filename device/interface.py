@@ -70,7 +70,7 @@ class Device(Protocol):
     def current_stream(self) -> DeviceStream:
         """Return the stream on which the calling thread queues its work."""
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Make a stream the current one of this thread, within a block."""
 
     def make_event(self, *, timed: bool = False) -> DeviceEvent:
@@ -91,7 +91,7 @@ class Device(Protocol):
         One of the two may be `host_memory`, which nothing may touch before the copy has run.
         """
 
-    def used_on(self, tensor: Tensor, stream: Any) -> None:
+    def record_use(self, tensor: Tensor, stream: Any) -> None:
         """Note that a tensor is used on another stream than the one on which it was made.
 
         Its memory is not given to others before that stream has passed this point.

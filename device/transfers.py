@@ -1,6 +1,6 @@
 """Transfers between a host and its device, for which neither waits.
 
-    DeviceUploader.send(arrays)   pinned memory ── copied on a stream of its own ── Upload.arrive()
+    DeviceUploader.send(arrays)   pinned memory ── copied on a stream of its own ── Upload
     Download(tensor)              copied on the stream that computes it ─────────── Download.get()
 
 On a CPU nothing is copied: tensors and arrays share their memory.
@@ -41,7 +41,7 @@ class Upload:
         self._copied = copied
         self._fresh = fresh
 
-    def arrive(self) -> Any:
+    def tensors_on_current_stream(self) -> Any:
         """Return the tensors, for use on the current stream, which waits for them.
 
         The host does not wait.
@@ -49,7 +49,7 @@ class Upload:
         current = self._device.current_stream()
         current.wait_event(self._copied)
         for tensor in self._fresh:
-            self._device.used_on(tensor, current)
+            self._device.record_use(tensor, current)
         return self._tensors
 
     def wait(self) -> None:
@@ -98,7 +98,7 @@ class DeviceUploader:
         pinned.copied = copied
 
         copies = _DeviceCopies(device, pinned)
-        with device.on(self._stream):
+        with device.use_stream(self._stream):
             tensors = _each_array(arrays, copies.tensor_of)
             copied.record(self._stream)
         return Upload(device, tensors, copied, fresh=copies.tensors)
@@ -110,7 +110,7 @@ class DeviceUploader:
         been queued before the last `follow`.
         """
         copied = self._device.make_event()
-        with self._device.on(self._stream):
+        with self._device.use_stream(self._stream):
             for name, target in targets.items():
                 self._device.copy(target, pinned[name])
             copied.record(self._stream)
@@ -194,7 +194,7 @@ class Download:
             self._copied.record()
 
     @property
-    def arrived(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `get` would not wait."""
         return self._copied.query()
 

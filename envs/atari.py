@@ -21,7 +21,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from penstock.configs.errors import UserError
-from penstock.core.loading import check_keywords, explained
+from penstock.core.loading import check_keywords, explaining_errors
 
 if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
@@ -79,7 +79,7 @@ def register(purpose: str) -> None:
     Raises:
         UserError: if ale-py cannot be imported; its sentence begins with ``purpose``.
     """
-    with explained(purpose):
+    with explaining_errors(purpose):
         importlib.import_module("ale_py")
 
 

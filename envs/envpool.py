@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from penstock.configs.errors import UserError
-from penstock.core.loading import check_options, explained, nearest
+from penstock.core.loading import check_options, explaining_errors, nearest
 
 PREFIX = "envpool/"
 
@@ -50,7 +50,7 @@ class PoolVectorEnv(VectorEnv):
             UserError: for a name or an option that EnvPool does not have.
         """
         purpose = f"environment {PREFIX}{name}"
-        with explained(purpose):
+        with explaining_errors(purpose):
             self._envpool: Any = importlib.import_module("envpool")
         if name not in self._envpool.list_all_envs():
             raise UserError(

@@ -33,7 +33,7 @@ from penstock.configs.errors import UserError
 from penstock.core.loading import (
     callables,
     check_keywords,
-    explained,
+    explaining_errors,
     import_module,
     load,
     nearest,
@@ -48,7 +48,7 @@ from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.process_state import users_side
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
-from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copied
+from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copy_observation
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -187,7 +187,7 @@ def make(
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
-    with explained(purpose), users_side():
+    with explaining_errors(purpose), users_side():
         source = _find_source(env, threads, filmed)
         frames_per_step = source.frames_per_step
 
@@ -293,16 +293,16 @@ def makers(env: EnvConfig) -> Makers:
     """
     purpose = f"environment {env.id}"
     env = resolve(env)
-    with explained(purpose):
+    with explaining_errors(purpose):
         source = _find_source(env, threads=1, filmed=False)
     indices = counted_from(FirstIndex.CHECK)
 
-    @explained(purpose)
+    @explaining_errors(purpose)
     def make_single() -> gymnasium.Env[Any, Any]:
         assert source.single is not None
         return _wrapped(source.single, env, purpose, **source.index_keyword(next(indices)))
 
-    @explained(purpose)
+    @explaining_errors(purpose)
     def make_vector(size: int) -> VectorEnv:
         assert source.vector is not None
         first, *_ = islice(indices, size)
@@ -321,7 +321,7 @@ def uses_threads(env: EnvConfig) -> bool:
     Raises:
         UserError: as `make`.
     """
-    with explained(f"environment {env.id}"), users_side():
+    with explaining_errors(f"environment {env.id}"), users_side():
         source = _find_source(resolve(env), threads=1, filmed=False)
     return source.has_threads or not source.uses_vector(env)
 
@@ -627,7 +627,7 @@ def _wrapped(
     for entry in env.wrappers:
         path, kwargs = (entry, {}) if isinstance(entry, str) else next(iter(entry.items()))
         name = f"wrapper {path}"
-        with explained(name, "env.wrappers"):
+        with explaining_errors(name, "env.wrappers"):
             wrapper = load(path, name)
             check_keywords(wrapper, kwargs, name, reserved={"env": "the environment is given"})
             if isinstance(wrapper, type) and issubclass(wrapper, KEEP_OBSERVATIONS):
@@ -659,11 +659,11 @@ class _Copied(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **kwargs: Any) -> Any:
         observation, info = self.env.reset(**kwargs)
-        return copied(observation), info
+        return copy_observation(observation), info
 
     def step(self, action: Any) -> Any:
         observation, *outcome = self.env.step(action)
-        return copied(observation), *outcome
+        return copy_observation(observation), *outcome
 
 
 def _own_vector(

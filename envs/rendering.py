@@ -24,7 +24,7 @@ from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from penstock.configs.errors import UserError
-from penstock.core.loading import explained
+from penstock.core.loading import explaining_errors
 
 if TYPE_CHECKING:
     from ale_py import AtariVectorEnv
@@ -144,7 +144,7 @@ def drawing(env_id: str) -> Iterator[None]:
             raise UserError(
                 f"{env_id} draws itself with pygame, which is not installed; run `{INSTALL}`"
             ) from error
-        with explained(f"drawing {env_id}"):
+        with explaining_errors(f"drawing {env_id}"):
             raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, UserError) else error

@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import iterate
 
-from penstock.envs.vector_env import SinglesVectorEnv, copied
+from penstock.envs.vector_env import SinglesVectorEnv, copy_observation
 
 Single = gymnasium.Env[Any, Any]
 Call = Callable[[], Any]
@@ -140,7 +140,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, *outcome = call()
             # The next environment of this thread may write to the same memory.
-            self._result = copied(observation), *outcome
+            self._result = copy_observation(observation), *outcome
         except BaseException as error:
             self._error = error
         return self._error is None

@@ -201,7 +201,7 @@ class SinglesVectorEnv(SyncVectorEnv):
         """
         # The observations are stacked after the last environment, and until then another one may
         # write to the same memory.
-        self._env_obs[env_num] = copied(self._env_obs[env_num])
+        self._env_obs[env_num] = copy_observation(self._env_obs[env_num])
 
         if self.beat is not None and (self._resetting or self._autoreset_envs[env_num]):
             self.beat()
@@ -777,16 +777,16 @@ def as_number(key: str, value: Any) -> float:
         ) from error
 
 
-def copied(observation: Any) -> Any:
+def copy_observation(observation: Any) -> Any:
     """Returns a copy of an observation, to whose arrays its environment may write again."""
     # One array is the usual case, and copied as fast as possible.
     if type(observation) is np.ndarray:
         return observation.copy()
 
     if type(observation) is dict:
-        return {key: copied(part) for key, part in observation.items()}
+        return {key: copy_observation(part) for key, part in observation.items()}
     if type(observation) in (tuple, list):
-        return type(observation)(map(copied, observation))
+        return type(observation)(map(copy_observation, observation))
     return observation if isinstance(observation, CONSTANTS) else deepcopy(observation)
 
 

@@ -165,7 +165,7 @@ def decisions_path(video: Path) -> Path:
     return video.with_name(video.name + SUFFIX)
 
 
-def checked(text: str | None) -> Row | None:
+def parse_decisions(text: str | None) -> Row | None:
     """Returns the decisions in the ``text`` of a file that may have been written by anyone.
 
     Lists are bounded, and columns are as long as each other; numbers are finite or None.

@@ -65,7 +65,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     REQUEST,
     REQUESTED,
     best_locked,
-    best_meta,
+    usable_best_meta,
 )
 from penstock.learner.evaluation_requests import CLOSING, FIRST
 from penstock.profiling.ledger import Part
@@ -535,7 +535,7 @@ class Evaluator:
         config = self._config
         layout = network_shape(config, self.envs().info).layout
         file = _identity(self._best)
-        meta = best_meta(self._best, layout, config.env)
+        meta = usable_best_meta(self._best, layout, config.env)
         if meta is None:
             self._knows_best = True
             return

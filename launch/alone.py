@@ -26,7 +26,7 @@ START_S = 300.0
 """How long a process may take, beside what it is known to measure."""
 
 
-def alone(
+def call_in_process(
     target: str,
     request: Mapping[str, Any],
     *,

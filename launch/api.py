@@ -23,8 +23,8 @@ from penstock.core.interfaces import MetricSink
 from penstock.core.run_dir import Resume, default_run_dir
 from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
-from penstock.launch.run import conduct
-from penstock.launch.run_summary import Summary, summarized
+from penstock.launch.run import run_in_folder
+from penstock.launch.run_summary import Summary, make_summary
 from penstock.launch.supervisor_messages import Outcome
 from penstock.monitor.json_view import JsonView
 from penstock.monitor.view import ProgressLine, Silent
@@ -58,7 +58,7 @@ def resolve(target: str | Path | Config, overrides: Mapping[str, Any] | None = N
     Args:
         target: a preset, a YAML file, a gymnasium id, `module:EnvId-v0` or `module:function`; or a
             config, which the overrides then change.
-        overrides: options of the config by name, as for `train`.
+        overrides: options of the config by name, as for `train_roles`.
 
     Raises:
         UserError: the target or an override is wrong.
@@ -122,11 +122,11 @@ def train(
         view = JsonView if config.run.log == "json" else ProgressLine
         return view(sys.stdout, title, config.stop)
 
-    outcome, summary = conduct(
-        resolved, path, resume, topology.train, make_view, callbacks=callbacks, source=source
+    outcome, summary = run_in_folder(
+        resolved, path, resume, topology.train_roles, make_view, callbacks=callbacks, source=source
     )
     _raise_failure(outcome, path)
-    return summarized(path, summary)
+    return make_summary(path, summary)
 
 
 def evaluate(
@@ -236,7 +236,7 @@ def _raise_failure(outcome: Outcome, run_dir: Path) -> None:
             mistake.add_note(failure.traceback)
         raise mistake
 
-    if failure is not None and not failure.asked:
+    if failure is not None and not failure.ordered_by_user:
         error = RuntimeError(f"{outcome.error}; the logs are in {run_dir / 'logs'}")
         error.add_note(failure.traceback)
         raise error

@@ -193,9 +193,9 @@ class Hooks(MetricSink):
         """Call `on_end`: the run has ended and its files are complete."""
         summary, self._summary = self._summary, None
         if summary is not None and self._hooks:
-            from penstock.launch.run_summary import summarized
+            from penstock.launch.run_summary import make_summary
 
-            self._call_all("on_end", summarized(self.run.folder, summary))
+            self._call_all("on_end", make_summary(self.run.folder, summary))
 
     def _call_all(self, name: str, argument: object) -> list[Any]:
         """Call the method ``name`` of each object; returns their answers."""
@@ -252,10 +252,10 @@ def _check_methods(name: str, callbacks: object) -> None:
 
 def _make(path: str) -> Any:
     """Import a user's class and make an object of it; raises UserError if that fails."""
-    from penstock.core.loading import explained, load
+    from penstock.core.loading import explaining_errors, load
 
     purpose = f"callback {path}"
-    with explained(purpose, "run.callbacks"):
+    with explaining_errors(purpose, "run.callbacks"):
         return load(path, purpose)()
 
 

@@ -28,5 +28,5 @@ def run(ctx: RoleContext) -> None:
         info = EnvInfo.of_spaces(config.env.id, (observations, actions), 1, "of the learner")
         return make_receive(config.algo, info)
 
-    run_connector = connector_of(TRANSPORTS.elsewhere(config.transport.kind))
+    run_connector = connector_of(TRANSPORTS.other_hosts_spec(config.transport.kind))
     run_connector(ctx, prepare)

@@ -243,8 +243,8 @@ class Decisions:
                 effects.append(Kill(spec.name, signal.SIGTERM))
 
         learners = [role.spec for role in self._learners.values()]
-        self._group.respec(learners)
-        self._assignment.respec(learners)
+        self._group.set_learners(learners)
+        self._assignment.set_learners(learners)
         return effects
 
     def _set_needed(self, role: SupervisedRole, needed: bool, now_s: float) -> list[Effect]:
@@ -284,7 +284,7 @@ class Decisions:
 
         # Tell a new learner what the others know.
         rank = role.spec.learner
-        effects = self._start_moved_streams(self._assignment.enter(rank))
+        effects = self._start_moved_streams(self._assignment.on_learner_ready(rank))
         effects += self._inform_of_actors_alive()
         for other in self._roles.values():
             if other.spec.expendable and other.life is Life.GONE:
@@ -296,7 +296,7 @@ class Decisions:
     def on_join(self, name: str) -> list[Effect]:
         """Handle the report of the learner ``name`` that it is ready to enter a group."""
         role = self._roles[name]
-        return [] if role.superseded else self._group.join(role.spec.learner)
+        return [] if role.superseded else self._group.on_join(role.spec.learner)
 
     def on_group_entered(self, name: str) -> list[Effect]:
         """Handle the report of the learner ``name`` that it is in a group and has its state.
@@ -306,12 +306,12 @@ class Decisions:
         """
         role = self._roles[name]
         if not role.superseded:
-            self._group.entered(role.spec.learner)
+            self._group.on_entered(role.spec.learner)
         return []
 
     def on_group_failed(self, epoch: int) -> list[Effect]:
         """Handle the report that the learners' group of ``epoch`` has failed or was not formed."""
-        return self._group.failed(epoch)
+        return self._group.on_group_failed(epoch)
 
     def on_error(self, failure: Failure, now_s: float) -> list[Effect]:
         """Handle the report of an error by a role, whose process is about to end."""
@@ -478,7 +478,7 @@ class Decisions:
             return self._on_learner_gone(role)
         if role.spec.stage is not Stage.ACTORS:
             return []
-        streams = self._assignment.part(role.name)
+        streams = self._assignment.on_actor_end(role.name)
         effects = self._inform_of_stream_end(role, streams, end)
         return effects + self._inform_of_actors_alive()
 
@@ -490,7 +490,7 @@ class Decisions:
         An actor's streams are kept until its death is confirmed.
         """
         is_actor = role.spec.stage is Stage.ACTORS
-        streams = self._assignment.part(role.name) if is_actor else {}
+        streams = self._assignment.on_actor_end(role.name) if is_actor else {}
         self._presumed[role.name, incarnation] = PresumedDead(now_s, streams)
         if role.spec.stage is Stage.LEARNER:
             return self._on_learner_gone(role)
@@ -503,8 +503,8 @@ class Decisions:
             is_its_carrier = other.spec.stage is Stage.CARRIERS and other.spec.learner == rank
             if is_its_carrier and other.life is Life.WORKING:
                 other.orphaned = True
-        effects = self._group.leave(rank)
-        return effects + self._start_moved_streams(self._assignment.leave(rank))
+        effects = self._group.on_leave(rank)
+        return effects + self._start_moved_streams(self._assignment.on_learner_end(rank))
 
     def _predecessor_may_run(self, name: str, now_s: float) -> bool:
         """Whether an earlier process of ``name`` may still hold resources of its successor, such as
@@ -711,7 +711,7 @@ class Decisions:
 
     def _begin_stream(self, role: SupervisedRole) -> list[Effect]:
         """Record a new stream of an actor, and tell it the learner if that is not obvious to it."""
-        effect = self._assignment.begin(role.name, role.incarnation)
+        effect = self._assignment.begin_stream(role.name, role.incarnation)
         return [] if effect is None else [effect]
 
     def _inform_of_stream_end(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.core.interfaces import Handle, RoleUsage
-from penstock.profiling.ledger import fractions
+from penstock.profiling.ledger import shares_between
 
 MAIN = "main"
 
@@ -43,9 +43,9 @@ class Ledgers:
 
             previous = self._previous.get(name)
             if previous is None or previous.cpu_s is None or previous.pid != usage.pid:
-                ledgers[name] = fractions(seconds, {})
+                ledgers[name] = shares_between(seconds, {})
                 continue
-            ledgers[name] = fractions(seconds, _main_thread_seconds(previous) or {})
+            ledgers[name] = shares_between(seconds, _main_thread_seconds(previous) or {})
             elapsed_s = (usage.at_ns - previous.at_ns) * 1e-9
             if elapsed_s > 0:
                 cpu[name] = (usage.cpu_s - previous.cpu_s) / elapsed_s

@@ -192,7 +192,7 @@ class LockstepSource:
         except NotSavableError as error:
             return state | {"not_savable": str(error)}
 
-        state["unfinished"] = self._trainer.unfinished()
+        state["unfinished"] = self._trainer.unfinished_update()
 
         # The weights that actors have are saved if they are not the learner's. Also those of the
         # same version may differ: a batch of an unfinished update (`learner.accumulate`) has moved
@@ -238,7 +238,7 @@ class LockstepSource:
         Raises:
             ValueError: this run cannot continue from it; the message is the reason for the user.
         """
-        stored = self._checkpoints.stored.get(STATE)
+        stored = self._checkpoints.resumed_group_state.get(STATE)
         if stored is None:
             raise ValueError("the checkpoint was not written in lockstep mode by this version")
 
@@ -339,7 +339,7 @@ class LockstepSource:
             shared=False,
         )
         if self._resumes:
-            self.note = replay.restore(self._checkpoints.shard())
+            self.note = replay.restore(self._checkpoints.replay_folder())
         return replay
 
     def _make_player(self, actor: int, link: InprocLink) -> Player:
@@ -394,7 +394,7 @@ class Lockstep(TrainingLoop[Any]):
         super().__init__(
             trainer,
             self._lockstep_source,
-            Publisher(trainer.published(), self._lockstep_source.board),
+            Publisher(trainer.published_tensors(), self._lockstep_source.board),
             NonFiniteGuard(trainer, ctx.event),
             ctx.ledger,
             ctx.status,
@@ -420,7 +420,7 @@ class Lockstep(TrainingLoop[Any]):
     def leads(self) -> bool:
         return True
 
-    def must_stop(self) -> bool:
+    def begin_turn(self) -> bool:
         """Whether the run has reached its end, has diverged or was stopped."""
         has_reached_end = self._progress.stop_reason() is not None
         if has_reached_end and self._lockstep_source.may_pause:
@@ -431,23 +431,23 @@ class Lockstep(TrainingLoop[Any]):
         """Returns the next batch; None also if a save or a rollback is due first."""
         self._ledger.switch(Part.WAIT)
         self._ctx.status.beat()
-        if self._nonfinite.due or self._save_due:
+        if self._nonfinite.needs_rollback or self._save_due:
             return None
         return self._source.next(0.0)
 
     @property
     def _save_due(self) -> bool:
         """Whether a checkpoint is due, and may be written now."""
-        return self._lockstep_source.may_pause and self._checkpoints.due(by_time=False)
+        return self._lockstep_source.may_pause and self._checkpoints.is_due(by_time=False)
 
-    def control(self, counts: Floats, stop: bool) -> ControlMessage:
+    def make_control_message(self, counts: Floats, stop: bool) -> ControlMessage:
         """Returns what this turn of the loop is to do, after the messages that have arrived.
 
         Args:
             counts: counts of the batch; all 0 without one.
             stop: whether the loop ends.
         """
-        self._progress.arrived(self.accounting)
+        self._progress.count_env_steps(self.accounting)
         self._ctx.status.trained_steps = self.accounting.trained
         growth = self._progress.growth()
         self._checkpoints.handle_messages(self._ctx.messages())
@@ -455,11 +455,11 @@ class Lockstep(TrainingLoop[Any]):
             counts,
             growth,
             stop=stop,
-            nan=self._nonfinite.due,
+            nan=self._nonfinite.needs_rollback,
             checkpoint=self._save_due and not counts.any(),
         )
 
-    def keep(self, *, save: bool) -> None:
+    def capture_state(self, *, save: bool) -> None:
         """Write a checkpoint if it is due."""
         if not self._save_due:
             return
@@ -469,9 +469,9 @@ class Lockstep(TrainingLoop[Any]):
         except UserError as error:  # a disk that is full now may have room later
             self._checkpoints.postpone(str(error))
             logger.info("this checkpoint could not be saved, and the run continues: %s", error)
-        self._nonfinite.keep()
+        self._nonfinite.copy_state()
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """The loop has ended: report why, unless the supervisor has stopped it."""
         reason = DIVERGED if self.diverged else self._progress.stop_reason()
         if reason is not None:
@@ -481,7 +481,7 @@ class Lockstep(TrainingLoop[Any]):
         """Write a checkpoint, complete before this returns."""
         self._checkpoints.save({STATE: to_bytes(self._lockstep_source.state())})
         self._checkpoints.on_order_done()
-        self._source.save(self._checkpoints.shard(), self._ctx.status.beat)
+        self._source.save(self._checkpoints.replay_folder(), self._ctx.status.beat)
 
     def in_flight_steps(self) -> int:
         """Agent steps that were played and not yet trained on."""
@@ -490,7 +490,7 @@ class Lockstep(TrainingLoop[Any]):
     def report(self) -> None:
         """Report the metrics of the interval."""
         interval = self._progress.interval(self._ledger)
-        self._nonfinite.tell_skipped()
+        self._nonfinite.report_skipped()
 
         figures: dict[str, Any] = {"actors_alive": len(self._lockstep_source.players)}
         figures |= self._lockstep_source.inner.figures()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.configs.errors import UserError
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.core.run_dir import Resume
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LearnerPlace:
 
     rank: int
     world: int
-    store: Store
+    store: StoreAddress
     torchrun: bool = False
 
 
@@ -132,7 +132,7 @@ def check_store(place: LearnerPlace, *, trusted: bool) -> None:
         )
 
 
-def where_to_write(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Path, Resume]:
+def choose_run_dir(place: LearnerPlace, path: Path, resume: Resume) -> tuple[Path, Resume]:
     """Choose the run's folder of this learner, and how it resumes.
 
     Each rank has a folder of its own; only that of rank 0 has the checkpoint. torchrun restarts a
@@ -282,10 +282,10 @@ def _from_torchrun(environ: Mapping[str, str]) -> LearnerPlace:
         ) from error
 
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return LearnerPlace(rank, world, Store(host, port, served, attempt), torchrun=True)
+    return LearnerPlace(rank, world, StoreAddress(host, port, served, attempt), torchrun=True)
 
 
-def _parse_store(text: str) -> Store:
+def _parse_store(text: str) -> StoreAddress:
     """Returns the store at ``HOST:PORT`` or ``[HOST]:PORT``; raises UserError for other texts."""
     match = re.fullmatch(r"\[?([^\s/\]]+)\]?:(\d{1,5})", text)
     if match is None or not 0 < int(match[2]) < 1 << 16:
@@ -293,7 +293,7 @@ def _parse_store(text: str) -> Store:
             f"--store {text} is not a host and port; give the address of rank 0, such as "
             "10.0.0.1:29500"
         )
-    return Store(match[1], int(match[2]))
+    return StoreAddress(match[1], int(match[2]))
 
 
 def _resolve(host: str) -> str | None:

@@ -2,8 +2,8 @@
 
 `penstock.autotune` chooses by an actor's step, a connector's slot and a learner's update;
 `penstock profile` advises by an actor's step with several threads. Each is timed in a process of
-its own (`alone`), as it imports the environment, which is the user's code, and torch. A function
-`..._seconds` or `thread_trials` starts that process, and `time_...` is what it executes.
+its own (`call_in_process`), as it imports the environment, which is the user's code, and torch. A
+function `..._seconds` or `thread_trials` starts that process, and `time_...` is what it executes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.autotune.envs import LEAST_GAIN, Seconds, enough, with_number
 from penstock.configs.schema import Config
 from penstock.configs.value_types import MOST_SMALL
 from penstock.core.processes import coreless_s
-from penstock.launch.alone import alone
+from penstock.launch.alone import call_in_process
 
 if TYPE_CHECKING:
     from penstock.actors.rollout import Rollout
@@ -90,7 +90,7 @@ def thread_choices(config: Config) -> list[int]:
 
 
 def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list[Any]]:
-    """Call a function of this file in a process of its own, as `alone` does.
+    """Call a function of this file in a process of its own, as `call_in_process` does.
 
     Args:
         name: name of the function, which takes a config as JSON.
@@ -100,7 +100,7 @@ def _alone(name: str, config: Config, seconds: float, threads: int) -> list[list
 
     Returns: what the function returns.
     """
-    result: list[list[Any]] = alone(
+    result: list[list[Any]] = call_in_process(
         f"{__name__}:{name}",
         {"config": config.model_dump(mode="json")},
         seconds=seconds,
@@ -199,16 +199,16 @@ def mean_step(unroll: TimedUnroll) -> tuple[float, float]:
     includes that of the programs that this process has started.
     """
     steps_s: list[float] = []
-    begin_cpu_s = spent_s()
+    begin_cpu_s = cpu_seconds()
     deadline_s = time.perf_counter() + BUDGET_S
     while not steps_s or time.perf_counter() < deadline_s:
         steps_s.append(unroll.play())
 
-    cpu_s = spent_s() - begin_cpu_s
+    cpu_s = cpu_seconds() - begin_cpu_s
     return fmean(steps_s), cpu_s / (len(steps_s) * unroll.steps)
 
 
-def spent_s() -> float:
+def cpu_seconds() -> float:
     """Returns the processor time of this process, and of the running programs that it has started.
 
     In seconds, since they began.

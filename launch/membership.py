@@ -47,7 +47,7 @@ class GroupMembership:
         self._names = {spec.learner: spec.name for spec in learners}
         self._initial_ranks = {spec.learner for spec in learners if not spec.spare}
         """The learners that form the first group."""
-        self.respec(learners)
+        self.set_learners(learners)
         self.members: set[int] = set()
         """The living learners that have joined."""
         self._ranks_with_state: set[int] = set()
@@ -57,21 +57,21 @@ class GroupMembership:
         self.epoch = 0
         """Number of the last group."""
 
-    def respec(self, learners: Sequence[RoleSpec]) -> None:
+    def set_learners(self, learners: Sequence[RoleSpec]) -> None:
         """Take the specs of the same learners, which may be on other hosts from now on."""
         self._meets_at = {spec.learner: spec.meets_at for spec in learners}
 
-    def join(self, rank: int) -> list[Effect]:
+    def on_join(self, rank: int) -> list[Effect]:
         """A learner is ready to enter a group; returns the messages that announce a new one."""
         self.members.add(rank)
         return self._announce_group()
 
-    def entered(self, rank: int) -> None:
+    def on_entered(self, rank: int) -> None:
         """A learner has entered a group and received its state."""
         self._ranks_with_state.add(rank)
         self.begun = True
 
-    def leave(self, rank: int) -> list[Effect]:
+    def on_leave(self, rank: int) -> list[Effect]:
         """A learner has ended; returns the messages that announce a group without it."""
         self._ranks_with_state.discard(rank)
         if rank not in self.members:
@@ -86,7 +86,7 @@ class GroupMembership:
         self._ranks_with_state = set()
         self.begun = False
 
-    def failed(self, epoch: int) -> list[Effect]:
+    def on_group_failed(self, epoch: int) -> list[Effect]:
         """The group of ``epoch`` was not formed, or failed although all members live.
 
         Returns: the messages that announce the next group; none if there is a newer one already.
@@ -135,7 +135,7 @@ class ActorAssignment:
         self._assigned_to = dict(self._home_of)
         """The learner for which each actor plays now."""
 
-        self.respec(learners)
+        self.set_learners(learners)
         self._present = set(self._addresses)
         """The learners that run, or are about to."""
         self._ended_lives: Counter[int] = Counter()
@@ -146,13 +146,13 @@ class ActorAssignment:
         # A spare learner is away at first, as one that has ended.
         for spec in learners:
             if spec.spare:
-                self.leave(spec.learner)
+                self.on_learner_end(spec.learner)
 
-    def respec(self, learners: Sequence[RoleSpec]) -> None:
+    def set_learners(self, learners: Sequence[RoleSpec]) -> None:
         """Take the specs of the same learners, which may be on other hosts from now on."""
         self._addresses = {spec.learner: spec.address for spec in learners}
 
-    def leave(self, rank: int) -> list[str]:
+    def on_learner_end(self, rank: int) -> list[str]:
         """A learner has ended; returns the names of the actors that are moved to another one."""
         self._ended_lives[rank] += 1
         self._present.discard(rank)
@@ -166,7 +166,7 @@ class ActorAssignment:
             self._assigned_to[name] = min(self._present, key=lambda rank: (load[rank], rank))
         return moved
 
-    def enter(self, rank: int) -> list[str]:
+    def on_learner_ready(self, rank: int) -> list[str]:
         """A learner is ready; returns the names of the actors that are moved to it.
 
         Those are its own, and all actors that have no living learner.
@@ -183,7 +183,7 @@ class ActorAssignment:
         self._assigned_to |= dict.fromkeys(moved, rank)
         return moved
 
-    def begin(self, name: str, incarnation: int) -> Send | None:
+    def begin_stream(self, name: str, incarnation: int) -> Send | None:
         """An actor starts a stream.
 
         Returns: the message that tells the actor its learner; None if that is what it takes by
@@ -203,7 +203,7 @@ class ActorAssignment:
         }
         return Send(name, message)
 
-    def part(self, name: str) -> Streams:
+    def on_actor_end(self, name: str) -> Streams:
         """An actor has ended, or is presumed dead; returns its streams by incarnation."""
         return self._streams.pop(name)
 
@@ -211,7 +211,7 @@ class ActorAssignment:
         """Returns the learner of a stream that has ended; None if that life of it has ended too.
 
         Args:
-            streams: those of the actor, from `part`.
+            streams: those of the actor, from `on_actor_end`.
             incarnation: identifies the stream.
         """
         stream = streams.get(incarnation, NO_STREAM)

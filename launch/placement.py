@@ -47,7 +47,7 @@ class RoleBundles(NamedTuple):
     bundles: tuple[Bundle, ...]
 
 
-def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
+def adapt_to_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
     """Adapt the config of a run to the hosts of an engine.
 
     ``actors.count=auto`` becomes a number, or MIN..MAX: MIN fills a batch of each learner, and MAX
@@ -97,7 +97,7 @@ def on_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Config:
         return _changed(config, "actors", count=actors)
     changes: dict[str, Any] = {"kind": BY_NETWORK}
     if bind is None:
-        changes["bind"] = f"tcp://*:{any_port()}"
+        changes["bind"] = f"tcp://*:{choose_port()}"
     if config.transport.curve is None and not config.transport.insecure:
         changes["curve"] = str(_make_keys(run_dir))
     return _changed(config, "transport", **changes)
@@ -166,7 +166,7 @@ def _check_bind(config: Config) -> None:
         )
 
 
-def on_this_host(config: Config) -> Config:
+def adapt_to_this_host(config: Config) -> Config:
     """Adapt the config of a run to an engine that has only this host.
 
     Raises:
@@ -296,15 +296,15 @@ def _changed(config: Config, section: str, **changes: Any) -> Config:
 
 def _make_keys(run_dir: Path) -> Path:
     """Returns the folder of the run's own keys, which are made if there are none."""
-    from penstock.transport.zmq.keys import new
+    from penstock.transport.zmq.keys import make_keys
 
     folder = run_dir / KEYS
     if not (folder / "learner.key").exists():
-        new(folder)
+        make_keys(folder)
     return folder
 
 
-def bundles(specs: Sequence[RoleSpec], hosts: Sequence[int] = ()) -> RoleBundles:
+def make_bundles(specs: Sequence[RoleSpec], hosts: Sequence[int] = ()) -> RoleBundles:
     """Group the roles of a run into bundles, each of which is placed on one host.
 
     Learners are in a bundle with the roles that share their memory or Unix sockets, and with the
@@ -387,7 +387,7 @@ def _group_with_learners(
     }
 
 
-def any_port() -> int:
+def choose_port() -> int:
     """Returns a random port for the meetings of learners.
 
     It is the first of as many as there are learners.
@@ -428,7 +428,7 @@ def _is_free(host: str, port: int) -> bool:
         return True
 
 
-def placed(
+def with_addresses(
     specs: Sequence[RoleSpec], hosts: Mapping[str, str], bundles: Sequence[Bundle], port: int
 ) -> tuple[RoleSpec, ...]:
     """Fill in the addresses that depend on hosts: those of connectors, and where learners meet.
@@ -438,7 +438,7 @@ def placed(
         hosts: address of each role's host by the role's name, as of `Engine.endpoints`; empty for a
             role that has no host yet, whose address stays.
         bundles: the bundles of the roles.
-        port: first port for the meetings of learners, from `any_port`.
+        port: first port for the meetings of learners, from `choose_port`.
 
     Returns: the roles, in the same order.
     """

@@ -25,8 +25,8 @@ from penstock.profiling.report.readings import (
     SUPERVISOR,
     Reading,
     Thread,
-    read_own,
-    spans,
+    read_spans,
+    read_supervisor,
 )
 from penstock.profiling.report.window import GPU, ProfileWindow
 
@@ -63,7 +63,7 @@ class WatchState(Enum):
     OVER = "over"
 
 
-class Watch(MetricSink):
+class ProfileWatch(MetricSink):
     """Measures one window of ``seconds`` of one run.
 
     After the window the first learner, if it runs on this host, leaves traces of torch's profiler:
@@ -136,7 +136,7 @@ class Watch(MetricSink):
         """Read a process that has ended in the window, before it is reaped."""
         if self._state is not WatchState.WINDOW:
             return
-        self._ended.append(read(handle))
+        self._ended.append(take_reading(handle))
         spans_of_process = handle.spans(self._begin_ns) if handle.shares_memory else None
         if spans_of_process is None:
             self.without_spans.append(handle.spec.name)
@@ -204,7 +204,7 @@ class Watch(MetricSink):
         )
         if self._idle is not None:
             self.idle_cores = self._idle.since_last()
-        supervisor_spans = spans(supervisor.ledger.lane, self._begin_ns)
+        supervisor_spans = read_spans(supervisor.ledger.lane, self._begin_ns)
         self.threads.append(Thread(SUPERVISOR.name, os.getpid(), MAIN, 0, supervisor_spans))
         learner = _first_learner(supervisor)
         self.learner_host = None if learner is None else learner.host
@@ -239,7 +239,7 @@ class Watch(MetricSink):
         learner = _first_learner(supervisor)
         # A learner of another host would write the files there.
         if learner is not None and learner.host == socket.gethostname():
-            if GPU in read(learner).lanes:
+            if GPU in take_reading(learner).lanes:
                 self._pending_traces.append((learner.spec.name, self._kernels))
             if self._torch_trace is not None:
                 self._pending_traces.append((learner.spec.name, self._torch_trace))
@@ -288,7 +288,7 @@ def _first_learner(supervisor: Supervisor) -> Handle | None:
     return min(learners, key=lambda handle: handle.spec.learner, default=None)
 
 
-def read(handle: Handle) -> Reading:
+def take_reading(handle: Handle) -> Reading:
     """Returns the present figures of a role that runs or has just ended."""
     usage = handle.usage()
     status = handle.status()
@@ -307,6 +307,6 @@ def read(handle: Handle) -> Reading:
 
 def _readings(supervisor: Supervisor) -> dict[str, Reading]:
     """Figures of all processes by name, the supervisor's own among them."""
-    readings = {name: read(handle) for name, handle in supervisor.handles.items()}
-    readings[SUPERVISOR.name] = read_own(supervisor.ledger)
+    readings = {name: take_reading(handle) for name, handle in supervisor.handles.items()}
+    readings[SUPERVISOR.name] = read_supervisor(supervisor.ledger)
     return readings

@@ -50,7 +50,7 @@ def resolve_resumed(
 
     resolved = resolve_target(target, overrides)
     if source is None:
-        check_folder_named(resolved.config, resume)
+        check_run_dir_given(resolved.config, resume)
     stored_model = _stored_model(resolved.config.run.dir, resume, source)
     if stored_model is not None:
         reading = _reading_options(stored_model)
@@ -102,7 +102,7 @@ def _stored_model(run_dir: str | None, resume: Resume, source: str | None) -> Mo
     return None
 
 
-def check_folder_named(config: Config, resume: Resume) -> None:
+def check_run_dir_given(config: Config, resume: Resume) -> None:
     """Raise UserError where a run in a new folder is to be resumed."""
     if resume != "no" and config.run.dir is None:
         raise UserError(
@@ -153,7 +153,7 @@ def start_from_checkpoint(path: Path, folder: Path) -> str:
     """
     from penstock.learner.checkpoints import checkpoint_history
 
-    checkpoint = checkpoint_history.begin_from(path / "checkpoints" / "last", folder)
+    checkpoint = checkpoint_history.make_newest(path / "checkpoints" / "last", folder)
     learner_steps = checkpoint.meta.get("progress", {}).get("learner_steps", 0)
     return f"starts from {folder}, after {learner_steps:,} optimizer steps"
 
@@ -191,14 +191,14 @@ def take_from_store(config: Config, path: Path, resume: Resume) -> str:
 def _checkpoint_folder(source: Path) -> Path:
     """The folder of the checkpoint that a ``source`` of `find_source` means. Raises UserError."""
     from penstock.learner.checkpoints import checkpoint_format
-    from penstock.learner.checkpoints.checkpoint_history import newest_whole
+    from penstock.learner.checkpoints.checkpoint_history import newest_undamaged
 
     if checkpoint_format.exists(source):
         return source
     if source.name == checkpoint_format.FILE and source.is_file():
         return source.parent
     if has_checkpoint(source):
-        folder, _, _ = newest_whole(source / "checkpoints" / "last")
+        folder, _, _ = newest_undamaged(source / "checkpoints" / "last")
         return folder
     raise UserError(
         f"--resume-from {source} is not a checkpoint; give a folder that contains a "

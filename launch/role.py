@@ -29,16 +29,22 @@ from penstock.configs.secrets import redacted
 from penstock.core.control import Channel, Message
 from penstock.core.imports import gc_paused
 from penstock.core.notes import notes_to
-from penstock.core.place import exit_refused, is_of_environment, place, raised, users_traceback
+from penstock.core.place import (
+    exit_refused,
+    is_of_environment,
+    original_error,
+    place,
+    users_traceback,
+)
 from penstock.core.processes import SHIM_DIED
 from penstock.core.role import (
     EXIT_REJOIN,
     LOST_SHIM,
     RoleContext,
     RunEndedError,
-    Store,
+    StoreAddress,
 )
-from penstock.profiling.dump import answer_with_stacks, stacks_path
+from penstock.profiling.dump import stacks_path, write_stacks_on_signal
 from penstock.profiling.status import Phase, StatusPage
 
 BACKSTOP_S = 1.0
@@ -70,7 +76,7 @@ def main() -> None:
     if arguments is None:  # the supervisor has ended
         return
     faulthandler.enable()
-    answer_with_stacks(stacks_path(Path(arguments["run_dir"]), name))
+    write_stacks_on_signal(stacks_path(Path(arguments["run_dir"]), name))
     os.nice(arguments["nice"] - niceness)
     if arguments["yields"]:
         _yield_to_learners()
@@ -143,7 +149,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
         config=config,
         channel=channel,
         status=status,
-        store=Store(**arguments["store"]) if arguments["store"] else None,
+        store=StoreAddress(**arguments["store"]) if arguments["store"] else None,
         insecure=arguments["insecure"],
         allow=tuple(arguments["allow"]),
         servers=tuple(arguments["servers"]),
@@ -243,7 +249,7 @@ def _report_fault(ctx: RoleContext, error: BaseException) -> None:
     if is_of_environment(error):
         environments_part = redacted(users_traceback(error))
 
-    original = raised(error)
+    original = original_error(error)
     words = (type(original).__name__, str(original))
     message = redacted(": ".join(word for word in words if word))
     ctx.report(

@@ -43,7 +43,7 @@ from penstock.launch import placement, topology
 from penstock.launch.callbacks import Hook, Hooks, Run, load_hooks
 from penstock.launch.engines.registry import ENGINES, LOCAL, make_engine
 from penstock.launch.join_note import join_note
-from penstock.launch.machines import LearnerPlace, check_place, where_to_write
+from penstock.launch.machines import LearnerPlace, check_place, choose_run_dir
 from penstock.launch.resumed import (
     describe_changed_options,
     find_source,
@@ -70,7 +70,7 @@ from penstock.transport.addresses import (
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
-    from penstock.launch.profile_watch import Watch
+    from penstock.launch.profile_watch import ProfileWatch
 
 
 class EngineChoice(NamedTuple):
@@ -105,7 +105,7 @@ class Beginning(NamedTuple):
     """Sentences about these for the user."""
 
 
-HERE = EngineChoice()
+LOCAL_ENGINE = EngineChoice()
 PlaceSpecs = Callable[[], Sequence[RoleSpec]]
 MakeSink = Callable[[Path], MetricSink]
 """Makes a sink for the run in a folder."""
@@ -134,7 +134,7 @@ def train(
     resume: Resume,
     as_json: bool,
     source: str | None = None,
-    place: EngineChoice = HERE,
+    place: EngineChoice = LOCAL_ENGINE,
     make_sink: MakeSink | None = None,
 ) -> int:
     """Run learners and actors until the run ends; returns the exit code.
@@ -156,7 +156,7 @@ def train(
         path,
         resume,
         as_json,
-        make_specs=topology.train,
+        make_specs=topology.train_roles,
         source=source,
         place=place,
         sinks=sinks,
@@ -198,7 +198,7 @@ def learner(
     write_to = _run_dir(resolved)
     if place is not None:
         check_place(place, resolved.config, os.environ)
-        write_to, resume = where_to_write(place, write_to, resume)
+        write_to, resume = choose_run_dir(place, write_to, resume)
         if place.torchrun:
             die_with(os.getppid(), signal.SIGTERM)  # ends with torchrun, also if that is killed
 
@@ -211,7 +211,7 @@ def learner(
 
     def make_specs(config: Config, runtime_dir: Path) -> Sequence[RoleSpec]:
         if place is None:
-            specs = topology.learner(config, address, runtime_dir)
+            specs = topology.learner_roles(config, address, runtime_dir)
         else:
             specs = topology.one_of_several(config, address, place.rank, place.store)
         if listens_in_run_dir:
@@ -268,11 +268,11 @@ def actors(
     _require_linux()
 
     path = Path(run_dir) if run_dir else default_run_dir("actors")
-    specs = topology.actors(count, address, transport)
+    specs = topology.actor_roles(count, address, transport)
     with (
         run_folder(path, "auto"),
         RuntimeFolder() as runtime_dir,
-        closing(_engine(HERE, runtime_dir)) as engine,
+        closing(_engine(LOCAL_ENGINE, runtime_dir)) as engine,
         closing(EventLog(path / "logs")) as events,
     ):
         title = _title(path, specs)
@@ -295,7 +295,7 @@ def actors(
             engine=engine,
         )
         with notes_to(sinks.note):
-            outcome = _supervise(supervisor, sinks, view, after=SignalsAfterRun()).outcome
+            outcome = _supervise(supervisor, sinks, view, handler_after=SignalsAfterRun()).outcome
 
     _explain(outcome, log)
     if as_json:
@@ -327,11 +327,11 @@ def _print_result(
     *,
     make_specs: MakeSpecs,
     source: str | None,
-    place: EngineChoice = HERE,
+    place: EngineChoice = LOCAL_ENGINE,
     sinks: Sequence[MetricSink] = (),
 ) -> int:
     """Do a run, and print its result if that is wanted ``as_json``; returns the exit code."""
-    outcome, summary = with_learner(
+    outcome, summary = run_and_show(
         resolved,
         path,
         resume,
@@ -340,7 +340,7 @@ def _print_result(
         source=source,
         place=place,
         sinks=sinks,
-        after=SignalsAfterRun(),
+        handler_after=SignalsAfterRun(),
     )
     if as_json:
         result = {"run_dir": str(path), "exit_code": outcome.exit_code, **summary}
@@ -348,17 +348,17 @@ def _print_result(
     return outcome.exit_code
 
 
-def with_learner(
+def run_and_show(
     resolved: Resolved,
     path: Path,
     resume: Resume,
     as_json: bool,
     make_specs: MakeSpecs,
-    watch: Watch | None = None,
+    watch: ProfileWatch | None = None,
     source: str | None = None,
-    place: EngineChoice = HERE,
+    place: EngineChoice = LOCAL_ENGINE,
     sinks: Sequence[MetricSink] = (),
-    after: SignalHandler | None = None,
+    handler_after: SignalHandler | None = None,
 ) -> RunResult:
     """Do a run in the folder ``path``, show it, and print its final messages.
 
@@ -366,12 +366,12 @@ def with_learner(
         as_json: whether it is shown on standard error.
         sinks: further sinks.
 
-    The other arguments are as of `conduct`.
+    The other arguments are as of `run_in_folder`.
     """
     stream = _view_stream(as_json)
     limits = resolved.config.stop
     log = resolved.config.run.log
-    outcome, summary = conduct(
+    outcome, summary = run_in_folder(
         resolved,
         path,
         resume,
@@ -382,7 +382,7 @@ def with_learner(
         place=place,
         more_sinks=sinks,
         early_note=partial(_show_note, stream, log),
-        after=after,
+        handler_after=handler_after,
     )
     _explain(outcome, log)
     if "env_steps" in summary and path.is_dir() and log == "text":
@@ -391,19 +391,19 @@ def with_learner(
     return RunResult(outcome, summary)
 
 
-def conduct(
+def run_in_folder(
     resolved: Resolved,
     path: Path,
     resume: Resume,
     make_specs: MakeSpecs,
     view: Callable[[str], MetricSink],
-    watch: Watch | None = None,
+    watch: ProfileWatch | None = None,
     callbacks: Sequence[object] = (),
     source: str | None = None,
-    place: EngineChoice = HERE,
+    place: EngineChoice = LOCAL_ENGINE,
     more_sinks: Sequence[MetricSink] = (),
     early_note: Callable[[str], object] = lambda text: None,
-    after: SignalHandler | None = None,
+    handler_after: SignalHandler | None = None,
 ) -> RunResult:
     """Do a run in the folder ``path``, without final messages.
 
@@ -420,7 +420,7 @@ def conduct(
         place: the engine that starts the processes.
         more_sinks: further sinks.
         early_note: shows notes from before the view exists.
-        after: as of `Supervisor.run`.
+        handler_after: as of `Supervisor.run`.
 
     Raises UserError. A run that fails before its first step leaves the folder as it was.
     """
@@ -455,9 +455,9 @@ def conduct(
         # Where the roles of the run are.
         hosts = begin.hosts
         if hosts:
-            placed = placement.on_hosts(config, hosts, path)
+            placed = placement.adapt_to_hosts(config, hosts, path)
         else:
-            placed = placement.on_this_host(config)
+            placed = placement.adapt_to_this_host(config)
         place_specs = _place(make_specs(placed, runtime_dir), engine)
         specs = place_specs()
 
@@ -496,7 +496,7 @@ def conduct(
         with notes_to(sinks.note):
             for text in begin.notes:
                 logger.info(text)
-            result = _supervise(supervisor, sinks, shown, record, after)
+            result = _supervise(supervisor, sinks, shown, record, handler_after)
             sinks.close()
         if not supervisor.began and not result.summary["accounting"]["produced"]:
             _take_back(attempt, result.outcome.reason)
@@ -519,7 +519,7 @@ def _begin(
         checkpoint: folder of another run's checkpoint that this run begins from, if any.
         engine: that of the run, whose hosts are read here.
 
-    The other arguments are as of `conduct`. Raises UserError.
+    The other arguments are as of `run_in_folder`. Raises UserError.
     """
     config = resolved.config
     begin_note = take_from_store(config, path, resume if checkpoint is None else "no")
@@ -593,10 +593,10 @@ def _place(specs: Sequence[RoleSpec], engine: Engine) -> PlaceSpecs:
     hosts = engine.hosts()
     # Spare roles may get a further host during the run.
     has_several_hosts = len(hosts) > 1 or any(spec.spare for spec in specs)
-    specs, bundles = placement.bundles(specs, hosts if has_several_hosts else ())
+    specs, bundles = placement.make_bundles(specs, hosts if has_several_hosts else ())
     engine.reserve(bundles)
-    port = placement.any_port()
-    return lambda: placement.placed(specs, engine.endpoints(), bundles, port)
+    port = placement.choose_port()
+    return lambda: placement.with_addresses(specs, engine.endpoints(), bundles, port)
 
 
 def _engine(place: EngineChoice, runtime_dir: Path, keep_fds: tuple[int, ...] = ()) -> Engine:
@@ -643,7 +643,7 @@ def _supervise(
     sinks: MetricSink,
     view: MetricSink,
     record: Record | None = None,
-    after: SignalHandler | None = None,
+    handler_after: SignalHandler | None = None,
 ) -> RunResult:
     """Run the roles until the run has ended, report its end to the sinks, and close the view.
 
@@ -652,10 +652,10 @@ def _supervise(
         sinks: all sinks of the run.
         view: the one of them that shows the run.
         record: the one of them that makes the summary; None for a run without a summary.
-        after: as of `Supervisor.run`.
+        handler_after: as of `Supervisor.run`.
     """
     try:
-        outcome = supervisor.run(after)
+        outcome = supervisor.run(handler_after)
         summary = {} if record is None else record.summary(outcome.reason, outcome.error)
         text = outcome.error or f"ended by {outcome.reason}"
         data = {"exit_code": outcome.exit_code, "reason": outcome.reason, "error": outcome.error}
@@ -673,7 +673,7 @@ def _about(resolved: Resolved) -> str:
 
 def _title(run_dir: Path, specs: Sequence[RoleSpec]) -> str:
     """The first line of a run's view."""
-    return f"penstock {run_dir}: {topology.names(specs)}"
+    return f"penstock {run_dir}: {topology.describe_roles(specs)}"
 
 
 def _explain(outcome: Outcome, log: Log) -> None:

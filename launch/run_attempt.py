@@ -12,7 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.files import open_private
 from penstock.core.machine import VERSIONS
-from penstock.core.run_dir import HeldFolder
+from penstock.core.run_dir import RunFolderGuard
 from penstock.monitor.run_folder.record import EVALUATIONS, METRICS, RESERVED, SUMMARY
 
 REPLACED = (CONFIG_FILE, SUMMARY, VERSIONS)
@@ -46,7 +46,7 @@ class Attempt:
         replaced = [name for name in REPLACED if (path / name).is_file()]
         appended = [name for name in APPENDED if (path / name).is_file()]
         self._path = path
-        self._folder = HeldFolder(path)
+        self._folder = RunFolderGuard(path)
         self._new_folders = new_folders
         self._contents = {name: (path / name).read_bytes() for name in replaced}
         self._earlier_files = {*replaced, *appended}

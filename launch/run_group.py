@@ -27,7 +27,7 @@ from penstock.configs.transports import TRANSPORTS
 from penstock.core.processes import die_with, python
 from penstock.core.run_dir import Resume
 from penstock.launch import run, topology
-from penstock.launch.signals import SIGNALS, SignalHandler, SignalsAfterRun, handled
+from penstock.launch.signals import SIGNALS, SignalHandler, SignalsAfterRun, handling_signals
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
@@ -40,7 +40,7 @@ DRAIN_S = 5.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """The exit code of a run, and its summary."""
 
     code: int
@@ -98,8 +98,8 @@ def train_one(
     resume: Resume,
     as_json: bool,
     source: str | None = None,
-    after: SignalHandler | None = None,
-) -> Ended:
+    handler_after: SignalHandler | None = None,
+) -> RunEnd:
     """Do one run in this process.
 
     Args:
@@ -108,15 +108,21 @@ def train_one(
         resume: "no", "auto" or "must".
         as_json: whether it is shown on standard error.
         source: the value of ``--resume-from``.
-        after: as of `Supervisor.run`.
+        handler_after: as of `Supervisor.run`.
     """
     try:
-        outcome, summary = run.with_learner(
-            resolved, path, resume, as_json, topology.train, source=source, after=after
+        outcome, summary = run.run_and_show(
+            resolved,
+            path,
+            resume,
+            as_json,
+            topology.train_roles,
+            source=source,
+            handler_after=handler_after,
         )
     except UserError as error:  # it is in the summary, so that the earlier runs are still shown
-        return Ended(2, _summary_without_run("user_error", str(error)))
-    return Ended(outcome.exit_code, summary)
+        return RunEnd(2, _summary_without_run("user_error", str(error)))
+    return RunEnd(outcome.exit_code, summary)
 
 
 def _summary_without_run(reason: str, error: str | None) -> Summary:
@@ -124,7 +130,7 @@ def _summary_without_run(reason: str, error: str | None) -> Summary:
     return {"error": error, "exit_reason": reason, "solved_at_s": None}
 
 
-def command(
+def run_command(
     target: str, overrides: Sequence[str], path: Path, resume: Resume, source: str = ""
 ) -> list[str]:
     """The command of a process that trains one run of a group, and ends with this process.
@@ -142,41 +148,41 @@ def command(
 def run_commands(
     commands: Mapping[int, Sequence[str]],
     at_once: int,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     name: str = "seed",
     *,
     independent: bool = False,
-    after: SignalHandler | None = None,
-) -> dict[int, Ended]:
+    handler_after: SignalHandler | None = None,
+) -> dict[int, RunEnd]:
     """Run each command in a process of its own.
 
     The last line of its output is the summary of a run as JSON. A signal to this process is passed
     on to all running ones. No further command is started after a signal, nor, unless the commands
-    are ``independent``, after one whose `Ended.ends_group` is true.
+    are ``independent``, after one whose `RunEnd.ends_group` is true.
 
     Args:
         commands: by their numbers, such as seeds.
         at_once: how many run at a time.
-        say: prints a line: the start and the end of each command, and its standard error.
+        print_line: prints a line: the start and the end of each command, and its standard error.
         name: what the number of a command is called in these lines.
         independent: whether a mistake of the user in one command says nothing about the others.
-        after: handles signals after the last command, as of `handled`.
+        handler_after: handles signals after the last command, as of `handling_signals`.
 
     Returns:
         The results of the commands that were started, in the order of their numbers.
     """
     waiting = dict(commands)
     running: dict[int, _Member] = {}
-    ended: dict[int, Ended] = {}
+    ended: dict[int, RunEnd] = {}
     signals: list[int] = []
-    with handled(lambda signum, _: signals.append(signum), after):
+    with handling_signals(lambda signum, _: signals.append(signum), handler_after):
         while running or waiting:
             group_ends = not independent and any(result.ends_group for result in ended.values())
             if signals or group_ends:
                 waiting.clear()
             while waiting and len(running) < at_once:
                 number = next(iter(waiting))
-                running[number] = _Member(f"{name} {number}", waiting.pop(number), say)
+                running[number] = _Member(f"{name} {number}", waiting.pop(number), print_line)
 
             time.sleep(POLL_S)
             for number, member in list(running.items()):
@@ -185,7 +191,7 @@ def run_commands(
                     continue
                 del running[number]
                 ended[number] = member.result()
-                say(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
+                print_line(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
     return dict(sorted(ended.items()))
 
 
@@ -196,11 +202,13 @@ class _Member:
     the second one kills a run.
     """
 
-    def __init__(self, name: str, command: Sequence[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], print_line: Callable[[str], None]
+    ) -> None:
         """Start the process; ``say`` prints its standard error, after the ``name``."""
         self._name = name
-        self._say = say
-        say(f"{name} starts")
+        self._print_line = print_line
+        print_line(f"{name} starts")
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -228,7 +236,7 @@ class _Member:
         assert self.process.stderr is not None
         with self.process.stderr as stream:
             for line in stream:
-                self._say(f"{self._name} | {line.rstrip()}")
+                self._print_line(f"{self._name} | {line.rstrip()}")
 
     def pass_on(self, signals: Sequence[int]) -> None:
         """Pass on those of ``signals``, all that the group has received, that are new."""
@@ -236,7 +244,7 @@ class _Member:
             self.process.send_signal(signum)
         self._passed_signals = len(signals)
 
-    def result(self) -> Ended:
+    def result(self) -> RunEnd:
         """How the run has ended. Call it after the end of the process."""
         for reader in self._readers:
             reader.join(DRAIN_S)  # a process that the run has left behind may hold the pipes
@@ -251,21 +259,21 @@ class _Member:
             summary = json.loads(self._output[-1])
             # The environment may have printed the last line.
             if isinstance(summary, dict) and "exit_reason" in summary:
-                return Ended(code, summary)
+                return RunEnd(code, summary)
 
         if code in SIGNALLED:
             interrupted_by_user = code == 128 + signal.SIGINT
             reason = INTERRUPTED[0] if interrupted_by_user else INTERRUPTED[1]
-            return Ended(code, _summary_without_run(reason, None))
+            return RunEnd(code, _summary_without_run(reason, None))
         reason = "user_error" if code == 2 else "fault"
         error = (
             "its process ended without a summary, with exit code "
             f"{self.process.returncode}; see above"
         )
-        return Ended(code, _summary_without_run(reason, error))
+        return RunEnd(code, _summary_without_run(reason, error))
 
 
-def exit_code(ended: Mapping[int, Ended], requested: int) -> int:
+def group_exit_code(ends: Mapping[int, RunEnd], requested: int) -> int:
     """The exit code of a group of runs.
 
     It is that of an interrupted run, otherwise 2 after a mistake of the user, otherwise 1 if a run
@@ -273,11 +281,11 @@ def exit_code(ended: Mapping[int, Ended], requested: int) -> int:
     others from starting, it is 130.
 
     Args:
-        ended: the runs that have ended.
+        ends: the runs that have ended.
         requested: the number of runs that were to be done.
     """
-    code = max((result.code for result in ended.values()), default=0)
-    all_were_started = len(ended) == requested
+    code = max((result.code for result in ends.values()), default=0)
+    all_were_started = len(ends) == requested
     return code if all_were_started or code > 1 else SIGNALLED[0]
 
 
@@ -290,7 +298,7 @@ def say_line(text: str, stream: TextIO) -> None:
 def main() -> int:
     """Do one run of a group, in a process of its own; returns the exit code.
 
-    The arguments of the process are those of `command`.
+    The arguments of the process are those of `run_command`.
     """
     parent_pid, path, resume, source, target, *overrides = sys.argv[1:]
     die_with(int(parent_pid), signal.SIGTERM)
@@ -301,7 +309,7 @@ def main() -> int:
             resume=cast(Resume, resume),
             as_json=True,
             source=source or None,
-            after=SignalsAfterRun(),
+            handler_after=SignalsAfterRun(),
         )
     except UserError as error:
         print(f"penstock: {error}", file=sys.stderr)

@@ -92,7 +92,7 @@ def history(run_dir: str | Path) -> list[dict[str, Any]]:
     return lines(path)
 
 
-def summarized(run_dir: Path, final: Mapping[str, Any]) -> Summary:
+def make_summary(run_dir: Path, final: Mapping[str, Any]) -> Summary:
     """The result of a run as an object.
 
     Args:

@@ -23,14 +23,14 @@ from penstock.configs.load import Resolved, resolve_target
 from penstock.core.cores import usable_cores
 from penstock.core.formatting import clock, count, number
 from penstock.core.run_dir import Resume, check, default_run_dir
-from penstock.launch.resumed import check_folder_named
+from penstock.launch.resumed import check_run_dir_given
 from penstock.launch.run_group import (
-    Ended,
+    RunEnd,
     Summary,
     check_shared,
-    command,
     cores_of,
-    exit_code,
+    group_exit_code,
+    run_command,
     run_commands,
     runs_at_once,
     say_line,
@@ -41,7 +41,7 @@ from penstock.monitor.intervals import ConfidenceInterval, interval
 from penstock.monitor.summary import INTERRUPTED
 
 
-def train(
+def train_seeds(
     target: str,
     overrides: Sequence[str],
     seeds: int,
@@ -64,7 +64,7 @@ def train(
     """
     resolved = resolve_target(target, overrides)
     config = resolved.config
-    check_folder_named(config, resume)
+    check_run_dir_given(config, resume)
     folder = Path(config.run.dir or default_run_dir(resolved.name))
     stream = sys.stderr if as_json else sys.stdout
     first_seed = config.run.seed
@@ -77,7 +77,7 @@ def train(
     after = SignalsAfterRun()
     if at_once == 1:
         ends = _train_one_by_one(
-            resolved, paths, resume, as_json=as_json, stream=stream, after=after
+            resolved, paths, resume, as_json=as_json, stream=stream, handler_after=after
         )
     else:
         run_cores = cores_of(config)
@@ -86,15 +86,15 @@ def train(
             stream,
         )
         commands = {
-            seed: command(target, [*overrides, f"run.seed={seed}"], path, resume)
+            seed: run_command(target, [*overrides, f"run.seed={seed}"], path, resume)
             for seed, path in paths.items()
         }
         say = partial(say_line, stream=stream)
-        ends = run_commands(commands, at_once, say, after=after)
+        ends = run_commands(commands, at_once, say, handler_after=after)
 
     summaries = {seed: end.summary for seed, end in ends.items()}
-    code = exit_code(ends, seeds)
-    result = together(summaries, config.stop.return_)
+    code = group_exit_code(ends, seeds)
+    result = group_means(summaries, config.stop.return_)
     plot = _plot(folder)
 
     # A full disk or a closed pipe does not hide the results from `as_json`.
@@ -114,8 +114,8 @@ def _train_one_by_one(
     *,
     as_json: bool,
     stream: TextIO,
-    after: SignalsAfterRun,
-) -> dict[int, Ended]:
+    handler_after: SignalsAfterRun,
+) -> dict[int, RunEnd]:
     """Train in this process, with its live view, one seed after the other.
 
     Args:
@@ -124,24 +124,26 @@ def _train_one_by_one(
         resume: how each run resumes.
         as_json: whether a run shows itself as JSON.
         stream: where lines between the runs are printed.
-        after: handles signals between the runs; one that has arrived ends the group.
+        handler_after: handles signals between the runs; one that has arrived ends the group.
 
     Returns: how each run has ended, by its seed, as far as they were started.
     """
-    ends: dict[int, Ended] = {}
+    ends: dict[int, RunEnd] = {}
     for seed, path in paths.items():
-        after.restore()
-        if after.signalled:
+        handler_after.restore()
+        if handler_after.signalled:
             break
 
         say_line(f"seed {seed}, {len(ends) + 1} of {len(paths)}", stream)
-        ends[seed] = train_one(_with_seed(resolved, seed), path, resume, as_json, after=after)
+        ends[seed] = train_one(
+            _with_seed(resolved, seed), path, resume, as_json, handler_after=handler_after
+        )
         if ends[seed].ends_group:
             break
     return ends
 
 
-def together(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
+def group_means(summaries: Mapping[int, Summary], goal: float | None) -> dict[str, Any]:
     """Returns means over the runs that were not interrupted and did not fail.
 
     Args:
@@ -208,7 +210,7 @@ def _show(
 
     Args:
         summaries: summary of each run, by its seed.
-        result: means over the runs, from `together`.
+        result: means over the runs, from `group_means`.
         folder: folder of the group.
         plot: path of the plot, if there is one.
         stream: where to print.

@@ -114,7 +114,7 @@ class Shutdown:
             return [note, *self._end_evaluator(now_s)]
 
         for role in self._roles.values():
-            role.failure = Failure.killed_as_asked(role.name, has_checkpoint=has_checkpoint)
+            role.failure = Failure.killed_by_user(role.name, has_checkpoint=has_checkpoint)
         return self._kill_all()
 
     def fail(self, failure: Failure, now_s: float) -> list[Effect]:
@@ -197,7 +197,7 @@ class Shutdown:
             return
 
         self._failure = failure
-        if failure.asked:
+        if failure.ordered_by_user:
             self._reason = self._signal_reason
         elif failure.user:
             self._reason = StopReason("user_error", 2)

@@ -40,14 +40,16 @@ class SignalsAfterRun:
 
 
 @contextmanager
-def handled(handler: SignalHandler, after: SignalHandler | None = None) -> Iterator[None]:
+def handling_signals(
+    handler: SignalHandler, handler_after: SignalHandler | None = None
+) -> Iterator[None]:
     """Handle the signals of `SIGNALS` by ``handler`` while the ``with`` block runs.
 
     A signal that is ignored, as by nohup, stays ignored.
 
     Args:
         handler: as of `signal.signal`.
-        after: the handler after the block; None restores those from before it.
+        handler_after: the handler after the block; None restores those from before it.
     """
     previous_handlers = {
         signum: signal.getsignal(signum)
@@ -60,7 +62,7 @@ def handled(handler: SignalHandler, after: SignalHandler | None = None) -> Itera
         yield
     finally:
         for signum, previous in previous_handlers.items():
-            signal.signal(signum, previous if after is None else after)
+            signal.signal(signum, previous if handler_after is None else handler_after)
 
 
 class HeldUpError(KeyboardInterrupt):
@@ -86,8 +88,11 @@ class SignalInbox:
         self._unread_since_s: float | None = None  # when the first unread signal came
 
     @contextmanager
-    def open(self, after: SignalHandler | None = None) -> Iterator[None]:
-        """Receive signals while the ``with`` block runs; ``after`` is as of `handled`."""
+    def open(self, handler_after: SignalHandler | None = None) -> Iterator[None]:
+        """Receive signals while the ``with`` block runs.
+
+        ``handler_after`` is as of `handling_signals`.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -98,7 +103,7 @@ class SignalInbox:
         self._read_fd = read_fd
         previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         try:
-            with handled(self._on_signal, after):
+            with handling_signals(self._on_signal, handler_after):
                 yield
         finally:
             signal.set_wakeup_fd(previous_fd)

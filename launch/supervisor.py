@@ -25,7 +25,7 @@ from penstock.core.interfaces import Engine, Handle, Liveness, MetricSink, RunEv
 from penstock.core.loop_pace import LoopPace
 from penstock.core.role import EXIT_REJOIN
 from penstock.core.role_spec import RoleSpec, Stage
-from penstock.core.run_dir import HeldFolder, has_checkpoint
+from penstock.core.run_dir import RunFolderGuard, has_checkpoint
 from penstock.launch.decisions import Decisions
 from penstock.launch.ledgers import Ledgers
 from penstock.launch.role_processes import PresumedProcess, RoleProcesses, wait_readable
@@ -128,7 +128,7 @@ class Supervisor:
             "grace_s": limits.grace_s,
             **arguments,
         }
-        self._folder = HeldFolder(logs.parent)
+        self._folder = RunFolderGuard(logs.parent)
         self._folder_is_lost = False
         self._sinks = sinks
         self._engine = engine
@@ -151,16 +151,16 @@ class Supervisor:
         self.ledger = TimeLedger()
         """How this thread spends its time."""
 
-    def run(self, after: SignalHandler | None = None) -> Outcome:
+    def run(self, handler_after: SignalHandler | None = None) -> Outcome:
         """Start all roles, and return when all have ended.
 
         Args:
-            after: handles signals from then on; None: the handlers from before the run do.
+            handler_after: handles signals from then on; None: the handlers from before the run do.
         """
         run_dir = Path(self._arguments["run_dir"])
         runtime_dir = Path(self._arguments["runtime_dir"])
         with (
-            self._signals.open(after),
+            self._signals.open(handler_after),
             SupervisorServer(run_dir, runtime_dir) as self._server,
         ):
             try:
@@ -168,7 +168,7 @@ class Supervisor:
                 while (outcome := self._decisions.outcome) is None:
                     self._turn()
                     names = self._decisions.roles_in_status()
-                    for order in self._server.turn(names, self._processes.handles):
+                    for order in self._server.serve_clients(names, self._processes.handles):
                         self._obey(order)
                 return outcome
             except HeldUpError as error:
@@ -375,7 +375,7 @@ class Supervisor:
 
         run_dir = Path(self._arguments["run_dir"])
         try:
-            last_minute.record(run_dir, sharing_memory, self.ledger)
+            last_minute.write_last_minute(run_dir, sharing_memory, self.ledger)
         except OSError as error:
             return {"error": f"the timeline could not be written: {error}"}
         return {}
@@ -572,7 +572,7 @@ class Supervisor:
 
     def _held_up_outcome(self, error: HeldUpError) -> Outcome:
         """The result of a run whose loop was blocked, so that a signal had to interrupt it."""
-        failure = Failure.killed_as_asked(
+        failure = Failure.killed_by_user(
             "supervisor",
             has_checkpoint=self._has_checkpoint(),
             reason="; its loop was blocked",

@@ -61,13 +61,13 @@ class Failure:
     """Path of the role's log."""
     fault: bool = True
     """False if the role cannot continue for no fault of the program (`RunEndedError`)."""
-    asked: bool = False
+    ordered_by_user: bool = False
     """Whether the user has asked for it, by a second signal."""
     cause: str = field(default="", compare=False)
     """What ended the role, without advice; empty where the message has no advice."""
 
     @classmethod
-    def killed_as_asked(
+    def killed_by_user(
         cls, name: str, *, has_checkpoint: bool, reason: str = "", traceback: str = ""
     ) -> Failure:
         """The failure of a role that a second signal has killed.
@@ -82,7 +82,7 @@ class Failure:
         if has_checkpoint:
             checkpoint = "its last checkpoint is valid"
         text = f"was killed by a second signal before it had finished; {checkpoint}{reason}"
-        return cls(name, text, traceback, asked=True)
+        return cls(name, text, traceback, ordered_by_user=True)
 
     def describe(self) -> str:
         """The message with the place in the user's code and the path of the log, if known."""

@@ -34,22 +34,25 @@ from penstock.core.control import Message
 from penstock.core.files import without_nan, write_atomic
 from penstock.core.interfaces import Handle
 from penstock.core.processes import began_ticks
-from penstock.core.run_dir import SUPERVISOR_FILE, HeldFolder
+from penstock.core.run_dir import SUPERVISOR_FILE, RunFolderGuard
 from penstock.monitor.supervisor_client import SAVE, STACKS, STATUS, TIMELINE
-from penstock.profiling.dump import answer_with_stacks, stacks_path
+from penstock.profiling.dump import stacks_path, write_stacks_on_signal
 
 SOCKET = "supervisor.sock"
 BACKLOG = 16
-"""Most connections that wait for the next `SupervisorServer.turn`."""
+"""Most connections that wait for the next `SupervisorServer.serve_clients`."""
 CHUNK_NBYTES = 1 << 16
 
 
 class SupervisorServer:
-    """Replies to requests while the ``with`` block runs. Call `turn` in every turn of the loop."""
+    """Replies to requests while the ``with`` block runs.
+
+    Call `serve_clients` in every turn of the loop.
+    """
 
     def __init__(self, run_dir: Path, runtime_dir: Path) -> None:
         self._run_dir = run_dir
-        self._folder = HeldFolder(run_dir)
+        self._folder = RunFolderGuard(run_dir)
         self._file = run_dir / SUPERVISOR_FILE
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -63,7 +66,7 @@ class SupervisorServer:
         too."""
         self._listener.bind(str(self.path))
         self._listener.listen(BACKLOG)
-        answer_with_stacks(stacks_path(self._run_dir, "supervisor"))
+        write_stacks_on_signal(stacks_path(self._run_dir, "supervisor"))
 
         location = {
             "pid": os.getpid(),
@@ -97,7 +100,7 @@ class SupervisorServer:
                 if path.stat().st_size == 0:
                     path.unlink()
 
-    def turn(self, names: Iterable[str], handles: Mapping[str, Handle]) -> list[Message]:
+    def serve_clients(self, names: Iterable[str], handles: Mapping[str, Handle]) -> list[Message]:
         """Accept clients, and receive and send what is possible at once.
 
         Args:
@@ -148,7 +151,7 @@ class SupervisorServer:
                 client.send()
 
     def _report(self, names: Iterable[str], handles: Mapping[str, Handle]) -> Message:
-        """The reply to `STATUS`; the arguments are as of `turn`."""
+        """The reply to `STATUS`; the arguments are as of `serve_clients`."""
         return {
             "run": str(self._run_dir),
             "host": socket.gethostname(),

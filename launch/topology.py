@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.configs.learner import PACES
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.cores import most_actors
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.machines import own_address
 from penstock.launch.placement import free_port
 from penstock.transport.addresses import (
-    bind_of,
+    address_of_rank,
     connector_addresses,
     own_server_addresses,
     reachable,
@@ -32,13 +32,13 @@ EVALUATOR_NICER = 1
 """How much nicer the evaluator is than actors; at 5, 15 actors on two cores left it 2 % of them."""
 
 
-def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+def train_roles(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """Returns all roles of a run on this host.
 
     Learners precede actors, as they take longest to start.
     """
     count = config.learner.most_count
-    transport = TRANSPORTS.here(config.transport.kind)
+    transport = TRANSPORTS.same_host_spec(config.transport.kind)
 
     # In lockstep mode one process is actors and learner.
     if transport.one_process:
@@ -61,7 +61,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     connectors: tuple[RoleSpec, ...] = ()
     relays: tuple[RoleSpec, ...] = ()
     if by_network:
-        addresses = [reachable(bind_of(bind, rank)) for rank in range(count)]
+        addresses = [reachable(address_of_rank(bind, rank)) for rank in range(count)]
         relays = _relays(transport, addresses)
     if by_network or config.transport.bind:
         connectors = _connectors(config, bind, range(count))
@@ -77,7 +77,7 @@ def train(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     )
 
 
-def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
+def learner_roles(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """Returns the roles of learners without actors of their own; actors join them.
 
     Args:
@@ -95,7 +95,9 @@ def learner(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpec, ...
     )
 
 
-def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[RoleSpec, ...]:
+def one_of_several(
+    config: Config, bind: str, rank: int, store: StoreAddress
+) -> tuple[RoleSpec, ...]:
     """Returns the roles of one learner among several that are started one by one.
 
     Args:
@@ -122,7 +124,7 @@ def one_of_several(config: Config, bind: str, rank: int, store: Store) -> tuple[
     )
 
 
-def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
+def actor_roles(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
     """Returns actors that join a learner and receive its config in the handshake.
 
     Args:
@@ -130,12 +132,12 @@ def actors(count: int, address: str, transport: str) -> tuple[RoleSpec, ...]:
         address: address of the learner.
         transport: value of --transport.
     """
-    by_network = transport == AUTO or TRANSPORTS.here(transport).reaches_other_hosts
-    relays = _relays(TRANSPORTS.elsewhere(transport), [address]) if by_network else ()
+    by_network = transport == AUTO or TRANSPORTS.same_host_spec(transport).reaches_other_hosts
+    relays = _relays(TRANSPORTS.other_hosts_spec(transport), [address]) if by_network else ()
     return (*_actors(count, nice=REMOTE_NICE, threads=1, addresses=[address]), *relays)
 
 
-def names(specs: Iterable[RoleSpec]) -> str:
+def describe_roles(specs: Iterable[RoleSpec]) -> str:
     """Returns the roles as text, without spare ones: "learner, 2 actors, relay"."""
     counts: dict[str, int] = {}
     for spec in specs:
@@ -171,7 +173,7 @@ def _with_servers(
 
 
 def _learner(
-    config: Config, rank: int, address: str | None, store: Store | None = None
+    config: Config, rank: int, address: str | None, store: StoreAddress | None = None
 ) -> RoleSpec:
     """Returns one learner.
 
@@ -249,7 +251,7 @@ def _with_spare(config: Config, specs: Iterable[RoleSpec]) -> Iterator[RoleSpec]
 
 def _single_roles(config: Config) -> tuple[RoleSpec, ...]:
     """Returns the roles that a run has once, whatever its learners are."""
-    return tuple(spec for make in BESIDE for spec in make(config))
+    return tuple(spec for make in SINGLE_ROLES for spec in make(config))
 
 
 def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
@@ -268,7 +270,7 @@ def _evaluator(config: Config) -> tuple[RoleSpec, ...]:
     return (evaluator,)
 
 
-BESIDE: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
+SINGLE_ROLES: list[Callable[[Config], tuple[RoleSpec, ...]]] = [_evaluator]
 """Each makes the specs of one role that a run has once; none where the config does not want it."""
 
 

@@ -84,22 +84,25 @@ class BaseTrainer(Update[B_contra], ABC):
         """The connection with the other learners."""
 
     @abstractmethod
-    def published(self) -> list[Tensor]:
+    def published_tensors(self) -> list[Tensor]:
         """Returns the tensors that actors get, in the layout's order: parameters, then buffers."""
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """Returns what else updates change on the device: neither `published` nor in optimizers."""
+        """Returns what else updates change on the device.
+
+        These tensors are neither `published_tensors` nor in optimizers.
+        """
 
     @abstractmethod
-    def shared(self) -> dict[str, Tensor]:
+    def shared_statistics(self) -> dict[str, Tensor]:
         """Returns the statistics over all learners' samples by name, which are equal on each."""
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """Returns the optimizers, by the name of the parameters that each updates."""
         return self._optimizers
 
-    def unfinished(self) -> dict[str, Any]:
+    def unfinished_update(self) -> dict[str, Any]:
         """Returns the state of an update that needs more batches (`learner.accumulate`).
 
         JSON values and arrays; empty if each batch is an update.
@@ -107,11 +110,11 @@ class BaseTrainer(Update[B_contra], ABC):
         return {}
 
     def load_unfinished(self, state: dict[str, Any]) -> None:
-        """Continue from the state that `unfinished` returned."""
+        """Continue from the state that `unfinished_update` returned."""
 
-    def regrouped(self) -> None:
+    def on_regroup(self) -> None:
         """Begin anew with other learners; an unfinished update is dropped."""
-        self.device_statistics.regrouped()
+        self.device_statistics.on_regroup()
 
     def statistics(self, *, wait: bool = False) -> dict[str, float]:
         """Returns means over the updates since the last call, without skipped ones.
@@ -126,7 +129,7 @@ class BaseTrainer(Update[B_contra], ABC):
         return means
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the arrays that a resumed run needs besides `published`, by name."""
+        """Returns the arrays that a resumed run needs besides `published_tensors`, by name."""
         return {
             self._prefix(name) + k: v
             for name, optimizer in self._optimizers.items()
@@ -160,15 +163,15 @@ class BaseTrainer(Update[B_contra], ABC):
         return StepResult(steps, self.progress.publish_due(every), errors)
 
     def _copy_shared(self) -> list[Tensor]:
-        """Returns copies of `shared`, for `_restore_shared`."""
-        return [tensor.clone() for tensor in self.shared().values()]
+        """Returns copies of `shared_statistics`, for `_restore_shared`."""
+        return [tensor.clone() for tensor in self.shared_statistics().values()]
 
     def _restore_shared(self, copies: Sequence[Tensor], is_taken: Tensor) -> None:
-        """Undo the changes of `shared` unless an update was taken.
+        """Undo the changes of `shared_statistics` unless an update was taken.
 
         ``is_taken``, bool ``[]``, is on the device, so that the host need not wait for it.
         """
-        for tensor, copy in zip(self.shared().values(), copies, strict=True):
+        for tensor, copy in zip(self.shared_statistics().values(), copies, strict=True):
             tensor.copy_(torch.where(is_taken, tensor, copy))
 
 

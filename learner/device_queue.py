@@ -59,7 +59,7 @@ class DeviceQueue:
         """Call ``task`` repeatedly whenever the host waits; it may raise `GroupLostError`."""
         self._tasks.append(task)
 
-    def launched(self) -> None:
+    def on_batch_queued(self) -> None:
         """Note that a whole batch is on the stream; wait until the batch before it was computed.
 
         Raises:

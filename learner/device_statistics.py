@@ -49,7 +49,7 @@ class DeviceStatistics:
     """Means of ``names`` over samples, and of the gradient's norm over updates.
 
     For each update call `add` with its sums, `count` with the number of their samples, and then
-    `updated`; before the first one of a batch, `add_batch`. `take` returns what has arrived: on a
+    `on_update`; before the first one of a batch, `add_batch`. `take` returns what has arrived: on a
     CPU everything, on a GPU usually all but the last interval.
     """
 
@@ -118,7 +118,7 @@ class DeviceStatistics:
         """Add the number of samples of the sums."""
         self._samples[-1] += samples
 
-    def updated(self, norm: Tensor, position: int = 0) -> None:
+    def on_update(self, norm: Tensor, position: int = 0) -> None:
         """Complete an update; the sums added since the previous one belong to it.
 
         Args:
@@ -150,7 +150,7 @@ class DeviceStatistics:
         arrived: list[npt.NDArray[np.float64]] = []
         samples: list[int] = []
         positions: list[int] = []
-        while self._sent and (wait or self._sent[0].rows.arrived):
+        while self._sent and (wait or self._sent[0].rows.is_ready):
             interval = self._sent.popleft()
             arrived.append(interval.rows.get().astype(np.float64))
             samples += interval.samples
@@ -223,7 +223,7 @@ class DeviceStatistics:
         self.take(wait=True)
         self.skipped_in_row = 0
 
-    def regrouped(self) -> None:
+    def on_regroup(self) -> None:
         """Drop the sums of an update that was not completed.
 
         On a GPU also what is on its way is dropped, which may be of reductions that were lost.

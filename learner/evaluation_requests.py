@@ -43,7 +43,7 @@ AGAIN_S = 10.0
 # An idle evaluator has missed a request that is older, in seconds.
 LOST_S = 10.0
 # Seconds without requests after a checkpoint that could not be written.
-PUT_OFF_S = 10.0
+POSTPONED_S = 10.0
 # Pause after a closing evaluation that did not confirm, as a multiple of its duration.
 PAUSE = 2.0
 
@@ -177,7 +177,7 @@ class EvaluationRequests:
             return FIRST
         return None
 
-    def requested(self, request: str) -> None:
+    def on_requested(self, request: str) -> None:
         """Note that a checkpoint with this request was written."""
         self._idle = False
         self._crossed = False
@@ -188,7 +188,7 @@ class EvaluationRequests:
         elif request == FIRST:
             self._first_s = self._requested_s + AGAIN_S
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """Make no request for a while, as a checkpoint could not be written."""
         self._crossed = False
-        self._next_request_s = self._clock() + PUT_OFF_S
+        self._next_request_s = self._clock() + POSTPONED_S

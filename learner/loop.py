@@ -61,7 +61,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
                 needs a new `sync`.
         """
         self._ledger.switch(Part.COUNT)
-        stop = self.must_stop()
+        stop = self.begin_turn()
         if self._planned is None:
             batch = None if stop else self.next_batch()
             self._planned = PlannedBatch(batch, self._trainer.plan_updates(batch))
@@ -69,7 +69,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         # All learners exchange their counts and flags.
         self._status.reduction += 1
         self._status.phase = Phase.REDUCING
-        message = self.control(self._planned.plan.counts, stop)
+        message = self.make_control_message(self._planned.plan.counts, stop)
         control = self.sync.sync_control(message)
         self._ledger.switch(Part.COUNT)
         self._status.phase = Phase.TRAINING
@@ -90,15 +90,15 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         if control.regroup:
             raise GroupLostError("its members have changed")
         if control.stop:
-            self.stopped()
+            self.on_stop()
         return not control.stop
 
     def _roll_back(self) -> None:
         """Return to the last good state, as too many updates in a row were skipped."""
         self._trainer.queue.drain()  # may raise; then the batch is trained on in the next group
         self._ledger.switch(Part.COUNT)
-        self._nonfinite.tell_skipped()
-        self.diverged = self._nonfinite.act(tell=self.leads)
+        self._nonfinite.report_skipped()
+        self.diverged = self._nonfinite.roll_back(report=self.leads)
         self._publish()
 
     def _train(self, planned: PlannedBatch[B], totals: Floats) -> None:
@@ -111,7 +111,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
             result = self._trainer.step(batch, planned.plan, totals=totals, hooks=self)
         except GroupLostError:
             if batch is not None:
-                self._source.release(batch, self._trainer.interrupted(planned.plan))
+                self._source.release(batch, self._trainer.interrupted_result(planned.plan))
             raise
 
         # Weights are published before slots are freed, so that these are played with new weights.
@@ -126,7 +126,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         self._trainer.queue.drain()
         self._ledger.switch(Part.SAVE)
         self._status.phase = Phase.SAVING
-        self.keep(save=write)
+        self.capture_state(save=write)
         self._ledger.switch(Part.OTHER)
 
     def _publish(self) -> None:
@@ -145,7 +145,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         """Whether this learner writes checkpoints and events for all."""
 
     @abstractmethod
-    def must_stop(self) -> bool:
+    def begin_turn(self) -> bool:
         """Returns whether this learner must stop training."""
 
     @abstractmethod
@@ -153,16 +153,16 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         """Wait for a batch. Returns None for a turn without one."""
 
     @abstractmethod
-    def control(self, counts: Floats, stop: bool) -> ControlMessage:
+    def make_control_message(self, counts: Floats, stop: bool) -> ControlMessage:
         """Returns the control message for the other learners in this turn.
 
         ``counts`` are this learner's samples of each update; ``stop`` is whether it must stop.
         """
 
     @abstractmethod
-    def keep(self, *, save: bool) -> None:
+    def capture_state(self, *, save: bool) -> None:
         """Keep the present state; with ``save`` write a checkpoint."""
 
     @abstractmethod
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Do what is due when all learners have agreed to stop; called once, at the end."""

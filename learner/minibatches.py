@@ -123,7 +123,9 @@ class BatchSteps:
         if order is not self._order:
             self._order = order
             self._ordered = {}
-            self._device_order = self._uploader.send({"order": order.numpy()}).arrive()["order"]
+            self._device_order = self._uploader.send(
+                {"order": order.numpy()}
+            ).tensors_on_current_stream()["order"]
 
     def gather(self, name: str, part: slice) -> Tensor:
         """Returns a part of one column, ``[1, B, ...]``. Raises KeyError if it is not by steps."""

@@ -38,7 +38,7 @@ KEPT = 2
 class NonFiniteGuard:
     """Restores a good state of ``trainer``, or reports that the run must end.
 
-    With several learners each has one, and all call `keep` and `act` in the same turns.
+    With several learners each has one, and all call `copy_state` and `roll_back` in the same turns.
     """
 
     def __init__(self, trainer: BaseTrainer[Any], event: Callable[..., object]) -> None:
@@ -54,32 +54,32 @@ class NonFiniteGuard:
         """Skipped updates that events were written about."""
         self._rolls_back = not trainer.config.learner.served
         """Whether there are rollbacks; the state of a parameter server is not restored."""
-        self.keep()
+        self.copy_state()
 
     @property
-    def due(self) -> bool:
-        """Whether so many updates in a row were skipped that `act` must be called."""
+    def needs_rollback(self) -> bool:
+        """Whether so many updates in a row were skipped that `roll_back` must be called."""
         return self._statistics.skipped_in_row >= self._config.max_in_row
 
-    def keep(self) -> None:
+    def copy_state(self) -> None:
         """Keep a copy of the present state, which is always finite."""
         if self._rolls_back:
             arrays = {name: array.copy() for name, array in self._trainer.state_dict().items()}
             self._states.append(arrays | {WEIGHTS: weights_of(self._trainer)})
 
-    def begin_anew(self) -> None:
+    def reset_states(self) -> None:
         """Drop the states in memory, and keep the present one.
 
         The learners of a new group start from one state, which only one of them has kept.
         """
         self._states.clear()
-        self.keep()
+        self.copy_state()
 
-    def act(self, *, tell: bool = True) -> str:
+    def roll_back(self, *, report: bool = True) -> str:
         """Restore the last good state, at a lower learning rate.
 
         Args:
-            tell: whether this learner writes the event.
+            report: whether this learner writes the event.
 
         Returns:
             Why the run must end, or an empty string.
@@ -93,7 +93,7 @@ class NonFiniteGuard:
         progress.rollbacks += 1
         progress.lr_factor *= cfg.lr_factor
         follow_lr_factor(self._trainer)
-        if tell:
+        if report:
             self._event(
                 "rollback",
                 f"{cfg.max_in_row} updates in a row were skipped, as a loss or gradient was not "
@@ -105,7 +105,7 @@ class NonFiniteGuard:
             )
         return ""
 
-    def tell_skipped(self) -> None:
+    def report_skipped(self) -> None:
         """Write an event about the updates skipped since the last call, if any."""
         skipped = self._statistics.skipped - self._reported_skips
         self._reported_skips = self._statistics.skipped
@@ -138,7 +138,7 @@ class NonFiniteGuard:
         set_weights(self._trainer, state.pop(WEIGHTS))
         self._trainer.load_state_dict(state)
         # From now on a lost reduction brings this state back.
-        self._trainer.queue.launched()
+        self._trainer.queue.on_batch_queued()
         self._trainer.queue.drain()
 
     def _end_reason(self, cause: str) -> str:

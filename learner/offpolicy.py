@@ -99,7 +99,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             listed="Update.statistics",
         )
 
-    def shared(self) -> dict[str, Tensor]:
+    def shared_statistics(self) -> dict[str, Tensor]:
         return normalizer_statistics(self._network)
 
     def plan_updates(self, batch: ReplayBatch | None) -> BatchPlan:
@@ -137,7 +137,9 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         data = batch.data
         if "frames" in data:  # the stacks are made on the device
             self._ledger.switch(Part.H2D)
-            frames = self._uploader.send({"frames": data["frames"]}).arrive()["frames"]
+            frames = self._uploader.send({"frames": data["frames"]}).tensors_on_current_stream()[
+                "frames"
+            ]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
 
         samples = samples_of(data)
@@ -145,7 +147,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         errors = self._take_update(tensors, samples=samples, total=total)
         return self._result(samples, Download(errors) if self._prioritized else None)
 
-    def interrupted(self, plan: BatchPlan) -> StepResult:
+    def interrupted_result(self, plan: BatchPlan) -> StepResult:
         """Returns the result for a batch whose group was lost: its one update was not taken."""
         return StepResult(0)
 
@@ -192,7 +194,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             self._ledger.switch(Part.H2D)
 
         columns = {name: batch[name] for name in self._columns if name in batch}
-        tensors: dict[str, Tensor] = self._uploader.send(columns).arrive()
+        tensors: dict[str, Tensor] = self._uploader.send(columns).tensors_on_current_stream()
         if "weights" not in tensors:
             tensors["weights"] = tensors["reward"].new_ones(tensors["reward"].shape[-1:])
         return tensors
@@ -221,9 +223,9 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         self.progress.count_updates(1)
         self.device_statistics.add(result.sums)
         self.device_statistics.count(samples)
-        self.device_statistics.updated(result.norm)
+        self.device_statistics.on_update(result.norm)
         errors = result.errors.nan_to_num_(0.0, 0.0)
-        self.queue.launched()
+        self.queue.on_batch_queued()
         return errors
 
     def _observe(self, batch: Mapping[str, Tensor] | None) -> list[Tensor]:
@@ -260,15 +262,15 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         self._network.observe(obs, alive, self.sync.all_reduce)
         return previous_statistics
 
-    def regrouped(self) -> None:
-        super().regrouped()
+    def on_regroup(self) -> None:
+        super().on_regroup()
         self._update.loaded()  # `DeviceQueue.leave_group` may have restored its state
 
     def tensors(self) -> list[Tensor]:
         """Returns target networks and whatever else the algorithm keeps."""
         return list(self._update.state().values())
 
-    def published(self) -> list[Tensor]:
+    def published_tensors(self) -> list[Tensor]:
         return self._update.published
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:

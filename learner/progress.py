@@ -23,8 +23,8 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.core.params import Floats
 from penstock.learner.recorded_means import RecordedMeans
-from penstock.profiling.histogram import Histogram, latencies, spread
-from penstock.profiling.ledger import TimeLedger, fractions, learner_parts
+from penstock.profiling.histogram import Histogram, add_spread, latency_figures
+from penstock.profiling.ledger import TimeLedger, by_learner_part, shares_between
 from penstock.replay.accounting import Accounting
 
 # The last bin of the histogram of policy lag.
@@ -393,7 +393,7 @@ class Progress:
         They were played evenly between the two times (CLOCK_MONOTONIC, seconds).
         """
         now_s = time.monotonic()
-        spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
+        add_spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
 
     def count_updates(self, updates: int) -> None:
         """Count optimizer steps."""
@@ -401,7 +401,7 @@ class Progress:
         if not self._follows_server:
             self.version += updates
 
-    def arrived(self, accounting: Accounting) -> None:
+    def count_env_steps(self, accounting: Accounting) -> None:
         """Update the count of environment steps from the accounting."""
         self._local.set_total("env_steps", accounting.produced)
 
@@ -499,7 +499,7 @@ class Progress:
         trained_per_s = (end.trained_steps - start.trained_steps) * per_s
 
         # The ceiling is the rate in the time with data in place.
-        shares = learner_parts(fractions(end.spent_s, start.spent_s))
+        shares = by_learner_part(shares_between(end.spent_s, start.spent_s))
         fed = 1.0 - shares["wait_data"] - shares["h2d_exposed"]
         ceiling_per_s = trained_per_s / fed if fed > LEAST_FED else None
 
@@ -517,7 +517,7 @@ class Progress:
             "policy_lag_mean": lag_sum / lag.total() if lag else None,
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
-            **latencies(latency),
+            **latency_figures(latency),
             "learner_wait_fraction": shares["wait_data"],
             "learner_compute_fraction": shares["compute"],
             "ledger": shares,
@@ -551,17 +551,17 @@ class Progress:
             "goal": self._stop.return_,
         }
 
-    def load_state_dict(self, state: dict[str, Any], *, same_game: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, same_env: bool = True) -> None:
         """Continue from a checkpoint, as the next generation of the run.
 
         If `stop.return` is another one than it was, it is still to be reached. In another game no
         earlier return counts.
         """
         self.join({**state, "generation": state["generation"] + 1, "rollbacks": 0})
-        if not same_game or state.get("goal", self._stop.return_) != self._stop.return_:
+        if not same_env or state.get("goal", self._stop.return_) != self._stop.return_:
             self.goal.forget()
 
-        if same_game:
+        if same_env:
             self.returns.add(state["returns"], state["lengths"])
         self.returns.agree(self.returns.local)
 

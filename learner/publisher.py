@@ -65,7 +65,7 @@ class Publisher:
 
         # A side stream transfers it, so that the computing stream goes on.
         self._stream.wait_stream(self._device.current_stream())
-        with self._device.on(self._stream):
+        with self._device.use_stream(self._stream):
             self._device.copy(self._host, self._flat)
             self._arrived.record(self._stream)
         self._pending = PendingWeights(policy_id, stamp)

@@ -91,7 +91,7 @@ def run(ctx: RoleContext) -> None:
     trainer = _make_trainer(ctx, config, info)
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
     _resume(ctx, config, checkpoints)
-    group = ElasticGroup(ctx, config, trainer, checkpoints.stored)
+    group = ElasticGroup(ctx, config, trainer, checkpoints.resumed_group_state)
     if not group.join():
         return
     with LearnerProcess(ctx, config, trainer, checkpoints, group) as process:
@@ -226,7 +226,7 @@ class LearnerProcess(TrainingLoop[Any]):
             rank=ctx.learner,
         )
         self._actor_source = source
-        self._replay_folder = checkpoints.shard(ctx.learner)
+        self._replay_folder = checkpoints.replay_folder(ctx.learner)
         resumes_replay = trainer.progress.generation and checkpoints.resumes_same_env()
         if resumes_replay and (note := source.restore(self._replay_folder)):
             logger.info("%s", note)
@@ -235,7 +235,7 @@ class LearnerProcess(TrainingLoop[Any]):
         super().__init__(
             trainer,
             source,
-            Publisher(trainer.published(), self._board),
+            Publisher(trainer.published_tensors(), self._board),
             NonFiniteGuard(trainer, ctx.event),
             ledger=ctx.ledger,
             status=ctx.status,
@@ -334,7 +334,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._trainer.queue.drain()
         self._ledger.switch(Part.SAVE)
         self._ctx.status.phase = Phase.SAVING
-        self.keep(save=True)
+        self.capture_state(save=True)
         raise RunEndedError(LOST_SHIM)
 
     def finish(self) -> None:
@@ -349,7 +349,7 @@ class LearnerProcess(TrainingLoop[Any]):
         in_flight = self._actor_source.in_flight_steps()
         self._handle_messages()
         self._streams.close_streams(everything_arrived=True)
-        self._progress.arrived(self._accounting)
+        self._progress.count_env_steps(self._accounting)
         with suppress(GroupLostError):
             last = ControlMessage(np.zeros(0), self._progress.growth())
             self._progress.commit(last.growth, self._group.sync.sync_control(last).growth)
@@ -375,7 +375,7 @@ class LearnerProcess(TrainingLoop[Any]):
     def leads(self) -> bool:
         return self._group.leads
 
-    def must_stop(self) -> bool:
+    def begin_turn(self) -> bool:
         """Do what is due in every turn. Returns whether this learner must stop training."""
         self._do_periodic_work()
         self._show_counts()
@@ -402,7 +402,7 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.COUNT)
         return batch
 
-    def control(self, counts: Floats, stop: bool) -> ControlMessage:
+    def make_control_message(self, counts: Floats, stop: bool) -> ControlMessage:
         """Bring messages, counts and requests up to date, and make this turn's control message.
 
         Args:
@@ -411,7 +411,7 @@ class LearnerProcess(TrainingLoop[Any]):
         """
         if time.monotonic() >= self._next_messages_s:
             self._handle_messages()
-        self._progress.arrived(self._accounting)
+        self._progress.count_env_steps(self._accounting)
         self._requests.turn()
 
         # A learner alone writes the evaluator's checkpoint at once. The states of several learners
@@ -424,9 +424,9 @@ class LearnerProcess(TrainingLoop[Any]):
             counts,
             self._progress.growth(),
             stop=stop,
-            nan=self._nonfinite.due,
-            checkpoint=evaluation_due or (self._group.leads and self._checkpoints.due()),
-            regroup=self._group.changed,
+            nan=self._nonfinite.needs_rollback,
+            checkpoint=evaluation_due or (self._group.leads and self._checkpoints.is_due()),
+            regroup=self._group.has_new_members,
         )
 
     def _publish(self) -> None:
@@ -459,10 +459,10 @@ class LearnerProcess(TrainingLoop[Any]):
         self._ledger.switch(Part.PUBLISH)
         self._publish()
         self._publisher.flush(wait=True)
-        self._actor_source.store.lend_up_to(self._config.learner.batch_slots)
+        self._actor_source.store.set_quota(self._config.learner.batch_slots)
         self._ledger.switch(part)
 
-    def keep(self, *, save: bool) -> None:
+    def capture_state(self, *, save: bool) -> None:
         """Collect what each learner keeps for itself, and ``save`` the run.
 
         A run that cannot be saved continues, as a full disk may have room later.
@@ -480,9 +480,9 @@ class LearnerProcess(TrainingLoop[Any]):
                 logger.info("this checkpoint could not be saved, and the run continues: %s", error)
 
         # A rollback returns to this state.
-        self._nonfinite.keep()
+        self._nonfinite.copy_state()
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Report why the run stops."""
         # On several machines each supervisor learns the reason from its own learner, which may have
         # reached the limit as the learners agreed to stop.
@@ -499,7 +499,7 @@ class LearnerProcess(TrainingLoop[Any]):
         try:
             self._checkpoints.save_for_evaluation(group_state)
         except UserError as error:
-            self._requests.put_off()
+            self._requests.postpone()
             logger.info("a checkpoint for an evaluation could not be saved: %s", error)
         self._ledger.switch(Part.COUNT)
 
@@ -529,11 +529,11 @@ class LearnerProcess(TrainingLoop[Any]):
         # The state belonged to the former members, and weights may be of a reduction that was lost.
         self._group_state = {}
         self._publisher.drop()
-        self._checkpoints.forget_best()
+        self._checkpoints.reread_best()
         if not self._group.join(why):
             return False
 
-        self._nonfinite.begin_anew()
+        self._nonfinite.reset_states()
         self._publish()
         return True
 
@@ -563,9 +563,9 @@ class LearnerProcess(TrainingLoop[Any]):
         self._next_report_s = time.monotonic() + self._config.run.interval_s
         self._handle_messages()
         self._streams.close_streams()
-        self._progress.arrived(self._accounting)
+        self._progress.count_env_steps(self._accounting)
         statistics = self._trainer.statistics(wait=last)
-        self._nonfinite.tell_skipped()
+        self._nonfinite.report_skipped()
 
         if time.monotonic() >= self._trim_s:
             self._trim_s = time.monotonic() + TRIM_S

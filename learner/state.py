@@ -23,7 +23,7 @@ def state_tensors(trainer: BaseTrainer[Any]) -> list[torch.Tensor]:
     """Returns the tensors on the trainer's device that updates change and `take_state` copies."""
     optimizers = trainer.optimizers().values()
     tensors = [
-        *trainer.published(),
+        *trainer.published_tensors(),
         *trainer.tensors(),
         *(tensor for optimizer in optimizers for tensor in optimizer.tensors().values()),
     ]
@@ -35,7 +35,7 @@ def state_tensors(trainer: BaseTrainer[Any]) -> list[torch.Tensor]:
 def weights_of(trainer: BaseTrainer[Any]) -> npt.NDArray[np.float32]:
     """Returns a copy of the weights for actors, float32 ``[size]``, in the layout's order."""
     weights: npt.NDArray[np.float32] = (
-        torch.cat([tensor.flatten() for tensor in trainer.published()]).cpu().numpy()
+        torch.cat([tensor.flatten() for tensor in trainer.published_tensors()]).cpu().numpy()
     )
     return weights
 
@@ -43,7 +43,7 @@ def weights_of(trainer: BaseTrainer[Any]) -> npt.NDArray[np.float32]:
 @torch.no_grad()
 def set_weights(trainer: BaseTrainer[Any], weights: npt.NDArray[np.float32]) -> None:
     """Write a vector of `weights_of` into the network."""
-    targets = trainer.published()
+    targets = trainer.published_tensors()
     parts = torch.from_numpy(weights).split([target.numel() for target in targets])
     for target, part in zip(targets, parts, strict=True):
         target.copy_(part.view(target.shape))
@@ -73,7 +73,7 @@ def learning_rate_of(trainer: BaseTrainer[Any]) -> float:
     progress = trainer.progress
     cfg = over_run(trainer.config.learner, trainer.config.stop.env_steps)
     update = max(progress.learner_steps, 1)
-    learners = next(iter(trainer.optimizers().values())).learners
+    learners = next(iter(trainer.optimizers().values())).learners_in_step
     rate = learning_rate(cfg, progress.trained_steps, update, learners)
     return rate * progress.lr_factor
 

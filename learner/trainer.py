@@ -161,26 +161,26 @@ class Trainer(BaseTrainer[StagingBatch]):
 
         self._early_stops.append(plan.updates_done < len(totals))
         self._restore_shared_if_skipped()
-        self.queue.launched()
+        self.queue.on_batch_queued()
         return self._result(0 if batch is None else batch.steps)
 
-    def interrupted(self, plan: BatchPlan) -> StepResult:
+    def interrupted_result(self, plan: BatchPlan) -> StepResult:
         """Returns the result for a batch whose group was lost: its agent steps that were trained on
         at least once."""
         first_epoch = plan.shares[: self.config.learner.updates_per_batch]
         return StepResult(sum(share.steps for share in first_epoch[: plan.updates_done]))
 
-    def unfinished(self) -> dict[str, Any]:
+    def unfinished_update(self) -> dict[str, Any]:
         return self._accumulation.state_dict(self.optimizer.grads)
 
     def load_unfinished(self, state: dict[str, Any]) -> None:
         self._accumulation.load_state_dict(state, self.optimizer.grads)
 
-    def regrouped(self) -> None:
-        super().regrouped()
+    def on_regroup(self) -> None:
+        super().on_regroup()
         self._accumulation.reset()
 
-    def shared(self) -> dict[str, Tensor]:
+    def shared_statistics(self) -> dict[str, Tensor]:
         statistics = normalizer_statistics(self.model)
         if self._rewards is not None:
             statistics["rewards"] = self._rewards.sums
@@ -189,7 +189,7 @@ class Trainer(BaseTrainer[StagingBatch]):
     def tensors(self) -> list[Tensor]:
         return [] if self._rewards is None else [self._rewards.sums]
 
-    def published(self) -> list[Tensor]:
+    def published_tensors(self) -> list[Tensor]:
         return [self.optimizer.values, *self.model.buffers()]
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
@@ -330,14 +330,16 @@ class Trainer(BaseTrainer[StagingBatch]):
         self._ledger.switch(Part.OPTIMIZE)
         norm = self.sync.step(self.optimizer, samples, self.progress.trained_steps)
         self.progress.count_updates(1)
-        self.device_statistics.updated(norm, position)
+        self.device_statistics.on_update(norm, position)
         accumulation.add_norm(norm)
 
     def _backward(self, data: BatchColumns, share: Share, hooks: StepHooks) -> None:
         """Add the gradients of a minibatch, micro-batch by micro-batch."""
         places = share.places
         if isinstance(places, Tensor):
-            places = self._uploader.send({"places": places.numpy()}).arrive()["places"]
+            places = self._uploader.send({"places": places.numpy()}).tensors_on_current_stream()[
+                "places"
+            ]
 
         # The size of a micro-batch is in environments, or in steps in a division by steps.
         size = self._micro_envs
@@ -416,13 +418,13 @@ class ScheduledOptions:
         self._algo = algo
         self._schedules = over_run(config.algo, config.stop.env_steps)
         self._changes = bool(schedules(self._schedules))
-        self.current = algo.settled(with_values(self._schedules, 0))
+        self.current = algo.resolve_options(with_values(self._schedules, 0))
         """The options at the step of the last `follow`."""
 
     def follow(self, trained_steps: int) -> None:
         """Set the options to their values after ``trained_steps`` agent steps."""
         if self._changes:
-            self.current = self._algo.settled(with_values(self._schedules, trained_steps))
+            self.current = self._algo.resolve_options(with_values(self._schedules, trained_steps))
 
 
 class Accumulation:

@@ -33,9 +33,9 @@ from penstock.monitor import ranks
 from penstock.monitor.figures import role_mean
 from penstock.monitor.metric_groups import FALLBACK, group
 from penstock.monitor.run_folder.events import KINDS
-from penstock.monitor.run_folder.folder import reached
+from penstock.monitor.run_folder.folder import highest_counters
 from penstock.monitor.scrape_server import Page, ScrapeServer, plain
-from penstock.profiling.histogram import edge
+from penstock.profiling.histogram import upper_edge_s
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -129,7 +129,7 @@ def make(config: Config, run_dir: Path) -> MetricSink:
             options.metrics_host,
             options.metrics_port or 0,
             about=labels,
-            former=reached(run_dir, RESTORED),
+            former=highest_counters(run_dir, RESTORED),
         )
     except OSError as error:
         raise UserError(
@@ -181,7 +181,7 @@ class RunState:
     """The number of events of each kind."""
     lag: _Histogram = field(default_factory=lambda: _Histogram(LAG_BOUNDS))
     """Policy lags of trained steps, in optimizer steps."""
-    latency: _Histogram = field(default_factory=lambda: _Histogram(map(edge, LATENCY_BINS)))
+    latency: _Histogram = field(default_factory=lambda: _Histogram(map(upper_edge_s, LATENCY_BINS)))
     """Latencies of trained steps, in seconds."""
     metrics_s: float = 0.0
     """When the last figures arrived, in seconds since 1970; 0: never."""
@@ -216,8 +216,8 @@ class RunState:
         # The single latencies of a bin are unknown, so its middle stands for their mean. A value
         # just below the end of the bin falls into the right bucket also after rounding.
         for bin_, steps in _numbers(metrics.get("latency_histogram")):
-            longest_s = edge(bin_)
-            shortest_s = edge(bin_ - 1) if bin_ else 0.0
+            longest_s = upper_edge_s(bin_)
+            shortest_s = upper_edge_s(bin_ - 1) if bin_ else 0.0
             middle_s = (longest_s + shortest_s) / 2
             self.latency.add(longest_s * (1 - 1e-9), steps, middle_s * steps)
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.profiling.histogram import latencies
+from penstock.profiling.histogram import latency_figures
 
 Metrics = dict[str, Any]
 
@@ -104,7 +104,7 @@ class Ranks:
             merged |= lags(self._lag)
             self._lag = Counter()
         if LATENCY in message:
-            merged |= latencies(self._latency)
+            merged |= latency_figures(self._latency)
             self._latency = {}
         merged |= self._counted(reports.values()) | self._counters(reports.values())
 

@@ -7,7 +7,7 @@ import time
 from penstock.configs.errors import UserError
 from penstock.core.formatting import percent
 from penstock.monitor.supervisor_client import TIMEOUT_S, Report, reach
-from penstock.profiling.ledger import fractions
+from penstock.profiling.ledger import shares_between
 
 WINDOW_S = 1.0
 SHOWN_PARTS = 4  # parts of a thread's time, the largest ones
@@ -131,7 +131,7 @@ def _add_shares(process: Report, earlier: Report, window_s: float) -> None:
     earlier_seconds = {thread["name"]: thread["seconds"] for thread in earlier.get("threads", [])}
     for thread in process.get("threads", []):
         seconds = thread.pop("seconds")
-        thread["ledger"] = fractions(seconds, earlier_seconds.get(thread["name"], {}))
+        thread["ledger"] = shares_between(seconds, earlier_seconds.get(thread["name"], {}))
 
     if "cpu_s" in process and "cpu_s" in earlier and window_s > 0:
         process["cpu"] = (process["cpu_s"] - earlier["cpu_s"]) / window_s

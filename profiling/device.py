@@ -101,7 +101,7 @@ class DeviceClock:
         while self._marks and self._marks[0].event.query():
             mark = self._marks.popleft()
             elapsed_ns = round(self._last_event.elapsed_time(mark.event) * 1e6)
-            self._passed_ns = placed(
+            self._passed_ns = bounded_mark_ns(
                 self._passed_ns + elapsed_ns, mark.recorded_ns, time.perf_counter_ns()
             )
             self._spare.append(self._last_event)
@@ -129,7 +129,7 @@ class DeviceClock:
         self._written_ns = max(self._written_ns, until_ns)
 
 
-def placed(estimate_ns: int, recorded_ns: int, seen_ns: int) -> int:
+def bounded_mark_ns(estimate_ns: int, recorded_ns: int, seen_ns: int) -> int:
     """Returns when a mark passed, on the host's clock.
 
     That is not before it was recorded, nor after it was seen to have passed. Both bounds hold the

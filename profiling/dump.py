@@ -14,7 +14,7 @@ def stacks_path(run_dir: Path, name: str) -> Path:
     return run_dir / "logs" / f"{name}.stacks"
 
 
-def answer_with_stacks(path: Path) -> None:
+def write_stacks_on_signal(path: Path) -> None:
     """From now on append the stacks of all threads to ``path`` at SIGUSR1.
 
     The signal handler itself writes, without memory and without the interpreter, so that this works

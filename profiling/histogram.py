@@ -28,12 +28,12 @@ def bin_of(seconds: float) -> int:
     return math.ceil(growths - 1e-9)  # an edge belongs to the bin below, in spite of rounding
 
 
-def edge(bin_: int) -> float:
+def upper_edge_s(bin_: int) -> float:
     """Returns the longest duration that a bin holds, in seconds."""
     return FLOOR_S * float(GROWTH**bin_)
 
 
-def spread(histogram: Histogram, least_s: float, most_s: float, count: float) -> None:
+def add_spread(histogram: Histogram, least_s: float, most_s: float, count: float) -> None:
     """Add ``count`` durations that are evenly spread over ``least_s`` to ``most_s``."""
     first = bin_of(least_s)
     last = bin_of(most_s)
@@ -41,7 +41,7 @@ def spread(histogram: Histogram, least_s: float, most_s: float, count: float) ->
 
     low_s = least_s
     for bin_ in range(first, last):
-        high_s = edge(bin_)
+        high_s = upper_edge_s(bin_)
         histogram[bin_] = histogram.get(bin_, 0.0) + (high_s - low_s) * count_per_s
         low_s = high_s
     last_count = count if first == last else (most_s - low_s) * count_per_s
@@ -61,13 +61,13 @@ def quantile(histogram: Mapping[int, float], q: float) -> float | None:
     for bin_ in sorted(histogram):
         count = histogram[bin_]
         if remaining <= count:
-            low_s = edge(bin_ - 1) if bin_ else 0.0
-            return low_s + (edge(bin_) - low_s) * remaining / count
+            low_s = upper_edge_s(bin_ - 1) if bin_ else 0.0
+            return low_s + (upper_edge_s(bin_) - low_s) * remaining / count
         remaining -= count
-    return edge(max(histogram))  # rounding has left a rest
+    return upper_edge_s(max(histogram))  # rounding has left a rest
 
 
-def latencies(histogram: Mapping[int, float]) -> dict[str, Any]:
+def latency_figures(histogram: Mapping[int, float]) -> dict[str, Any]:
     """Returns the figures of the latency by their names in metrics.jsonl.
 
     These are quantiles, in seconds, of the time from an environment's step to its gradient, and the

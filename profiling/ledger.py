@@ -189,7 +189,7 @@ class TimeLedger:
 
     def snapshot(self) -> dict[str, float]:
         """Returns the seconds by part up to this moment; parts that never were are left out."""
-        return seconds_of(self._lane)
+        return seconds_by_part(self._lane)
 
 
 def name_lane(lane: memoryview, name: str) -> None:
@@ -204,7 +204,7 @@ def lane_name(lane: memoryview) -> str:
     return bytes(lane[NAME : NAME + NAME_WORDS]).rstrip(b"\0").decode(errors="replace")
 
 
-def now_in(lane: memoryview) -> tuple[Part, int] | None:
+def current_span(lane: memoryview) -> tuple[Part, int] | None:
     """Returns the part that a lane's thread is in, and when it began, in nanoseconds.
 
     None before the first span.
@@ -216,21 +216,21 @@ def now_in(lane: memoryview) -> tuple[Part, int] | None:
     return _PART_OF[word & PARTS - 1], word >> PART_BITS
 
 
-def seconds_of(lane: memoryview) -> dict[str, float]:
+def seconds_by_part(lane: memoryview) -> dict[str, float]:
     """Returns the seconds by part up to now, including the current part.
 
     Any process that maps the memory may call it. While the thread changes parts, one span may be
     counted short.
     """
     totals_ns = {part: lane[TOTALS + part] for part in Part}
-    current = now_in(lane)
+    current = current_span(lane)
     if current is not None:
         part, since_ns = current
         totals_ns[part] += time.perf_counter_ns() - since_ns
     return {part.name.lower(): ns * 1e-9 for part, ns in totals_ns.items() if ns > 0}
 
 
-def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+def shares_between(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
     """Returns the share of each part in the time between two snapshots.
 
     What a GPU was in becomes known late: until then its last span seemed to go on, and a part may
@@ -241,7 +241,7 @@ def fractions(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str
     return {part: seconds / total_s if total_s else 0.0 for part, seconds in spent_s.items()}
 
 
-def learner_parts(parts: Mapping[str, float]) -> dict[str, float]:
+def by_learner_part(parts: Mapping[str, float]) -> dict[str, float]:
     """Returns the shares or seconds of a learner's thread by all the names of `LearnerPart`."""
     learner_part_of = {part.name.lower(): name for part, name in LEARNER_PARTS.items()}
     sums: dict[str, float] = dict.fromkeys(get_args(LearnerPart), 0.0)

@@ -18,7 +18,14 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
-from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger, lane_name, name_lane, now_in
+from penstock.profiling.ledger import (
+    LANE_WORDS,
+    Part,
+    TimeLedger,
+    current_span,
+    lane_name,
+    name_lane,
+)
 
 LARGEST = (1 << 63) - 1
 
@@ -171,7 +178,7 @@ class StatusPage:
         first sign of life.
         """
         main_lane = self.lanes.get("main")
-        current = now_in(main_lane) if main_lane is not None else None
+        current = current_span(main_lane) if main_lane is not None else None
         if current is None:
             return self.beat_s
         _, since_ns = current

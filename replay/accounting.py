@@ -136,7 +136,7 @@ class Accounting:
             elif stream is not None:
                 self._advance(stream, next_sequence, produced_steps)
 
-    def used(self, steps: int, trained: int) -> None:
+    def count_batch(self, steps: int, trained: int) -> None:
         """Count a batch of steps that a learner has taken.
 
         Args:

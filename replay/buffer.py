@@ -263,7 +263,7 @@ class Replay:
             ReplayError: the folder holds no snapshot, or a damaged one.
         """
         reader = FolderReader(Path(folder))
-        with reader.refusing():
+        with reader.reporting_damage():
             spec = SlotSpec.from_dict(reader.about["table"]["spec"])
             saved = reader.about["others"]
             options = dict(saved["options"])
@@ -298,7 +298,7 @@ class Replay:
                 follow each other and the rows were stored without that.
         """
         reader = FolderReader(Path(folder))
-        with reader.refusing():
+        with reader.reporting_damage():
             spec = SlotSpec.from_dict(reader.about["table"]["spec"])
             saved_options = reader.about["others"]["options"]
             row_options = {name: saved_options[name] for name in ROW_OPTIONS}
@@ -314,15 +314,15 @@ class Replay:
         )
         try:
             needs_ages = bool(replay.layout.inline) and (n_step > 1 or sequences is not None)
-            if needs_ages and not replay.layout.ages:
+            if needs_ages and not replay.layout.has_ages:
                 raise ReplayError(
                     f"{folder} does not hold which rows follow each other; record it with n_step "
                     "above 1 or with sequences"
                 )
 
-            with replay.lock, reader.refusing():
+            with replay.lock, reader.reporting_damage():
                 snapshot.restore(reader, replay.table)
-                replay.table.rate_anew()
+                replay.table.insert_all()
         except BaseException:
             replay.close()
             raise
@@ -655,7 +655,7 @@ class Replay:
 
     def _restore(self, reader: FolderReader) -> dict[str, Any]:
         """Load the snapshot of ``reader``, as `restore` does."""
-        with self.lock, reader.refusing():
+        with self.lock, reader.reporting_damage():
             saved, origin = snapshot.restore(reader, self.table)
             self._check_sampler_options(reader.folder, saved)
 
@@ -798,19 +798,19 @@ class ReplaySource:
         """Draw a batch; returns None if that was not possible within ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            if not self.missing():
+            if not self.why_not():
                 wait_s = max(0.0, deadline_s - time.monotonic())
                 try:
                     return self._replay._sample_within(wait_s, self._count, stacked=self._stacked)
                 except ReplayError:
                     # If something is missing now, another thread has drawn what was there.
-                    if not self.missing():
+                    if not self.why_not():
                         raise
             if time.monotonic() >= deadline_s:
                 return None
             time.sleep(RETRY_S)
 
-    def missing(self) -> str:
+    def why_not(self) -> str:
         """Returns why no batch can be drawn yet, as a sentence; empty if one can be drawn."""
         replay = self._replay
         with replay.lock:
@@ -940,9 +940,9 @@ class BufferCore:
             self.lock,
             path,
             collect=self.collect,
-            failed=self._on_server_failed,
+            on_failed=self._on_server_failed,
             may_lend=may_lend,
-            about=self._attach_info,
+            attach_info=self._attach_info,
         )
 
     def _on_server_failed(self, error: BaseException) -> None:

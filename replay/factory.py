@@ -278,10 +278,10 @@ def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Samp
     Raises:
         ReplayError: it was a custom sampler, or the snapshot is damaged.
     """
-    with reader.refusing():
+    with reader.reporting_damage():
         arguments = dict(described or {})
         kind = arguments.pop("kind", None)
-        sampler = named(kind).from_arguments(arguments) if kind in SAMPLERS else None
+        sampler = find_sampler_class(kind).from_arguments(arguments) if kind in SAMPLERS else None
         if sampler is not None:
             return sampler
     raise ReplayError(
@@ -293,10 +293,10 @@ def read_sampler(reader: FolderReader, described: dict[str, Any] | None) -> Samp
 def sampler_for(options: ReplayConfig, steps: Callable[[], int]) -> Sampler:
     """The sampler that the section `replay` names; see `NamedSampler.for_run`."""
     by_priority = "prioritized" if options.prioritized else "uniform"
-    return named(options.sampler or by_priority).for_run(options, steps)
+    return find_sampler_class(options.sampler or by_priority).for_run(options, steps)
 
 
-def named(name: str) -> type[NamedSampler]:
+def find_sampler_class(name: str) -> type[NamedSampler]:
     """The class of a sampler."""
     sampler_class: type[NamedSampler] = resolve_name(SAMPLERS[name])
     return sampler_class

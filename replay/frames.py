@@ -8,7 +8,7 @@ rows (2 + index of the oldest).
 `FrameWriter` stores the frames of a stream. That a stack continues the stored frames is checked,
 not assumed: `FrameComparer` compares them. An observation that does not continue them begins a new
 history: the frames it replaces, and frames before it that are neither a repetition nor zeros, go to
-side rows. `window` finds the frames of rows, for a batch.
+side rows. `find_window` finds the frames of rows, for a batch.
 """
 
 from __future__ import annotations
@@ -697,12 +697,12 @@ class FrameWindow:
     Frames are in order, oldest first; the last is that of the row's next observation.
 
     ``frames`` [n, depth + 1] are rows of `Table.frames`. Missing frames are patched in: zeros at
-    flat positions ``zeros``, side rows ``side_rows`` at flat positions ``side_at``.
+    flat positions ``zeros``, side rows ``side_rows`` at flat positions ``side_positions``.
     """
 
     frames: Rows
     zeros: Rows
-    side_at: Rows
+    side_positions: Rows
     side_rows: Rows
 
     def narrow(self, first: int, stop: int) -> FrameWindow:
@@ -719,12 +719,12 @@ class FrameWindow:
         zeros = self.zeros
         if len(zeros):
             zeros, _ = _narrowed(zeros, width, first=first, stop=stop)
-        side_at = self.side_at
+        side_positions = self.side_positions
         side_rows = self.side_rows
-        if len(side_at):
-            side_at, inside = _narrowed(side_at, width, first=first, stop=stop)
+        if len(side_positions):
+            side_positions, inside = _narrowed(side_positions, width, first=first, stop=stop)
             side_rows = side_rows[inside]
-        return FrameWindow(frames, zeros=zeros, side_at=side_at, side_rows=side_rows)
+        return FrameWindow(frames, zeros=zeros, side_positions=side_positions, side_rows=side_rows)
 
 
 def _narrowed(
@@ -740,7 +740,7 @@ def _narrowed(
     return (row * (stop - first) + column - first)[inside], inside
 
 
-def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
+def find_window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
     """Find the stored frames of which the observations of ``rows`` consist.
 
     Args:
@@ -779,15 +779,17 @@ def window(table: Table, rows: Rows, records: Array, depth: int) -> FrameWindow:
             padding = _find_padding(table, records["pad"], edge, depth)
 
     # A final observation replaces the frame after the row.
-    side_at = padding.side_at
+    side_positions = padding.side_positions
     side_rows = padding.side_rows
     if "side" in (records.dtype.names or ()):
         final = np.flatnonzero(records["side"] >= 0)
         if len(final):
-            side_at = np.concatenate([side_at, final * (depth + 1) + depth])
+            side_positions = np.concatenate([side_positions, final * (depth + 1) + depth])
             final_rows = slot[final] * spec.side + records["side"][final]
             side_rows = np.concatenate([side_rows, final_rows])
-    return FrameWindow(frames, zeros=padding.zeros, side_at=side_at, side_rows=side_rows)
+    return FrameWindow(
+        frames, zeros=padding.zeros, side_positions=side_positions, side_rows=side_rows
+    )
 
 
 class _EdgeRows(NamedTuple):
@@ -807,7 +809,7 @@ class _Padding(NamedTuple):
 
     zeros: Rows
     """Positions of frames of zeros."""
-    side_at: Rows
+    side_positions: Rows
     """Positions of frames in side rows."""
     side_rows: Rows
     """These side rows, of `Table.sides`."""
@@ -891,4 +893,4 @@ def _find_padding(table: Table, pads: Array, edge: _EdgeRows, depth: int) -> _Pa
     start, _ = walk_back(table, edge.slot[young[odd]], edge.t[young[odd]] - age[odd])
     first = start * table.spec.side + pad[odd] - SIDE + age[odd]
     side_rows = (first[:, None] + np.arange(depth - 1))[missing[odd]]
-    return _Padding(zeros, side_at=positions[odd][missing[odd]], side_rows=side_rows)
+    return _Padding(zeros, side_positions=positions[odd][missing[odd]], side_rows=side_rows)

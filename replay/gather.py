@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.replay.batch import Batch
 from penstock.replay.columns import names_of, unflatten
-from penstock.replay.frames import FrameWindow, window
+from penstock.replay.frames import FrameWindow, find_window
 from penstock.replay.layout import Layout, Observation
 from penstock.replay.nstep import Returns, n_step, one_step
 from penstock.replay.table import Array, RecordReader, Rows, Table
@@ -86,7 +86,7 @@ class Gather:
         self._observe(batch, rows, records, returns, stacked=stacked)
 
         # The action and further columns, nested like their spaces.
-        for root, nest in self.layout.nests.items():
+        for root, nest in self.layout.other_nests.items():
             if isinstance(nest, str):
                 batch[root] = self._column(nest, rows, records)
             else:
@@ -159,7 +159,7 @@ class Gather:
     def _windows(self, rows: Rows, records: Array) -> dict[int, FrameWindow]:
         """Returns the windows of ``rows`` by the depths of the observations stored as frames."""
         depths = {observation.depth for observation in self.layout.framed}
-        return {depth: window(self.table, rows, records, depth) for depth in depths}
+        return {depth: find_window(self.table, rows, records, depth) for depth in depths}
 
     def _column(self, name: str, rows: Rows, records: Array) -> Array:
         """Returns a column of ``rows`` [n] with their ``records``, ``[n, *shape]``."""
@@ -201,8 +201,8 @@ class Gather:
         for part, flat in zip(windows, outputs, strict=True):
             if len(part.zeros):
                 flat[part.zeros] = 0
-            if len(part.side_at):
-                flat[part.side_at] = self.table.sides[observation.side_name][part.side_rows]
+            if len(part.side_positions):
+                flat[part.side_positions] = self.table.sides[observation.side_name][part.side_rows]
 
         if not observation.stack:
             return outputs
@@ -214,10 +214,10 @@ def _direct_columns(layout: Layout) -> list[str] | None:
 
     None if the batch has other columns too: nested ones, or observations stored as frames.
     """
-    has_nested = any(root != nest for root, nest in layout.nests.items())
+    has_nested = any(root != nest for root, nest in layout.other_nests.items())
     if layout.framed or layout.obs != "obs" or has_nested:
         return None
-    return ["obs", "next_obs", *layout.nests, "reward", "terminated", "truncated"]
+    return ["obs", "next_obs", *layout.other_nests, "reward", "terminated", "truncated"]
 
 
 def _side_by_side(left: FrameWindow, right: FrameWindow) -> FrameWindow:
@@ -241,7 +241,7 @@ def _side_by_side(left: FrameWindow, right: FrameWindow) -> FrameWindow:
     return FrameWindow(
         frames=np.concatenate([left.frames, right.frames], axis=1),
         zeros=join_positions(left.zeros, right.zeros),
-        side_at=join_positions(left.side_at, right.side_at),
+        side_positions=join_positions(left.side_positions, right.side_positions),
         side_rows=np.concatenate([left.side_rows, right.side_rows]),
     )
 

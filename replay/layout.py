@@ -120,20 +120,20 @@ class Layout:
         # The leaves of the action and of further columns, and the structure of each by its name.
         next_names = [leaf.next_name for leaf in self.inline]
         handled = {*obs_names, *next_names, *BOOKKEEPING}
-        self.others = [
+        self.other_leaves = [
             Leaf(column.name, np.dtype(column.dtype), column.shape)
             for column in spec.columns
             if column.rows == "unroll" and column.name not in handled
         ]
-        other_names = [leaf.name for leaf in self.others]
+        other_names = [leaf.name for leaf in self.other_leaves]
         roots = dict.fromkeys(name.split(".", 1)[0] for name in other_names)
-        self.nests: dict[str, Nest] = {}
+        self.other_nests: dict[str, Nest] = {}
         for root in roots:
             names_of_root = [name for name in other_names if _is_below(name, root)]
-            self.nests[root] = nest_of(root, names_of_root)
+            self.other_nests[root] = nest_of(root, names_of_root)
 
     @property
-    def ages(self) -> bool:
+    def has_ages(self) -> bool:
         """Whether rows store their step within the episode."""
         return any(column.name == "age" for column in self.spec.columns)
 

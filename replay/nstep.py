@@ -75,18 +75,18 @@ def n_step(
     last = rows.copy()
 
     # Each step is computed for all rows, masked by `continuing`, because records are slow to index.
-    continuing = ~ended(records)
+    continuing = ~ends_episode(records)
     for next_rows in follow(table, rows, steps)[1:]:
         continuing &= next_rows != NONE
         if not continuing.any():
             break
 
         next_records = reader.take(next_rows)
-        continuing &= continues(next_records)
+        continuing &= continues_episode(next_records)
         np.add(reward_sum, factor * next_records["reward"], out=reward_sum, where=continuing)
         np.multiply(factor, discount, out=factor, where=continuing)
         np.copyto(last, next_rows, where=continuing)
-        continuing &= ~ended(next_records)
+        continuing &= ~ends_episode(next_records)
 
     last_records = reader.take(last)
     next_discount = np.where(last_records["terminated"], 0, factor)
@@ -98,13 +98,13 @@ def n_step(
     )
 
 
-def ended(records: Array) -> npt.NDArray[np.bool_]:
+def ends_episode(records: Array) -> npt.NDArray[np.bool_]:
     """Returns whether rows with these ``records`` are the last of their episodes."""
     are_last: npt.NDArray[np.bool_] = records["terminated"] | records["truncated"]
     return are_last
 
 
-def continues(records: Array) -> npt.NDArray[np.bool_]:
+def continues_episode(records: Array) -> npt.NDArray[np.bool_]:
     """Returns whether rows with these ``records`` [B] continue the episode of the row before.
 
     A row that only resets, or is the first of an episode, does not.

@@ -222,7 +222,7 @@ class BatchSource(Protocol):
     def draw(self, timeout_s: float) -> Batch | None:
         """Draw a batch; None if that was not possible within ``timeout_s`` seconds."""
 
-    def missing(self) -> str:
+    def why_not(self) -> str:
         """Why no batch can be drawn yet; empty when one can."""
 
 
@@ -293,7 +293,7 @@ def _draw_ahead(
 
 def _late(timeout_s: float, source: BatchSource) -> ReplayError:
     """The error for a batch that did not come in time."""
-    why = source.missing() or "the buffer was busy"
+    why = source.why_not() or "the buffer was busy"
     return ReplayError(f"no batch could be drawn for {timeout_s:g} s: {why}")
 
 
@@ -316,7 +316,7 @@ class _UploadedBatch:
         """The batch, safe to use in the calling thread."""
         if self._upload is None:
             return self._batch
-        tensors = self._upload.arrive()
+        tensors = self._upload.tensors_on_current_stream()
         return Batch({name: tensors.get(name, value) for name, value in self._batch.items()})
 
 

@@ -71,13 +71,15 @@ class SlotQueue:
         self._drop_old(version)
 
         # Where writers lack slots, only the newest ``count`` are kept.
-        if self._overflow == "drop_stale" and (self._store.starved or self._store.wanting):
+        if self._overflow == "drop_stale" and (
+            self._store.has_starved_writer or self._store.lacks_slots
+        ):
             while len(self._waiting) > count:
                 self._drop("stale", self._waiting.pop(0))
 
         # With fewer slots, writers may all wait for this reader: one more is lent then.
         if len(self._waiting) < count:
-            self._store.unstick()
+            self._store.lend_one_more()
             return []
 
         slots = self._waiting[:count]
@@ -303,7 +305,7 @@ class TrajectoryQueue:
                 self._lock,
                 Path(path) if path is not None else None,
                 collect=partial(_collect, self._queue, self._filled),
-                failed=self._failures.append,
+                on_failed=self._failures.append,
             )
             self._end.detach()
             self._end = weakref.finalize(self, self._server.close, self._store.close)

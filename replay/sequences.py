@@ -25,10 +25,10 @@ from penstock.core.specs import SlotSpec
 from penstock.replay.batch import Batch
 from penstock.replay.columns import unflatten
 from penstock.replay.errors import ReplayError
-from penstock.replay.frames import FrameWindow, window
+from penstock.replay.frames import FrameWindow, find_window
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import continues, ended, follow
+from penstock.replay.nstep import continues_episode, ends_episode, follow
 from penstock.replay.samplers import Sampler, Valid, Weights, load_moved
 from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
 
@@ -590,8 +590,10 @@ class SequenceGather(Gather):
         steps = self._follow(rows)
         self._observe_sequences(batch, steps, stacked=stacked)
 
-        for root, nest in self.layout.nests.items():
-            names = [leaf.name for leaf in self.layout.others if leaf.name.split(".", 1)[0] == root]
+        for root, nest in self.layout.other_nests.items():
+            names = [
+                leaf.name for leaf in self.layout.other_leaves if leaf.name.split(".", 1)[0] == root
+            ]
             if root == STATE:
                 first_steps = SequenceSteps(steps.rows[:1], steps.records[:1], steps.mask[:1])
                 arrays = {name: self._column_of(name, first_steps)[0] for name in names}
@@ -621,7 +623,7 @@ class SequenceGather(Gather):
             return SequenceSteps(rows, records, mask)
 
         # A sequence goes on until its episode ends, or until there is no further row.
-        continuing = ~ended(records)[:-1] & (rows[1:] != NONE)
+        continuing = ~ends_episode(records)[:-1] & (rows[1:] != NONE)
         if "age" in (records.dtype.names or ()):
             continuing &= records["age"][1:] != 0
         np.logical_and.accumulate(continuing, axis=0, out=mask[1:])
@@ -711,8 +713,8 @@ class SequenceGather(Gather):
         return self._take_windows(observation, [*older, newest, after_last], steps)[:, :, 0]
 
     def _window(self, rows: Rows, records: Array, depth: int) -> FrameWindow:
-        """Returns the window of all ``rows`` in their order; see `frames.window`."""
-        return window(self.table, rows.reshape(-1), records.reshape(-1), depth)
+        """Returns the window of all ``rows`` in their order; see `frames.find_window`."""
+        return find_window(self.table, rows.reshape(-1), records.reshape(-1), depth)
 
     def _take_windows(
         self, observation: Observation, windows: list[FrameWindow], steps: SequenceSteps
@@ -746,7 +748,7 @@ def _joined(windows: list[FrameWindow]) -> FrameWindow:
     return FrameWindow(
         frames=np.concatenate([window.frames for window in windows]),
         zeros=np.concatenate([window.zeros + offset for window, offset in pairs]),
-        side_at=np.concatenate([window.side_at + offset for window, offset in pairs]),
+        side_positions=np.concatenate([window.side_positions + offset for window, offset in pairs]),
         side_rows=np.concatenate([window.side_rows for window in windows]),
     )
 
@@ -778,8 +780,8 @@ def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator
     records = RecordReader(table.records).take(following.reshape(-1))
 
     # Whether each row but the last is followed by one of the same episode, and all before it too.
-    is_last = ended(records).reshape(shape)
-    exists = continues(records).reshape(shape) & (following != NONE)
+    is_last = ends_episode(records).reshape(shape)
+    exists = continues_episode(records).reshape(shape) & (following != NONE)
     continuing = ~is_last[:-1] & exists[1:]
     np.logical_and.accumulate(continuing, axis=0, out=continuing)
 

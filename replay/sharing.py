@@ -44,9 +44,9 @@ class StoreServer:
         lock: guards the store's consumer side.
         path: of the Unix socket; None: in a new private folder, removed on `close`.
         collect: takes in published slots; called with ``lock`` held.
-        failed: called with the error that ended the thread.
+        on_failed: called with the error that ended the thread.
         may_lend: whether writers may have slots now; called with ``lock`` held.
-        about: JSON values that a writer gets when it attaches.
+        attach_info: JSON values that a writer gets when it attaches.
 
     Raises:
         ReplayError: another process listens at ``path``.
@@ -59,16 +59,16 @@ class StoreServer:
         path: Path | None,
         *,
         collect: Callable[[], Any],
-        failed: Callable[[BaseException], None],
+        on_failed: Callable[[BaseException], None],
         may_lend: Callable[[], bool] = lambda: True,
-        about: dict[str, Any] | None = None,
+        attach_info: dict[str, Any] | None = None,
     ) -> None:
         self._store = store
         self._lock = lock
         self._collect = collect
-        self._failed = failed
+        self._failed = on_failed
         self._may_lend = may_lend
-        self._about = about or {}
+        self._about = attach_info or {}
 
         self._guest_lanes: set[int] = set()
         """Lanes of the writers in other processes."""

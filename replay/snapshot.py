@@ -173,7 +173,7 @@ def restore(reader: FolderReader, table: Table) -> Restored:
         raise ReplayError(
             f"{reader.folder} can only be restored into a replay that is new; use Replay.load"
         )
-    with reader.refusing():
+    with reader.reporting_damage():
         state = reader.about["table"]
         spec = SlotSpec.from_dict(state["spec"])
         if difference := spec.difference(table.spec, "snapshot", "replay"):
@@ -730,7 +730,7 @@ class FolderReader:
             raise ReplayError(
                 f"{folder} holds no {MANIFEST}; give the folder that Replay.save was given"
             )
-        with self.refusing():
+        with self.reporting_damage():
             body = _read_body(path)
             self._files: dict[str, dict[str, int]] = body["files"]
             if not GENERATION.fullmatch(body["folder"]):
@@ -742,7 +742,7 @@ class FolderReader:
             self.about: dict[str, Any] = self._insert(body["about"])
 
     @contextlib.contextmanager
-    def refusing(self) -> Iterator[None]:
+    def reporting_damage(self) -> Iterator[None]:
         """Turn an error inside the block into one that says that the snapshot is damaged.
 
         Raises:

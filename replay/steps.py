@@ -164,7 +164,7 @@ class StepWriter:
         # `_targets` has all columns but the flags, in the order in which they are checked.
         obs = [make_target(o.leaf, o.name) for o in layout.inline]
         self._next_obs = [make_target(o.leaf, o.next_name) for o in layout.inline]
-        further = [make_target(leaf, leaf.name) for leaf in layout.others]
+        further = [make_target(leaf, leaf.name) for leaf in layout.other_leaves]
         self._targets = [*obs, *self._next_obs, *further, make_target(REWARD, "reward")]
         self._terminated = make_target(Leaf("terminated", FLAG, ()), "terminated")
         self._truncated = make_target(Leaf("truncated", FLAG, ()), "truncated")
@@ -184,7 +184,7 @@ class StepWriter:
         self._direct = names == [*inline, "action", "reward"] and is_flat
         """Whether there are only the usual columns, without nesting, which `add` itself writes."""
 
-        self._extra_names = layout.nests.keys() - {"action"}
+        self._extra_names = layout.other_nests.keys() - {"action"}
 
     def add(
         self,
@@ -353,7 +353,7 @@ class StepWriter:
         if lost is not None:
             if counts is None:
                 counts = np.ones(self._envs, bool)
-            self._table.refuse(int(np.count_nonzero(lost & counts)), "history")
+            self._table.count_refused(int(np.count_nonzero(lost & counts)), "history")
             counts &= ~lost
         self._table.commit(self._stream.slot, self._stream.t, counts, priorities)
 
@@ -381,7 +381,7 @@ class StepWriter:
         next_flat: dict[str, Any] = {}
         flatten(layout.obs, next_obs, "next_obs", next_flat)
         flat |= {f"next_{name}": value for name, value in next_flat.items()}
-        for root, nest in layout.nests.items():
+        for root, nest in layout.other_nests.items():
             flatten(nest, action if root == "action" else extra[root], root, flat)
         return flat
 

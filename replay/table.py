@@ -143,7 +143,7 @@ class Table:
         # checked before they were published.
         self._foreign_streams = ForeignStreams(spec.envs, slots + MAX_STREAMS_WITHOUT_SLOT)
         self.checks = SlotChecks(spec, history)
-        self.checked: set[int] = set()
+        self.checked_slots: set[int] = set()
 
         self._sampler = sampler
         self.listeners: tuple[TableListener, ...] = ()
@@ -263,7 +263,7 @@ class Table:
         self.stored += self._envs
         self._sampler.insert(rows.start, rows.stop, None)
 
-    def refuse(self, count: int, reason: str) -> None:
+    def count_refused(self, count: int, reason: str) -> None:
         """Count ``count`` rows that could not be stored, and the ``reason``."""
         self.inserted += count
         self.evicted[reason] += count
@@ -281,7 +281,7 @@ class Table:
                     self.ingest(store.slots[slot])
             store.lend()
 
-        while store.wanting and self.closed:
+        while store.lacks_slots and self.closed:
             self.evict_oldest("capacity")
 
     def ingest(self, slot: Slot) -> None:
@@ -299,8 +299,8 @@ class Table:
         if "alive" in names:
             marked_steps = min(int(slot.header["rows"]), self.spec.unroll)
 
-        if index in self.checked:
-            self.checked.remove(index)
+        if index in self.checked_slots:
+            self.checked_slots.remove(index)
         elif fault := self.checks.fault(rows[: marked_steps or None], marked=marked_steps > 0):
             self._reject(slot, rows, marked_steps, fault)
             return
@@ -341,7 +341,7 @@ class Table:
         """
         self._foreign_streams.load(streams, {*self.order, NONE})
 
-    def rate_anew(self) -> None:
+    def insert_all(self) -> None:
         """Insert all rows into the sampler as new ones, after a snapshot without its state."""
         for slot in self.order:
             start = slot * self.rows_per_slot
@@ -359,7 +359,7 @@ class Table:
         count = rows.size
         if "alive" in (rows.dtype.names or ()):
             count = int(np.count_nonzero(rows["alive"][: marked_steps or None]))
-        self.refuse(count, "invalid")
+        self.count_refused(count, "invalid")
         for listener in self.listeners:
             listener.on_rejected(slot, fault)
 

@@ -176,7 +176,7 @@ class Lane:
         try:
             yield OpenSlot(self.spec, slot)
         except BaseException:
-            self._writer.give_back(slot)
+            self._writer.reuse_later(slot)
             raise
         self.publish(slot)
 
@@ -287,7 +287,7 @@ class LaneTable:
         """Mark row ``t`` as written, with all environments."""
         self.commit(slot, t)
 
-    def refuse(self, count: int, reason: str) -> None:
+    def count_refused(self, count: int, reason: str) -> None:
         """Does nothing: the owner counts refused rows."""
 
     def collect(self) -> None:

@@ -86,7 +86,7 @@ class Member:
             cfg,
             TimeLedger(),
             reducing=TimeLedger(),
-            shared=self.trainer.shared(),
+            shared=self.trainer.shared_statistics(),
             drain=self.trainer.queue.drain,
         )
 
@@ -128,7 +128,7 @@ def killed(member: Member, when: str) -> None:
         except GroupLostError:
             assert isinstance(trainer.sync, Bsp)
             trainer.sync.close()
-            trainer.regrouped()
+            trainer.on_regroup()
             gone = int(when.partition("@")[2] or world - 1)
             member.enter(1, [rank for rank in range(world) if rank != gone])
             places = member.group.gather([trainer.progress.learner_steps])
@@ -180,7 +180,7 @@ def statistics_apart(member: Member, name: str) -> None:
     member.step(member.rank)
     trainer.sync.check_equal()  # type: ignore[attr-defined]
     if member.rank == 1:
-        trainer.shared()[name][0] += 1e-3
+        trainer.shared_statistics()[name][0] += 1e-3
     try:
         trainer.sync.check_equal()  # type: ignore[attr-defined]
     except RuntimeError as error:

@@ -200,7 +200,7 @@ class World:
             progress.count_unrolls(UnrollSummary.of(arrays), self._batch.steps)
             progress.count_lag(UnrollSummary.of(arrays), 1)
             self.accounting.trained += self._batch.steps
-        progress.arrived(self.accounting)
+        progress.count_env_steps(self.accounting)
         growth = progress.growth()
         progress.commit(growth, growth)
         self.page.produced_steps = self.accounting.produced

@@ -172,9 +172,9 @@ class SimulatedDevice:
         return getattr(self._local, "stream", self._main)
 
     @contextmanager
-    def on(self, stream: SimulatedStream) -> Iterator[None]:
+    def use_stream(self, stream: SimulatedStream) -> Iterator[None]:
         before = self.current_stream()
-        if not self.skips("on", 3):
+        if not self.skips("use_stream", 3):
             self.check_thread()
             self._local.stream = stream
         try:
@@ -223,8 +223,8 @@ class SimulatedDevice:
             self._late.append(LateCopy(target, source, stream.clock.copy(), now, place))
             poison(target)
 
-    def used_on(self, tensor: Tensor, stream: SimulatedStream) -> None:
-        if not self.skips("used_on"):
+    def record_use(self, tensor: Tensor, stream: SimulatedStream) -> None:
+        if not self.skips("record_use"):
             with self._lock:
                 self._memory[key_of(tensor)].used_on.add(stream.name)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FOLDER = "sockets"
 SOCKET = "wire"
 MAX_PORT = 65535
-# The longest path of rank 0, to which `bind_of` appends other ranks.
+# The longest path of rank 0, to which `address_of_rank` appends other ranks.
 PATH_NBYTES = UNIX_PATH_NBYTES - len("-9999")
 
 
@@ -136,7 +136,7 @@ def make_socket_folder(run_dir: Path, rank: int = 0) -> None:
     if rank:
         link = path / SOCKET
         link.unlink(missing_ok=True)
-        link.symlink_to(bind_of(f"ipc://{SOCKET}", rank).removeprefix("ipc://"))
+        link.symlink_to(address_of_rank(f"ipc://{SOCKET}", rank).removeprefix("ipc://"))
 
 
 def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:
@@ -147,7 +147,7 @@ def run_bind(transport: TransportConfig, runtime_dir: Path) -> str:
     return transport.bind or f"ipc://{runtime_dir}/wire"
 
 
-def bind_of(bind: str, rank: int) -> str:
+def address_of_rank(bind: str, rank: int) -> str:
     """Return the address that is ``rank`` after ``bind``, the one of rank 0.
 
     The port is so much higher, or the rank is appended to the path. An address whose port the
@@ -193,7 +193,7 @@ def connector_addresses(config: Config, bind: str, rank: int) -> tuple[str, ...]
         )
 
     learners = config.learner.most_count
-    return tuple(bind_of(bind, rank + index * learners) for index in range(count))
+    return tuple(address_of_rank(bind, rank + index * learners) for index in range(count))
 
 
 def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def server_addresses(config: Config, runtime_dir: Path) -> tuple[str, ...]:
         )
 
     connectors = config.learner.most_count * config.transport.first_connectors
-    return tuple(bind_of(bind, connectors + shard) for shard in shards)
+    return tuple(address_of_rank(bind, connectors + shard) for shard in shards)
 
 
 def own_server_addresses(
@@ -254,7 +254,7 @@ def own_server_addresses(
     return {shard: f"tcp://{url_host}:{port + shard}" for shard in shards}
 
 
-def beside(address: str, other: str) -> str:
+def with_port_of(address: str, other: str) -> str:
     """Return the address with the host or folder of ``address``, and the port or name of ``other``.
 
     Raises ValueError if ``other`` is not of the same kind, or has no such port or name.

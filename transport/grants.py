@@ -65,7 +65,7 @@ PROBE_AFTER_S = 1.5
 # A rival process whose last request is older has given up.
 RIVAL_S = 2 * GRANT_SILENCE_S
 # The interval between two checks of all streams.
-LOOK_S = 0.5
+CHECK_S = 0.5
 
 
 class EpisodeEnds(NamedTuple):
@@ -328,7 +328,7 @@ class Grants:
         """
         if now_s < self._next_check_s:
             return []
-        self._next_check_s = now_s + LOOK_S
+        self._next_check_s = now_s + CHECK_S
 
         removed = []
         for stream in list(self.streams.values()):

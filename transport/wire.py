@@ -220,16 +220,16 @@ def verify(message: Message) -> Any:
         raise WireError("meta", str(error)) from error
 
 
-def other_version(peer: str, version: str, here: str) -> str:
+def describe_other_version(peer: str, version: str, this_side: str) -> str:
     """Return the sentence for a peer of another protocol version.
 
     Args:
         peer: the peer's name in the sentence.
         version: the text of the error that `decode` raised.
-        here: the name of this side.
+        this_side: the name of this side.
     """
     return (
-        f"{peer} speaks {version}, and {here} has Penstock {__version__}; use the same "
+        f"{peer} speaks {version}, and {this_side} has Penstock {__version__}; use the same "
         "release on both sides"
     )
 

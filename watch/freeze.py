@@ -75,7 +75,7 @@ class EmbeddedVideos(NamedTuple):
     """A sentence on each video that is left out."""
 
 
-def write(*targets: str, out: str | None = None) -> Path:
+def write_report(*targets: str, out: str | None = None) -> Path:
     """Writes the page on runs and returns its path.
 
     Args:
@@ -84,7 +84,7 @@ def write(*targets: str, out: str | None = None) -> Path:
 
     Raises UserError.
     """
-    text = page(*map(Path, targets))
+    text = report_page(*map(Path, targets))
 
     if out:
         path = Path(out)
@@ -101,7 +101,7 @@ def write(*targets: str, out: str | None = None) -> Path:
     return path
 
 
-def page(*targets: Path) -> str:
+def report_page(*targets: Path) -> str:
     """Returns the page on the runs in ``targets`` as HTML.
 
     Raises UserError, also if plotly is missing.

@@ -100,7 +100,7 @@ def recorded_of(folder: Path) -> Row:
     content = read_json(folder, last_minute.FILE)
     if content:
         with suppress(*FORM_ERRORS):
-            spans = timeline(last_minute.decoded(content), _text(content["note"]))
+            spans = timeline(last_minute.decode_spans(content), _text(content["note"]))
             return {**spans, "time": finite(content["time"])}
     return {**timeline({}, ""), "time": None}
 

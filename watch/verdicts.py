@@ -23,7 +23,7 @@ from penstock.monitor.intervals import Floats
 from penstock.monitor.ranks import COUNTERS
 from penstock.monitor.run_folder.columns import MetricColumns
 from penstock.monitor.run_folder.files import read_text, stamp
-from penstock.profiling.ledger import Part, learner_parts
+from penstock.profiling.ledger import Part, by_learner_part
 from penstock.profiling.report.profile import (
     RECEIVED,
     ActorEvidence,
@@ -296,7 +296,7 @@ def _learners(
             LearnerEvidence(
                 rank=_number(name),
                 name=name,
-                ledger=window.shares(f"{prefix}ledger/") or learner_parts(parts),
+                ledger=window.shares(f"{prefix}ledger/") or by_learner_part(parts),
                 parts=parts,
                 threads=thread_ledgers.get(name, {}),
                 cpu=cpu,

@@ -430,7 +430,7 @@ class Views:
         text = None
         if nbytes <= decisions.NBYTES:
             text = read_text(run.folder, "videos", decisions_file)
-        return {"file": file, "decisions": decisions.checked(text)}
+        return {"file": file, "decisions": decisions.parse_decisions(text)}
 
     def _live(self, folder: Path) -> LiveStatus:
         return self._status.setdefault(folder, LiveStatus(folder))

@@ -55,7 +55,7 @@ from penstock.configs.algorithms import Data
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
-from penstock.core.loading import check_keywords, explained, import_module, load
+from penstock.core.loading import check_keywords, explaining_errors, import_module, load
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.models.acting.categorical import ActionSampler
@@ -114,7 +114,7 @@ def custom(entry: str, data: Data) -> Custom:
     if name:
         maker: Any = load(entry, purpose)
         _check_maker(maker, module, purpose)
-        with explained(purpose, "algo.entry"):
+        with explaining_errors(purpose, "algo.entry"):
             definition = maker()
     else:
         definition = import_module(module, purpose)
@@ -188,7 +188,7 @@ def _on_unrolls(definition: Any, purpose: str) -> UnrollAlgorithm[CustomConfig]:
         check=getattr(definition, "check", impala.check),
         process=process,
         loss=definition.loss,
-        settled=lambda cfg: _settled(definition, purpose, cfg),
+        resolve_options=lambda cfg: _settled(definition, purpose, cfg),
         **{name: getattr(definition, name) for name in OPTIONAL if hasattr(definition, name)},
     )
 
@@ -304,7 +304,7 @@ def _make_settings(
     purpose = f"algo.settings for {entry_purpose}"
     check_keywords(settings_type, options, purpose)
 
-    with explained(purpose, "algo.settings"):
+    with explaining_errors(purpose, "algo.settings"):
         try:
             return settings_type(**options)
         except ValidationError as error:

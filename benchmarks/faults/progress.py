@@ -9,7 +9,7 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 0.02
+POLL_S = 0.02
 COUNTERS = ("env_steps", "trained_steps", "learner_steps")
 
 
@@ -28,7 +28,7 @@ class Progress(threading.Thread):
         self._generation_at = 0  # the first line since the last start
 
     def run(self) -> None:
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(POLL_S):
             self._read()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 
 CHUNK = 1 << 16
-LOOK_S = 0.01
+POLL_S = 0.01
 
 
 class Proxy:
@@ -57,7 +57,7 @@ class Proxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while self.mode == "hold":  # the handshake was the kernel's; nothing answers
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         if self.mode == "cut":
             writer.transport.abort()
             return
@@ -74,7 +74,7 @@ class Proxy:
         try:
             while self.mode != "cut":
                 if self.mode == "hold":
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
                     continue
                 try:
                     data = await asyncio.wait_for(reader.read(CHUNK), 0.1)
@@ -106,7 +106,7 @@ class Proxy:
                 at_s, data = await due.get()
                 await asyncio.sleep(max(0.0, at_s - self._loop.time()))
                 while self.mode == "hold":
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
                 if not data:
                     return
                 writer.write(data)

@@ -82,12 +82,12 @@ def _streams(device: Device) -> bool:
     there, back = _pair(device)
     first, second, event = device.make_stream(), device.make_stream(), device.make_event()
     first.wait_stream(device.current_stream())  # which made the memory
-    with device.on(first):
+    with device.use_stream(first):
         inside = device.current_stream() == first
         busy(device)
         there.fill_(3)
         event.record(first)
-    with device.on(second):
+    with device.use_stream(second):
         second.wait_event(event)
         there.mul_(2)
     device.current_stream().wait_stream(second)
@@ -116,18 +116,18 @@ def _timed_events(device: Device) -> bool:
     return (begin.elapsed_time(end) > 1.0) == device.runs_behind
 
 
-def _used_on(device: Device) -> bool:
+def _record_use(device: Device) -> bool:
     """Memory that another stream uses is not given to new tensors before."""
     side, current = device.make_stream(), device.current_stream()
     _, back = _pair(device)
-    with device.on(side):
+    with device.use_stream(side):
         used = torch.ones(SIZE, device=device.torch_device)
     current.wait_stream(side)
     busy(device)
     doubled = used * 2
-    device.used_on(used, current)
+    device.record_use(used, current)
     del used
-    with device.on(side):
+    with device.use_stream(side):
         torch.full((SIZE,), 5.0, device=device.torch_device)
     device.copy(back, doubled)
     device.synchronize()
@@ -157,7 +157,7 @@ def _second_thread(device: Device) -> bool:
 
     def work() -> None:
         device.enter_thread()
-        with device.on(device.make_stream()):
+        with device.use_stream(device.make_stream()):
             where = torch.device(device.torch_device.type)  # without an index
             found.append(torch.ones(3, device=where) + 1)
             device.synchronize()
@@ -180,7 +180,7 @@ CHECKS: dict[str, Callable[[Device], bool]] = {
     "streams wait for events and streams": _streams,
     "events say whether they have passed": _events,
     "timed events tell times": _timed_events,
-    "used_on keeps memory": _used_on,
+    "record_use keeps memory": _record_use,
     "random_state returns": _random_state,
     "synchronize waits": _synchronize,
     "enter_thread in a second thread": _second_thread,

@@ -66,5 +66,5 @@ def with_writers(config: Config, runtime_dir: Path) -> list[RoleSpec]:
     """The processes of a run, in which actors write made-up unrolls instead of playing."""
     return [
         replace(spec, main="writers:run") if spec.stage is Stage.ACTORS else spec
-        for spec in topology.train(config, runtime_dir)
+        for spec in topology.train_roles(config, runtime_dir)
     ]

@@ -32,7 +32,7 @@ from penstock.core.control import Channel, Message
 from penstock.core.interfaces import AdamState, Codec, CodecContext, Collective
 from penstock.core.memory import keep_freed_memory
 from penstock.core.processes import die_with
-from penstock.learner.codecs.auto import AFTER_WARMUP, choose
+from penstock.learner.codecs.auto import AFTER_WARMUP, choose_codec
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS, make_codec
@@ -141,7 +141,7 @@ class Measure:
 
     def choose(self) -> Result:
         """What `codec: auto` takes, and the sentence that it says."""
-        return choose(self._cfg, self._parts, self._size, CPU, self._ring)._asdict()
+        return choose_codec(self._cfg, self._parts, self._size, CPU, self._ring)._asdict()
 
     def _adam_state(self) -> AdamState:
         """Adam's state after many steps, with a momentum of 0."""

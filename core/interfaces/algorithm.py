@@ -119,8 +119,9 @@ class Update(Protocol[B_contra]):
             hooks: called meanwhile.
 
         Raises:
-            GroupLostError: another learner has ended; `interrupted` says what was trained on.
+            GroupLostError: another learner has ended; `interrupted_result` says what was trained
+                on.
         """
 
-    def interrupted(self, plan: BatchPlan) -> StepResult:
+    def interrupted_result(self, plan: BatchPlan) -> StepResult:
         """Returns the result for a batch whose `step` raised GroupLostError, by its plan."""

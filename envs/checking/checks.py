@@ -38,7 +38,7 @@ from penstock.envs.vector_env import (
     MASK_IN_INFO,
     check_mask,
     checked_actions,
-    copied,
+    copy_observation,
     counts_of,
     own_reset,
 )
@@ -374,7 +374,7 @@ class Checker:
         self._has_mask_in_info = MASK in info and MASK not in parts
         if len(self._first_hashes) < 100:
             self._first_hashes.add(hash(as_bytes(observation)))
-        return copied(observation)
+        return copy_observation(observation)
 
     def _step(self, env: Single, action: Any) -> _Transition | None:
         """Step, and check the results.
@@ -427,7 +427,7 @@ class Checker:
             terminated=bool(np.any(terminated)),
             truncated=bool(np.any(truncated)),
         )
-        return _Transition(step, copied(observation), info)
+        return _Transition(step, copy_observation(observation), info)
 
     def _check_outcome(self, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
         """Check the types and values of a step's results, except the observation."""

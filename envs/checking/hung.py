@@ -20,14 +20,14 @@ from penstock.core.place import package_of, place_of
 from penstock.core.processes import end_programs
 
 # The stack is read at this interval.
-LOOK_S = 0.2
+POLL_S = 0.2
 # Seconds after the limit until the program is ended from C. A call that holds the interpreter lock
 # lets no Python thread run.
 BACKSTOP_S = 5.0
 
 
 @contextmanager
-def told_where_hung(
+def reporting_hung_calls(
     limit_s: float, tell: Callable[[str], object]
 ) -> Iterator[Callable[[], object]]:
     """Watch the calling thread in the ``with`` block, and report a call that does not return.
@@ -83,7 +83,7 @@ def _watch(
     """Read the stack of a thread until it is done, and report the first call that hangs."""
     call: FrameType | None = None
     since_s = 0.0
-    while not is_done.wait(LOOK_S):
+    while not is_done.wait(POLL_S):
         _arm(limit_s)
         frame = sys._current_frames().get(thread_id)
         now_s = time.monotonic()

@@ -34,7 +34,7 @@ from penstock.envs.vector_env import (
     BatchedEnv,
     action_map,
     checked_actions,
-    copied,
+    copy_observation,
     counts_of,
     own_reset,
 )
@@ -201,7 +201,7 @@ class _Player:
         if not (isinstance(results, tuple) and len(results) == 2):
             self._checker.add("reset", "reset did not return a tuple of observations and infos")
             return False
-        self.observations = copied(results[0])
+        self.observations = copy_observation(results[0])
         return self._check_observations("reset")
 
     def play(self, steps: int, seconds: float = 1e9) -> Iterator[_StepResults]:
@@ -272,10 +272,10 @@ class _Player:
         # The vector may write to the arrays again.
         observations, reward, terminated, truncated, info = results
         copies = _StepResults(
-            observations=copied(observations),
-            reward=copied(reward),
-            terminated=copied(terminated),
-            truncated=copied(truncated),
+            observations=copy_observation(observations),
+            reward=copy_observation(reward),
+            terminated=copy_observation(terminated),
+            truncated=copy_observation(truncated),
             info=info,
         )
         sign = own_reset(copies.info, copies.terminated, copies.truncated)

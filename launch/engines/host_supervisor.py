@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from penstock.configs.errors import UserError
 from penstock.core.control import Channel, Message
 from penstock.core.interfaces import EngineContext, Handle, Liveness
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.core.runtime_folder import RuntimeFolder
 from penstock.launch.engines.local import LocalEngine
@@ -156,10 +156,10 @@ class HostSupervisor:
         The spans are in as many reports as they need, each with ``asked``, by which the engine
         knows the question; the last report has no spans.
         """
-        from penstock.profiling.report.readings import packed  # only a profile needs numpy
+        from penstock.profiling.report.readings import pack_spans  # only a profile needs numpy
 
         for thread in handle.spans(since_ns) or ():
-            for text in packed(thread.spans):
+            for text in pack_spans(thread.spans):
                 spans = thread.pid, thread.name, thread.lane, text
                 self._report("spans", key, asked=asked, threads=[spans], more=True)
         self._report("spans", key, asked=asked, threads=[], more=False)
@@ -199,7 +199,7 @@ class HostSupervisor:
             address.replace(engine_folder, local_folder) for address in spec["servers"]
         )
         spec["stage"] = Stage(spec["stage"])
-        spec["store"] = Store(**spec["store"]) if spec["store"] else None
+        spec["store"] = StoreAddress(**spec["store"]) if spec["store"] else None
 
         try:
             Path(log).parent.mkdir(parents=True, exist_ok=True)

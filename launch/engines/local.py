@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
-from penstock.core.control import Message, encoded
+from penstock.core.control import Message, encode_message
 from penstock.core.descriptors import wait_readable
 from penstock.core.interfaces import (
     Bundle,
@@ -36,7 +36,7 @@ from penstock.core.processes import SHIM_DIED, began_ticks, catches, coreless_s,
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines import early_roles
 from penstock.launch.engines.shim_process import ShimProcess
-from penstock.profiling.ledger import Part, now_in, seconds_of
+from penstock.profiling.ledger import Part, current_span, seconds_by_part
 from penstock.profiling.status import Phase, StatusPage
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class LocalHandle:
         if self.channel.send(message, fds=keep_fds):
             return
 
-        nbytes = len(encoded(message))
+        nbytes = len(encode_message(message))
         most_nbytes = self.channel.most_nbytes
         if nbytes > most_nbytes:
             raise too_long(self.spec.name, nbytes, most_nbytes)
@@ -348,7 +348,7 @@ class LocalHandle:
         phase = self.page.phase
         if phase == Phase.ENVIRONMENT:
             lane = self.page.lanes.get("main")
-            present = now_in(lane) if lane is not None else None
+            present = current_span(lane) if lane is not None else None
             if present is not None and present[0] is Part.INFER:
                 phase = Phase.INFERENCE
         return Phase(phase).name.lower()
@@ -376,9 +376,9 @@ class LocalHandle:
         return True
 
     def spans(self, since_ns: int) -> list[Thread]:
-        from penstock.profiling.report.readings import threads  # only a profile needs numpy
+        from penstock.profiling.report.readings import read_threads  # only a profile needs numpy
 
-        return threads(self.spec, self.pid, self.page, since_ns)
+        return read_threads(self.spec, self.pid, self.page, since_ns)
 
     def wait(self, timeout_s: float = math.inf) -> bool:
         """Wait for the end of the role and its guard.
@@ -442,13 +442,13 @@ def _ended(pidfd: int, timeout_s: float = 0.0) -> bool:
 
 def _thread(name: str, lane: memoryview) -> ThreadUsage:
     """Returns the usage of a thread from its lane of the status page."""
-    present = now_in(lane)
+    present = current_span(lane)
     if present is None:
-        return ThreadUsage(name, part=None, for_s=None, seconds=seconds_of(lane))
+        return ThreadUsage(name, part=None, for_s=None, seconds=seconds_by_part(lane))
 
     part, since_ns = present
     for_s = max(0.0, (time.monotonic_ns() - since_ns) * 1e-9)
-    return ThreadUsage(name, part.name.lower(), for_s, seconds_of(lane))
+    return ThreadUsage(name, part.name.lower(), for_s, seconds_by_part(lane))
 
 
 def too_long(name: str, nbytes: int, most_nbytes: int) -> UserError:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.core.control import Message, encoded
+from penstock.core.control import Message, encode_message
 from penstock.core.interfaces import Liveness, RoleStatus, RoleUsage, ThreadUsage
 from penstock.core.role_spec import RoleSpec
 from penstock.launch.engines.local import too_long
@@ -198,7 +198,7 @@ class RemoteHandle:
             "keys": _keys(spec, Path(curve)) if curve else {},
         }
 
-        nbytes = len(encoded(order))
+        nbytes = len(encode_message(order))
         if nbytes > MOST_NBYTES:
             raise too_long(spec.name, nbytes, MOST_NBYTES)
 
@@ -243,7 +243,7 @@ class RemoteHandle:
 
         Returns: None until all of it has arrived, and then that, once.
         """
-        from penstock.profiling.report.readings import Thread, unpacked  # they need numpy
+        from penstock.profiling.report.readings import Thread, unpack_spans  # they need numpy
 
         if self._spans is None or self._spans.since_ns != since_ns:
             self._spans = SpansRequest(since_ns)
@@ -256,7 +256,7 @@ class RemoteHandle:
         self._spans = None
         behind_ns = self._line.to_local_ns(0)
         return [
-            Thread(self.spec.name, *thread, unpacked(texts, behind_ns))
+            Thread(self.spec.name, *thread, unpack_spans(texts, behind_ns))
             for thread, texts in texts_of_thread.items()
         ]
 

@@ -181,7 +181,7 @@ def guard(plan: ShimPlan) -> Never:
     this_guard = os.pidfd_open(os.getpid())
     keeper = os.fork()
     if keeper == 0:
-        keep(plan, {supervisor: plan.supervisor_died, this_guard: plan.shim_died})
+        run_keeper(plan, {supervisor: plan.supervisor_died, this_guard: plan.shim_died})
     os.close(this_guard)
     plan.leave_to_role()
 
@@ -251,7 +251,7 @@ def _timeout_ms(deadline_s: float) -> float | None:
     return max(0.0, deadline_s - time.monotonic()) * 1000 + 1
 
 
-def keep(plan: ShimPlan, owners: dict[int, int]) -> Never:
+def run_keeper(plan: ShimPlan, owners: dict[int, int]) -> Never:
     """Be the keeper: start the role, and end as the role has ended.
 
     Args:

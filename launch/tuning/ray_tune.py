@@ -32,7 +32,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.launch.engines.ray_connection import connect
-from penstock.launch.signals import SignalHandler, handled
+from penstock.launch.signals import SignalHandler, handling_signals
 from penstock.launch.tuning.space import (
     ChoiceList,
     NumberRange,
@@ -85,14 +85,14 @@ class RunTrainable(tune.Trainable):
 class Narrator(tune.Callback):
     """Shows the starts, scores and ends of the trials, and ends them all after a signal."""
 
-    def __init__(self, say: Callable[[str], None], signals: Sequence[int]) -> None:
+    def __init__(self, print_line: Callable[[str], None], signals: Sequence[int]) -> None:
         """Begin with no trial.
 
         Args:
             say: shows a line to the user.
             signals: the signals that have arrived so far; more may be appended.
         """
-        self._say = say
+        self._print_line = print_line
         self._signals = signals
         self._scored_steps: dict[str, int] = {}
         """Agent steps of the last score that was shown, by the id of the trial."""
@@ -110,7 +110,7 @@ class Narrator(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         options = ", ".join(overrides_of(trial.config))
-        self._say(f"trial {number_of(trial.trial_id)} starts: {options}")
+        self._print_line(f"trial {number_of(trial.trial_id)} starts: {options}")
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -119,36 +119,36 @@ class Narrator(tune.Callback):
         steps = result.get(TIME, 0)
         if steps and steps != self._scored_steps.get(trial.trial_id):
             self._scored_steps[trial.trial_id] = steps
-            self._say(
+            self._print_line(
                 f"trial {number_of(trial.trial_id)}: return {result[SCORE]:.4g} after {steps:,} "
                 "agent steps"
             )
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._say(f"trial {number_of(trial.trial_id)} has ended")
+        self._print_line(f"trial {number_of(trial.trial_id)} has ended")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         number = number_of(trial.trial_id)
         self.failed.append(number)
-        self._say(f"trial {number} has failed")
+        self._print_line(f"trial {number} has failed")
 
 
 def run_trials(
-    sweep: Sweep, say: Callable[[str], None], after: SignalHandler | None = None
+    sweep: Sweep, print_line: Callable[[str], None], handler_after: SignalHandler | None = None
 ) -> TrialsEnd:
     """Run the trials of a sweep on a Ray cluster of this host.
 
     Args:
         sweep: the sweep, whose folder exists.
-        say: shows a line to the user.
-        after: handles signals once the trials have ended, as for `handled`.
+        print_line: shows a line to the user.
+        handler_after: handles signals once the trials have ended, as for `handling_signals`.
 
     Raises:
         UserError: Ray cannot be started.
     """
     random.seed(sweep.seed)  # PBT draws from it
     signals: list[int] = []
-    narrator = Narrator(say, signals)
+    narrator = Narrator(print_line, signals)
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -157,7 +157,7 @@ def run_trials(
         try:
             connect(None, cores=sweep.cores * sweep.at_once)
             # Signals are handled only now, as Ray has set a handler of SIGTERM that exits at once.
-            with handled(lambda signum, _: signals.append(signum), after):
+            with handling_signals(lambda signum, _: signals.append(signum), handler_after):
                 with _quiet_tune():
                     _tuner(sweep, narrator).fit()
                 ray.shutdown()

@@ -23,7 +23,7 @@ from penstock.configs.errors import UserError
 from penstock.core.files import open_private
 from penstock.core.run_dir import Resume, has_checkpoint, in_use
 from penstock.launch.engines.ray_agent import NOT_INHERITED
-from penstock.launch.run_group import command
+from penstock.launch.run_group import run_command
 from penstock.launch.tuning.space import Options, overrides_of, with_fixed_cores
 from penstock.launch.tuning.trials import (
     Metric,
@@ -203,7 +203,7 @@ class TrialRun:
         )
         with open(self._path / OUTPUT, "ab", opener=open_private) as output:
             return subprocess.Popen(
-                command(settings.target, overrides, self._path, resume, source),
+                run_command(settings.target, overrides, self._path, resume, source),
                 cwd=settings.cwd,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,13 @@ from importlib.util import find_spec
 from penstock.configs.errors import UserError
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
-from penstock.launch.run_group import SIGNALLED, command, exit_code, run_commands, say_line
+from penstock.launch.run_group import (
+    SIGNALLED,
+    group_exit_code,
+    run_command,
+    run_commands,
+    say_line,
+)
 from penstock.launch.signals import SignalsAfterRun
 from penstock.launch.tuning import trials
 from penstock.launch.tuning.space import overrides_of, with_fixed_cores
@@ -47,7 +53,7 @@ def uses_tune(scheduler: Scheduler, with_ray: bool) -> bool:
     return with_ray and not missing
 
 
-def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
+def run_sweep(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     """Run a sweep, and show and write its results.
 
     Args:
@@ -105,13 +111,15 @@ def tune(sweep: Sweep, with_ray: bool, as_json: bool) -> int:
     return code
 
 
-def _run_plain(sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun) -> TrialsEnd:
+def _run_plain(
+    sweep: Sweep, print_line: Callable[[str], None], handler_after: SignalsAfterRun
+) -> TrialsEnd:
     """Run all trials without Ray, in processes of their own.
 
     Args:
         sweep: the sweep, whose folder exists.
-        say: shows a line to the user.
-        after: handles signals once the trials have ended.
+        print_line: shows a line to the user.
+        handler_after: handles signals once the trials have ended.
     """
     if sweep.trials is None:
         options_of_trials = sweep.space.grid()
@@ -123,14 +131,21 @@ def _run_plain(sweep: Sweep, say: Callable[[str], None], after: SignalsAfterRun)
     for number, options in enumerate(options_of_trials):
         path = folder_of(sweep.folder, number)
         overrides = with_fixed_cores(sweep.target, [*sweep.overrides, *overrides_of(options)])
-        commands[number] = command(sweep.target, overrides, path, "no")
+        commands[number] = run_command(sweep.target, overrides, path, "no")
     for number, options in enumerate(options_of_trials):
         path = folder_of(sweep.folder, number)
         add_start(path, options, trained_steps=0, from_trial=None)
 
-    ends = run_commands(commands, sweep.at_once, say, name="trial", independent=True, after=after)
+    ends = run_commands(
+        commands,
+        sweep.at_once,
+        print_line,
+        name="trial",
+        independent=True,
+        handler_after=handler_after,
+    )
     errors = {number: end.summary["error"] for number, end in ends.items() if end.summary["error"]}
-    code = exit_code(ends, len(commands))
+    code = group_exit_code(ends, len(commands))
     if code not in SIGNALLED:
         code = min(code, 1)
     return TrialsEnd(code, errors)

@@ -17,7 +17,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     ENV,
     EVALUATION,
     best_locked,
-    best_meta,
+    usable_best_meta,
 )
 from penstock.learner.progress import EPISODES, Progress
 
@@ -47,7 +47,7 @@ class BestCheckpoint:
         It is read from the checkpoint where this process does not know it.
         """
         if self._return_to_beat is None:
-            meta = best_meta(self._folder, self._layout, self._env)
+            meta = usable_best_meta(self._folder, self._layout, self._env)
             # A checkpoint that was trained in another environment may be evaluated in this one. Its
             # return in training does not count here.
             if meta is not None and self._env.is_same(meta.get(ENV, {})):
@@ -83,5 +83,5 @@ class BestCheckpoint:
         """Whether the evaluator has written the best checkpoint, in this environment."""
         if not self._has_evaluator:
             return False
-        meta = best_meta(self._folder, self._layout, self._env)
+        meta = usable_best_meta(self._folder, self._layout, self._env)
         return meta is not None and EVALUATION in meta

@@ -13,7 +13,7 @@ and a newest checkpoint exists at every moment. Only files in folders ``step-N``
 checkpoints are removed, and such a folder once it is empty; symbolic links are left alone.
 
 A best checkpoint of another environment cannot be compared with this run's means, and one of
-another network cannot be evaluated here, so `best_meta` moves it aside. Imports no torch.
+another network cannot be evaluated here, so `usable_best_meta` moves it aside. Imports no torch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def newest_meta(last: Path) -> Mapping[str, Any] | None:
     return next((meta for _, meta in _readable((last, *older(last)))), None)
 
 
-def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
+def newest_undamaged(last: Path) -> tuple[Path, Checkpoint, list[str]]:
     """Read the newest checkpoint that is undamaged: ``last``, else one of `older`.
 
     Returns:
@@ -99,7 +99,7 @@ def newest_whole(last: Path) -> tuple[Path, Checkpoint, list[str]]:
     )
 
 
-def keep_older(last: Path, steps: int | None = None) -> Path | None:
+def keep_previous(last: Path, steps: int | None = None) -> Path | None:
     """Give ``last`` its second name, ``step-N``, before another checkpoint replaces it.
 
     A damaged one is set aside instead.
@@ -166,7 +166,7 @@ def restore(last: Path, whole: Path) -> list[Path]:
     return aside
 
 
-def begin_from(last: Path, source: Path) -> Checkpoint:
+def make_newest(last: Path, source: Path) -> Checkpoint:
     """Make a copy of the checkpoint in ``source`` the newest of a run.
 
     Newer ones of the run are kept as ``step-N-before-1``.
@@ -192,7 +192,7 @@ def begin_from(last: Path, source: Path) -> Checkpoint:
     # A checkpoint beside `last` is of this run, so a second name of its file is enough.
     is_of_other_run = source.resolve().parent != last.resolve().parent
     try:
-        keep_older(last)
+        keep_previous(last)
         for folder in older(last):
             if _steps(folder) > steps:
                 _move(folder, f"{folder.name}-before")
@@ -278,7 +278,7 @@ def _steps(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
+def usable_best_meta(folder: Path, layout: ParamLayout, env: EnvConfig) -> Mapping[str, Any] | None:
     """Returns the meta of the best checkpoint, or moves it aside if it is of no use to this run.
 
     It is moved beside ``folder`` if it is of another environment or network, or damaged.

@@ -33,7 +33,7 @@ from penstock.core.control import Message
 from penstock.core.machine import processor
 from penstock.core.notes import note_logger
 from penstock.core.params import POLICY_ID, Arrays
-from penstock.core.run_dir import HeldFolder
+from penstock.core.run_dir import RunFolderGuard
 from penstock.device.choice import device_of
 from penstock.device.interface import Device
 from penstock.envs.packing import Packer
@@ -44,7 +44,7 @@ from penstock.learner.checkpoints.best_checkpoint import BestCheckpoint
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import ENV, PLAY, REQUEST, REQUESTED
 from penstock.learner.checkpoints.checkpoint_schedule import CheckpointSchedule
-from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, described
+from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, spaces_as_json
 from penstock.learner.checkpoints.checkpoint_store import (
     CheckpointStore,
     CheckpointWriter,
@@ -83,8 +83,8 @@ class FormOnProcessor(NamedTuple):
 class CheckpointManager:
     """Saves ``trainer`` under ``run_dir`` and restores it.
 
-    Call `resume` first, then `save` whenever a checkpoint is `due`. After a save that failed call
-    `postpone`.
+    Call `resume` first, then `save` whenever a checkpoint is `is_due`. After a save that failed
+    call `postpone`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CheckpointManager:
         self._config = config.checkpoint
         self._report = report
         self._event = event
-        self._run_folder = HeldFolder(run_dir)
+        self._run_folder = RunFolderGuard(run_dir)
         self._last = folder / "last"
         self._requested = folder / REQUESTED
         self._best = BestCheckpoint(
@@ -117,7 +117,7 @@ class CheckpointManager:
         )
         self._schedule = CheckpointSchedule(config, now_s=time.monotonic())
         self._requests: EvaluationRequests | None = None  # None where the learner makes none
-        self._spaces = described(trainer.info)
+        self._spaces = spaces_as_json(trainer.info)
         # After a resume in another environment: the trained steps of the checkpoint.
         self._resumed_elsewhere: int | None = None
         self._epoch = 0  # epoch of the group of learners, at the last save
@@ -130,7 +130,7 @@ class CheckpointManager:
         )
 
         self._stored_play: Mapping[str, Any] | None = None
-        self.stored: Arrays = {}
+        self.resumed_group_state: Arrays = {}
         """What each of several learners kept for itself, in the resumed checkpoint."""
 
     @property
@@ -181,7 +181,7 @@ class CheckpointManager:
 
         Returns its folder and its content.
         """
-        folder, checkpoint, damaged = history.newest_whole(self._last)
+        folder, checkpoint, damaged = history.newest_undamaged(self._last)
         self._check_fits(folder, checkpoint)
         if checkpoint.policy_id != POLICY_ID:
             raise UserError(
@@ -226,7 +226,7 @@ class CheckpointManager:
         meta = checkpoint.meta
         try:
             _set_random_states(under(RANDOM, checkpoint.arrays), device_of(trainer.device))
-            self.stored = under(GROUP, checkpoint.arrays)
+            self.resumed_group_state = under(GROUP, checkpoint.arrays)
 
             same_env = trainer.config.env.is_same(meta.get(ENV, {}))
             scales = meta.get(SCALES, [])
@@ -237,7 +237,7 @@ class CheckpointManager:
                     "environment's observations as they were, or another run.dir"
                 )
 
-            trainer.progress.load_state_dict(meta["progress"], same_game=same_env)
+            trainer.progress.load_state_dict(meta["progress"], same_env=same_env)
             self._resume_lr_factor(meta.get(LR))
             self._compare_form(meta)
             self._stored_play = meta.get(PLAY) if same_env else None
@@ -319,7 +319,7 @@ class CheckpointManager:
         meta = history.newest_meta(self._last)
         return meta is None or self._trainer.config.env.is_same(meta.get(ENV, {}))
 
-    def shard(self, learner: int = 0) -> Path:
+    def replay_folder(self, learner: int = 0) -> Path:
         """Returns the folder in which ``learner`` keeps its replay."""
         return self._last / "replay" / str(learner)
 
@@ -332,7 +332,7 @@ class CheckpointManager:
         """Note that some learner has carried out the order to save, if there was one."""
         self._schedule.is_ordered = False
 
-    def due(self, *, by_time: bool = True) -> bool:
+    def is_due(self, *, by_time: bool = True) -> bool:
         """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`, or by
         order. ``by_time=False`` leaves out the first two."""
         return self._schedule.is_due(
@@ -351,9 +351,9 @@ class CheckpointManager:
         self._schedule.is_ordered = False
         self._begin_interval()
         if self._requests is not None:
-            self._requests.put_off()
+            self._requests.postpone()
 
-    def forget_best(self) -> None:
+    def reread_best(self) -> None:
         """Read the best mean return from the disk again, since another learner may save now."""
         self._best.forget_return()
 
@@ -423,7 +423,7 @@ class CheckpointManager:
         checkpoint = self._make_checkpoint(group_state or {}, self._best.return_to_beat())
         meta = {**checkpoint.meta, REQUEST: request}
         checkpoint_format.save(self._requested, replace(checkpoint, meta=meta))
-        self._requests.requested(request)
+        self._requests.on_requested(request)
 
     def close(self, wait_s: float) -> None:
         """Wait until the last checkpoint is in `checkpoint.store` too, for at most ``wait_s``
@@ -474,7 +474,7 @@ class CheckpointManager:
         The newest is worth more: it is written even if this fails.
         """
         try:
-            aside = history.keep_older(self._last, self._trainer.progress.learner_steps)
+            aside = history.keep_previous(self._last, self._trainer.progress.learner_steps)
             if aside is not None:
                 logger.info("%s was damaged meanwhile; it is kept as %s", self._last, aside)
         except OSError as error:

@@ -21,7 +21,7 @@ from penstock.learner.checkpoints.checkpoint_format import (
 SPACES = "spaces"
 
 
-def described(info: EnvInfo) -> list[Any]:
+def spaces_as_json(info: EnvInfo) -> list[Any]:
     """Returns the spaces of observations and actions as JSON, for the meta."""
     return [to_json(space) for space in info.spaces]
 
@@ -67,7 +67,7 @@ def _stored_spaces(
 ) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Returns the spaces of observations and actions on which a checkpoint was trained."""
     # The same spaces take as much memory as the environment's, which may be more.
-    most_nbytes = max(MOST_NBYTES, *map(claimed_nbytes, described(info)))
+    most_nbytes = max(MOST_NBYTES, *map(claimed_nbytes, spaces_as_json(info)))
     try:
         observations, actions = (from_json(encoded, most_nbytes) for encoded in stored.meta[SPACES])
     except (LookupError, TypeError, ValueError, AssertionError) as error:

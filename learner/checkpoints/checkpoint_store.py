@@ -338,7 +338,7 @@ def take_newer(store: CheckpointStore, last: Path) -> str:
             return ""
         try:
             store.fetch(entry, fetched)
-            history.begin_from(last, fetched)
+            history.make_newest(last, fetched)
             steps = f"after {entry.learner_steps:,} optimizer steps"
             return f"takes {entry.name} from {store.url}, {steps}"
         except checkpoint_format.DamagedCheckpointError as error:

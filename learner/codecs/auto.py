@@ -35,7 +35,7 @@ PROBES = 4  # the shortest counts: other load only makes them longer
 AFTER_WARMUP = 10**9 + 1  # every warm-up is over; with default intervals no variance is sent
 
 
-def choose(
+def choose_codec(
     cfg: LearnerConfig,
     parts: Sequence[GradientPart],
     size: int,
@@ -95,7 +95,7 @@ class _Trial:
         device: torch.device,
         ring: Collective,
     ) -> None:
-        """Make gradients of ``size`` values. The arguments are those of `choose`."""
+        """Make gradients of ``size`` values. The arguments are those of `choose_codec`."""
         self._cfg = cfg
         self._parts = parts
         self._device = device

@@ -155,7 +155,7 @@ class Reducer:
         self._ledger.switch(Part.REDUCE)
         grads = self._grads[bucket.start : bucket.stop]
         self._device.enter_thread()
-        with self._device.on(self._stream):
+        with self._device.use_stream(self._stream):
             self._stream.wait_event(gradients_ready)
             self.codec.reduce(bucket, grads.div_(divisor), self._ring)
         self._ledger.switch(Part.WAIT)

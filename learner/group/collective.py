@@ -47,19 +47,19 @@ class GroupCollective:
 
     def all_to_all(self, out: Tensor, given: Tensor) -> None:
         self.sent_nbytes += all_to_all_nbytes(given.nbytes, self.world)
-        with lost("all-to-all"):
+        with as_group_lost("all-to-all"):
             self._wait(self.group.alltoall_base(out.view(-1), given.view(-1), [], []))
 
     def all_gather(self, out: Tensor, given: Tensor) -> None:
         self.sent_nbytes += all_gather_nbytes(given.nbytes, self.world)
-        with lost("all-gather"):
+        with as_group_lost("all-gather"):
             self._wait(self.group._allgather_base(out.view(-1), given.view(-1)))
 
     def _reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
         self.sent_nbytes += all_reduce_nbytes(tensor.nbytes, self.world)
         options = dist.AllreduceOptions()
         options.reduceOp = op  # type: ignore[assignment]
-        with lost("all-reduce"):
+        with as_group_lost("all-reduce"):
             self._wait(self.group.allreduce([tensor], options))
 
     def _wait(self, work: dist.Work) -> None:
@@ -88,7 +88,7 @@ class GroupCollective:
 
 
 @contextmanager
-def lost(what: str, *also: type[Exception]) -> Iterator[None]:
+def as_group_lost(what: str, *also: type[Exception]) -> Iterator[None]:
     """Turn exceptions of torch for a member that is gone or late into a `GroupLostError`.
 
     Args:

@@ -26,8 +26,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.control import Message
 from penstock.core.params import Arrays
-from penstock.core.role import RoleContext, RunEndedError
-from penstock.core.role import Store as StoreAddress
+from penstock.core.role import RoleContext, RunEndedError, StoreAddress
 from penstock.learner.base_trainer import BaseTrainer
 from penstock.learner.group.process_group import (
     LearnerGroup,
@@ -62,7 +61,7 @@ SETTLE_S = 1.0
 # Members that the supervisor names are alive, and join within so many seconds.
 MEET_S = 4.0
 # Seconds between two looks at the supervisor's messages.
-LOOK_S = 0.005
+POLL_S = 0.005
 # The network interface of learners that are all on one host.
 LOOPBACK = "lo"
 # Prefix of the files, or of the keys in a store, by which the learners of an epoch meet.
@@ -130,7 +129,7 @@ class ElasticGroup:
         """Stores that this learner serves for learners of other hosts, by address."""
         self._remote: Store | None = None
         """The store of learners on several machines, each with a supervisor of its own."""
-        self._next_look_s = 0.0
+        self._next_poll_s = 0.0
         """When `raise_if_lost` looks next."""
 
     @property
@@ -150,7 +149,7 @@ class ElasticGroup:
         return self._ctx.learner == self._saver
 
     @property
-    def changed(self) -> bool:
+    def has_new_members(self) -> bool:
         """Whether the supervisor has named other members than those of the present group."""
         named, group = self._named, self._group
         return group is not None and named is not None and named["epoch"] > group.epoch
@@ -192,9 +191,9 @@ class ElasticGroup:
     def raise_if_lost(self) -> None:
         """Raise GroupLostError if a member has ended: queued reductions would wait forever."""
         now_s = time.monotonic()
-        if self._group is None or now_s < self._next_look_s:
+        if self._group is None or now_s < self._next_poll_s:
             return
-        self._next_look_s = now_s + LOOK_S
+        self._next_poll_s = now_s + POLL_S
         if ended := self._ended_members(self._group.epoch, self._group.members):
             raise GroupLostError(f"rank {', '.join(map(str, ended))} has ended")
 
@@ -229,7 +228,7 @@ class ElasticGroup:
         use_interface(self._interface())
         if is_first:
             self._ctx.report("join")
-        elif not self.changed:
+        elif not self.has_new_members:
             self._ctx.report("group_failed", epoch=self._tried_epoch, message=why)
         while (named := self._wait_for_group()) is not None:
             store = self._meeting_store(named)
@@ -254,7 +253,7 @@ class ElasticGroup:
             self._ctx.status.beat()
             if self._ctx.channel.closed:
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             self.messages()
         return self.leads and not self._saved
 
@@ -312,7 +311,7 @@ class ElasticGroup:
             self._look()
             if self._named is not None and self._named["epoch"] > self._tried_epoch:
                 return self._named
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return None
 
     def _enter(self, store: Store, epoch: int, members: list[int], *, timeout_s: float) -> bool:
@@ -338,7 +337,7 @@ class ElasticGroup:
             positions = self._gather_positions(group)
             source = positions.index(max(positions))
             for optimizer in trainer.optimizers().values():
-                optimizer.learners = group.world
+                optimizer.learners_in_step = group.world
 
             assert self._pace is not None
             sync = self._pace.join(group, source)
@@ -453,7 +452,7 @@ class ElasticGroup:
             if rounds > self._rounds:
                 progress.acknowledge()
         sync.rounds = self._rounds = rounds
-        trainer.regrouped()
+        trainer.on_regroup()
         progress.share_window(group.world)
 
         stored = group.broadcast(self._stored, source)

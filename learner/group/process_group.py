@@ -31,7 +31,7 @@ from penstock.configs.schema import Config
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays
 from penstock.device.choice import device_of
-from penstock.learner.group.collective import GroupCollective, lost
+from penstock.learner.group.collective import GroupCollective, as_group_lost
 from penstock.learner.sync.gradient_sync import GroupLostError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 logger = note_logger(__name__)
 
 # Seconds between two looks at the store.
-LOOK_S = 0.005
+POLL_S = 0.005
 # Names of the states of torch's random generators in a checkpoint: on the CPU, and on a GPU.
 RANDOM = "random"
 DEVICE_RANDOM = "device-random"
@@ -99,7 +99,7 @@ class LearnerGroup:
         connect_timeout = timedelta(seconds=min(cfg.timeout_s, CONNECT_S))
 
         # Small values on the CPU go through gloo.
-        with lost("connecting", ValueError, MemoryError):
+        with as_group_lost("connecting", ValueError, MemoryError):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"epoch-{epoch}", store),  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ class LearnerGroup:
         """Collective calls for small values on the CPU."""
 
         backend = self._backend()
-        with lost("connecting"):
+        with as_group_lost("connecting"):
             for name, value in NCCL_VARIABLES.items():
                 os.environ.setdefault(name, value)
             gradients = dist.new_group(timeout=connect_timeout, backend=backend)
@@ -161,7 +161,7 @@ class LearnerGroup:
         size = torch.tensor([len(data)])
 
         # The others learn the number of bytes first, and make room for them.
-        with lost("broadcast"):
+        with as_group_lost("broadcast"):
             dist.broadcast(size, source)
             if self.rank != source:
                 data = np.empty(int(size), np.uint8)
@@ -239,7 +239,7 @@ def meet(
     """
     deadline_s = time.monotonic() + timeout_s
     token = os.urandom(8).hex()
-    with lost("the meeting"):
+    with as_group_lost("the meeting"):
         store.set(f"hello-{me}", json.dumps(hello))
         store.set(f"token-{me}", token)
 
@@ -261,7 +261,7 @@ def meet(
                 if time.monotonic() > deadline_s:
                     ranks = ", ".join(map(str, absent))
                     raise GroupLostError(f"rank {ranks} did not come within {timeout_s:g} s")
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
 
 
 def hello_of(config: Config, device: torch.device) -> dict[str, Any]:

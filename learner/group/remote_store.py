@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from penstock.configs.errors import UserError
 from penstock.configs.value_types import is_local
-from penstock.core.role import Store as StoreAddress
+from penstock.core.role import StoreAddress
 from penstock.learner.group.process_group import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Longest try to connect, in seconds.
 TRY_S = 1.0
 # Seconds between two looks at the store.
-LOOK_S = 0.05
+POLL_S = 0.05
 # Seconds in which all living members notice that the group is lost.
 ROLL_S = 5.0
 # Connections that may wait to be accepted.
@@ -130,7 +130,7 @@ def _answers(address: StoreAddress, timeout_s: float, waiting: Callable[[], bool
                 f"within run.start_timeout_s = {timeout_s:g} s ({why}); start {server} with the "
                 "same address, and see that no firewall is between"
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return False
 
 
@@ -174,7 +174,7 @@ def who_has_gone(
             deadline_s = time.monotonic() + ROLL_S
             while absent and time.monotonic() < deadline_s:
                 absent.difference_update(m for m in list(absent) if store.check([f"lives-{m}"]))
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         except RuntimeError:
             if 0 in absent or address.served:
                 return  # else rank 0 was alive then, and has ended meanwhile like all
@@ -187,7 +187,7 @@ def who_has_gone(
     deadline_s = time.monotonic() + ROLL_S + LINGER_S
     serves = me == 0 and not address.served
     while (caller.is_alive() or serves) and time.monotonic() < deadline_s and waiting():
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
     if not store_answered.is_set():
         server = "torchrun's agent" if address.served else "rank 0"

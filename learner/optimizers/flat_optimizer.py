@@ -59,7 +59,7 @@ class FlatOptimizer:
         self.grad_clip = None if codec_has_momentum else cfg.grad_clip
         """Bound on the norm of the mean gradient; None for no bound here."""
 
-        self.learners = cfg.most_count
+        self.learners_in_step = cfg.most_count
         """Number of learners whose gradients are in a step. It is below ``cfg.most_count`` while a
         learner is dead, or its gradient is discarded (`learner.spare`)."""
         self.lr_factor = 1.0
@@ -120,7 +120,7 @@ class FlatOptimizer:
             scale.mul_(((norm + CLIP_MARGIN) / self.grad_clip).clamp_(min=1.0))
 
         self.updates += 1
-        rate = learning_rate(self._cfg, env_steps, self.updates, self.learners)
+        rate = learning_rate(self._cfg, env_steps, self.updates, self.learners_in_step)
         self.lr = rate * self.lr_factor
         self._optimizer.step(
             UpdateStep(

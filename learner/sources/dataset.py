@@ -126,5 +126,5 @@ def _difference(needed: Layout, stored: Layout) -> str:
 
 def _inputs(layout: Layout) -> list[Leaf]:
     """Returns the columns of observations and actions."""
-    actions = [leaf for leaf in layout.others if leaf.name.split(".", 1)[0] == "action"]
+    actions = [leaf for leaf in layout.other_leaves if leaf.name.split(".", 1)[0] == "action"]
     return [*(observation.leaf for observation in layout.observations), *actions]

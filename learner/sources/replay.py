@@ -53,7 +53,7 @@ from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
 # Seconds between two heartbeats of a run that waits.
-LOOK_S = 0.1
+POLL_S = 0.1
 # Longest poll in seconds while a snapshot is being saved, so that it gets the lock.
 SHARE_S = 0.005
 
@@ -482,7 +482,7 @@ class KeptReplay:
         """Wait for the thread."""
         while self._thread is not None and self._thread.is_alive():
             beat()
-            self._thread.join(LOOK_S)
+            self._thread.join(POLL_S)
 
     def _raise_error(self) -> None:
         """Raise the exception of the thread, if there was one, once."""

@@ -136,9 +136,9 @@ class StagingBatch:
     def wait_on_device(self) -> None:
         """Make the current stream wait for the copy, without stopping the host."""
         assert self._upload is not None, "the batch was not gathered"
-        self._upload.arrive()
+        self._upload.tensors_on_current_stream()
 
-    def let_go(self) -> None:
+    def on_last_use(self) -> None:
         """Note that the learner has queued its last use; the next upload waits for that."""
         self._uploader.follow()
         self.steps = 0

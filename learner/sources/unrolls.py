@@ -157,8 +157,8 @@ class UnrollSource:
 
         The thread is woken by the next backward pass, or at once if no other batch is ready.
         """
-        self._accounting.used(batch.steps, result.trained_steps)
-        batch.let_go()
+        self._accounting.count_batch(batch.steps, result.trained_steps)
+        batch.on_last_use()
         self._free.append(batch)
 
         self._has_returned = self._feeder is not None
@@ -275,7 +275,7 @@ class UnrollSource:
         assert self._host is not None
         published = self._host.published
         if published is not None and published.version == version:
-            self.store.lend_up_to(self._batch_slots)
+            self.store.set_quota(self._batch_slots)
 
 
 def _shared_store(config: Config, spec: SlotSpec, actors: int, lanes: int) -> SlotStore:

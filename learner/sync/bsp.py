@@ -20,7 +20,7 @@ from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import CodecContext
 from penstock.core.notes import note_logger
 from penstock.core.params import Arrays, Floats
-from penstock.learner.codecs.auto import AFTER_WARMUP, choose
+from penstock.learner.codecs.auto import AFTER_WARMUP, choose_codec
 from penstock.learner.codecs.buckets import VALUE_NBYTES
 from penstock.learner.codecs.collective import all_reduce_nbytes
 from penstock.learner.codecs.reducer import Reducer
@@ -238,7 +238,7 @@ class BspPace:
             cfg,
             ledger=self._ctx.ledger,
             reducing=self._ctx.status.ledger("reduce", Part.WAIT),
-            shared=self._trainer.shared(),
+            shared=self._trainer.shared_statistics(),
             drain=self._trainer.queue.drain,
         )
         if group.rank == 0 and group.world > 1 and not self._noted_share:
@@ -261,7 +261,7 @@ class BspPace:
             return "none"
 
         largest = max(self._trainer.optimizers().values(), key=lambda each: len(each.values))
-        choice = choose(
+        choice = choose_codec(
             self._config.learner,
             parts=largest.parts,
             size=len(largest.values),

@@ -64,7 +64,8 @@ class LocalSgd(OwnUpdates):
             optimizers: by name, the same on every rank.
             cfg: the section `learner`.
             ledger: time ledger of the training thread.
-            launched: called when an average is queued on the device (`DeviceQueue.launched`).
+            launched: called when an average is queued on the device
+                (`DeviceQueue.on_batch_queued`).
         """
         self.world = group.world
         self.rounds = 0
@@ -206,5 +207,5 @@ class LocalSgdPace:
             trainer.optimizers(),
             config.learner,
             ledger=ctx.ledger,
-            launched=trainer.queue.launched,
+            launched=trainer.queue.on_batch_queued,
         )

@@ -148,7 +148,7 @@ class RunFolder:
         return previous != current
 
 
-def reached(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
+def highest_counters(run_dir: Path, names: Iterable[str]) -> dict[str, float]:
     """Returns the highest values of counters that earlier processes of a run have written.
 
     Args:

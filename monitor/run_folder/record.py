@@ -18,11 +18,11 @@ from penstock.configs.secrets import redacted
 from penstock.configs.sections import RECORD_MEANS, EnvConfig
 from penstock.core.files import open_private, without_nan, write_atomic
 from penstock.core.interfaces import Json, MetricSink, RunEvent
-from penstock.core.run_dir import HeldFolder
+from penstock.core.run_dir import RunFolderGuard
 from penstock.monitor.ranks import lags
 from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.monitor.run_folder.lines import lines
-from penstock.profiling.histogram import latencies
+from penstock.profiling.histogram import latency_figures
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
@@ -130,7 +130,7 @@ class Record(MetricSink):
         """
         self._run_dir = run_dir
         self._resumed = resumed
-        self._folder = HeldFolder(run_dir)
+        self._folder = RunFolderGuard(run_dir)
         self.evaluation: Json = {}
         """Figures of the last evaluation before a resume, unless its environment was not
         ``env``."""
@@ -251,7 +251,7 @@ class Record(MetricSink):
         if self._lag:
             whole |= lags(self._lag)
         if self._latency:
-            whole |= latencies(self._latency)
+            whole |= latency_figures(self._latency)
 
         if interval:
             whole["last_interval"] = interval

@@ -25,7 +25,7 @@ TORCH_TRACE = "torch_trace.json"
 KERNELS = "kernels.json"
 
 
-def write(
+def write_profile_files(
     folder: Path,
     profile: Profile,
     window: ProfileWindow,

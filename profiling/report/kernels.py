@@ -48,7 +48,7 @@ def busy(events: Iterable[Mapping[str, Any]]) -> float | None:
     return busy_us / (last_us - first_us) if last_us > first_us else None
 
 
-def busy_in(path: Path) -> float | None:
+def kernel_share_in(path: Path) -> float | None:
     """Returns `busy` of the trace in a file; None if there is no file, or none that is whole."""
     try:
         return busy(json.loads(path.read_text())["traceEvents"])

@@ -21,7 +21,7 @@ from penstock.core.files import open_private
 from penstock.core.interfaces import Handle
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.report import trace
-from penstock.profiling.report.readings import MAIN, SUPERVISOR, Thread, spans
+from penstock.profiling.report.readings import MAIN, SUPERVISOR, Thread, read_spans
 
 FILE = "timeline.json"
 LAST_S = 60.0
@@ -32,7 +32,7 @@ TimelineSpan = tuple[str, float, float]
 """Part, begin in µs and length in µs. Plain tuples, as a file has up to `MOST_SPANS`."""
 
 
-def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
+def write_last_minute(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
     """Write the file into the folder of a run.
 
     Args:
@@ -50,17 +50,17 @@ def record(folder: Path, handles: Iterable[Handle], ledger: TimeLedger) -> None:
             pid=os.getpid(),
             name=MAIN,
             lane=0,
-            spans=spans(ledger.lane, since_ns),
+            spans=read_spans(ledger.lane, since_ns),
         )
     )
 
     temporary = folder / f"{FILE}.tmp"
     with open(temporary, "w", encoding="utf-8", opener=open_private) as file:
-        file.write(encoded(threads, time.time()))
+        file.write(encode_spans(threads, time.time()))
     temporary.replace(folder / FILE)
 
 
-def encoded(threads: Iterable[Thread], at_s: float) -> str:
+def encode_spans(threads: Iterable[Thread], at_s: float) -> str:
     """Returns the content of the file; ``at_s`` is the wall-clock time."""
     threads_with_spans = [thread for thread in threads if len(thread.spans)]
     newest = trace.newest_spans(threads_with_spans, MOST_SPANS)
@@ -84,7 +84,7 @@ def encoded(threads: Iterable[Thread], at_s: float) -> str:
     )
 
 
-def decoded(content: Mapping[str, Any]) -> dict[str, list[TimelineSpan]]:
+def decode_spans(content: Mapping[str, Any]) -> dict[str, list[TimelineSpan]]:
     """Returns the spans of each thread, by its name.
 
     Raises ValueError, LookupError or TypeError if ``content`` is not that of such a file.

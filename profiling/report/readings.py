@@ -100,7 +100,7 @@ class Thread:
     spans: Spans
 
 
-def read_own(ledger: TimeLedger) -> Reading:
+def read_supervisor(ledger: TimeLedger) -> Reading:
     """Returns a reading of this process, the supervisor's, whose main thread keeps ``ledger``."""
     pid = os.getpid()
     lanes = {MAIN: ledger.snapshot()}
@@ -114,15 +114,15 @@ def read_own(ledger: TimeLedger) -> Reading:
     )
 
 
-def threads(spec: RoleSpec, pid: int, status: StatusPage, since_ns: int) -> list[Thread]:
+def read_threads(spec: RoleSpec, pid: int, status: StatusPage, since_ns: int) -> list[Thread]:
     """Returns what the rings of a process hold from ``since_ns`` on."""
     return [
-        Thread(spec.name, pid, name, number, spans(lane, since_ns))
+        Thread(spec.name, pid, name, number, read_spans(lane, since_ns))
         for number, (name, lane) in enumerate(status.lanes.items())
     ]
 
 
-def spans(lane: memoryview, since_ns: int) -> Spans:
+def read_spans(lane: memoryview, since_ns: int) -> Spans:
     """Returns the spans in a lane's ring between ``since_ns`` and now; the current one ends now."""
     now_ns = time.perf_counter_ns()
     count = lane[COUNT]
@@ -144,8 +144,8 @@ def spans(lane: memoryview, since_ns: int) -> Spans:
     )
 
 
-def packed(spans: Spans) -> list[str]:
-    """Returns spans as texts of at most `PACKED` each, oldest first, for `unpacked`."""
+def pack_spans(spans: Spans) -> list[str]:
+    """Returns spans as texts of at most `PACKED` each, oldest first, for `unpack_spans`."""
     if not len(spans):
         return [""]
     words = spans.begin_ns << PART_BITS | spans.part
@@ -154,8 +154,8 @@ def packed(spans: Spans) -> list[str]:
     return [base64.b64encode(words[i : i + PACKED].tobytes()).decode() for i in starts]
 
 
-def unpacked(texts: Sequence[str], behind_ns: int) -> Spans:
-    """Returns the spans of which `packed` has made ``texts``.
+def unpack_spans(texts: Sequence[str], behind_ns: int) -> Spans:
+    """Returns the spans of which `pack_spans` has made ``texts``.
 
     ``behind_ns`` is added to all times: by as much the clock of the other host is behind.
     """

@@ -86,7 +86,7 @@ def _stored(config: Config, rates: WindowRates) -> Rate:
     Actors of this host write in place, unless they send; connectors write what they receive.
     """
     writers = []
-    actors_send = TRANSPORTS.here(config.transport.kind).reaches_other_hosts
+    actors_send = TRANSPORTS.same_host_spec(config.transport.kind).reaches_other_hosts
     if rates.played is not None and not actors_send:
         writers.append(rates.played)
     if rates.received is not None:

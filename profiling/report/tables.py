@@ -41,12 +41,12 @@ def tables(profile: Mapping[str, Any]) -> list[TextTable]:
         _table("Other processes", profile["others"], _OTHER),
         env_threads(profile.get("env_threads")),
         stages(profile["flow"]["stages"]),
-        flow(profile["flow"]),
+        flow_table(profile["flow"]),
     ]
     return [table for table in every_table if table.rows]
 
 
-def lines(profile: Mapping[str, Any]) -> list[str]:
+def report_lines(profile: Mapping[str, Any]) -> list[str]:
     """Returns the profile for a terminal, line by line.
 
     Tables in plain text come first, then the verdict.
@@ -104,7 +104,7 @@ def stages(entries: Entries) -> TextTable:
     )
 
 
-def flow(figures: Mapping[str, Any]) -> TextTable:
+def flow_table(figures: Mapping[str, Any]) -> TextTable:
     """Returns what moved, and how long it took; ``figures`` are those of `FlowEvidence`."""
     latency = ", ".join(
         f"{quantile} {duration(seconds)}" for quantile, seconds in figures["latency_s"].items()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.configs.schema import Config
 from penstock.core.role_spec import Stage
 from penstock.profiling.histogram import quantile
-from penstock.profiling.ledger import fractions, learner_parts
+from penstock.profiling.ledger import by_learner_part, shares_between
 from penstock.profiling.report.profile import (
     RECEIVED,
     ActorEvidence,
@@ -114,7 +114,7 @@ class ProfileWindow:
         return MetricsGrowth(first, last, (last_ns - first_ns) * 1e-9)
 
 
-def make(
+def make_profile(
     target: str,
     config: Config,
     window: ProfileWindow,
@@ -225,7 +225,7 @@ class ProcessChange:
         """Returns the share of each part in the time of the thread of a lane."""
         first_s = self._first.lanes.get(lane, {}) if self._first else {}
         last_s = self.last.lanes.get(lane, {})
-        return fractions(last_s, first_s)
+        return shares_between(last_s, first_s)
 
     def unmeasured(self) -> dict[str, float]:
         """Returns the share of the clock that no part of a thread's ledger has, by thread.
@@ -261,14 +261,14 @@ def _learner(
     ceiling: float | None,
     kernel_busy: float | None,
 ) -> LearnerEvidence:
-    """Returns the evidence of a learner; further arguments are those of `make`."""
+    """Returns the evidence of a learner; further arguments are those of `make_profile`."""
     rank = change.last.spec.learner
     lanes = change.last.lanes
     main_lane = GPU if GPU in lanes else MAIN
     parts = change.shares(main_lane)
     queue_fills = [_of_rank(metrics, rank).get("queue_fill") for metrics in window.within]
     return LearnerEvidence(
-        **change.figures() | {"ledger": learner_parts(parts)},
+        **change.figures() | {"ledger": by_learner_part(parts)},
         rank=rank,
         parts=parts,
         threads={lane: change.shares(lane) for lane in lanes if lane != main_lane},

@@ -277,11 +277,11 @@ class Intake(TableListener):
                 fault = self._fault(head, slot)
         except WireError as error:
             self._drop_waiting(stream, error.reason, str(error))
-            self._writer.give_back(slot)
+            self._writer.reuse_later(slot)
             return True
         except wire.STRANGE as error:
             self._drop_waiting(stream, "meta", str(error))
-            self._writer.give_back(slot)
+            self._writer.reuse_later(slot)
             return True
 
         # The slot is whole, so the stream continues after it even if its columns are refused.
@@ -293,7 +293,7 @@ class Intake(TableListener):
             self._publish(stream, head, slot)
         else:
             self._on_refused(RefusedSlot(stream.peer, head.sequence, "columns", fault))
-            self._writer.give_back(slot)
+            self._writer.reuse_later(slot)
         return True
 
     def _publish(self, stream: ClientStream, head: wire.Header, slot: Slot) -> None:
@@ -303,7 +303,7 @@ class Intake(TableListener):
         # number of rows.
         header = head._replace(actor=number, incarnation=0, generation=0)
         wire.fill_header(slot.header, header, time.monotonic(), rows=head.generation)
-        self._replay.table.checked.add(slot.index)
+        self._replay.table.checked_slots.add(slot.index)
         self._writer.publish(slot)
 
         self.received["slots"] += 1

@@ -31,7 +31,7 @@ from penstock.replay.remote.service import ReplayService
 from penstock.transport import wire
 from penstock.transport.wire import Buffer, Header, MessageKind
 from penstock.transport.zmq.keys import load_learner
-from penstock.transport.zmq.listener import LOOK_EVERY_S
+from penstock.transport.zmq.listener import CHECK_S
 from penstock.transport.zmq.server_socket import ServerSocket
 from penstock.transport.zmq.sockets import IsReleased, WasWritten, port_of
 
@@ -239,7 +239,7 @@ class ReplayServer:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Serve until ``stopping()``."""
         while not stopping():
-            self.turn(LOOK_EVERY_S)
+            self.turn(CHECK_S)
 
     def handle(self, name: bytes, parts: Sequence[Buffer]) -> None:
         """Handle one message of a peer; a bad one is counted."""
@@ -271,8 +271,8 @@ class ReplayServer:
 
     def _turn_away_connections(self) -> None:
         """Reject new connections while descriptors are nearly used up; logs it once."""
-        self._socket.listener.look(time.monotonic())
-        if not self._socket.listener.shut or self._has_logged_full:
+        self._socket.listener.check_descriptors(time.monotonic())
+        if not self._socket.listener.is_shut or self._has_logged_full:
             return
         self._has_logged_full = True
         if self._log is not None:

@@ -170,7 +170,9 @@ class ReplayService:
             if error.reason == "unknown":
                 self._send_message(name, MessageKind.WHO)
             elif error.reason == "version":
-                self._refuse(name, 0, wire.other_version("this client", error.text, "the server"))
+                self._refuse(
+                    name, 0, wire.describe_other_version("this client", error.text, "the server")
+                )
         except ReplayError as error:
             self._count_rejection("refused", str(error))
             self._refuse(name, number, str(error))
@@ -202,7 +204,7 @@ class ReplayService:
             self._peers.return_credit(peer)
             if peer.requests and now_s >= peer.retry_s:
                 oldest = next(iter(peer.requests.values()))
-                if self._peers.has_credit(peer, oldest.nbytes) and not oldest.source.missing():
+                if self._peers.has_credit(peer, oldest.nbytes) and not oldest.source.why_not():
                     del peer.requests[oldest.number]
                     self._serve(name, peer, oldest)
 
@@ -297,7 +299,7 @@ class ReplayService:
 
         # A peer that asks again is told what its request waits for.
         if number in peer.requests:
-            reason = peer.requests[number].source.missing()
+            reason = peer.requests[number].source.why_not()
             reason = reason or "answers that were sent are unread"
             self._send_message(name, MessageKind.WAIT, {"reason": reason}, number=number)
             return
@@ -479,7 +481,7 @@ def row_nbytes(replay: Replay) -> int:
     """Approximate bytes of one row of a batch, or of a whole sequence."""
     layout = replay.layout
     row = sum(2 * o.leaf.nbytes for o in layout.observations)
-    row += sum(leaf.nbytes for leaf in layout.others) + SCALARS_NBYTES
+    row += sum(leaf.nbytes for leaf in layout.other_leaves) + SCALARS_NBYTES
     return row * (replay.sequences.length if replay.sequences else 1)
 
 

@@ -36,7 +36,7 @@ from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
 from penstock.envs import make
 from penstock.launch import topology
-from penstock.launch.run import EngineChoice, conduct
+from penstock.launch.run import EngineChoice, run_in_folder
 from penstock.learner import role as learner_role
 from penstock.learner.optimizers.flat_optimizer import FlatOptimizer
 from penstock.monitor.run_folder.events import EventLog
@@ -238,8 +238,8 @@ def test_the_engine_trains_with_the_role_beside(tmp_path: Path) -> None:
     options = ("actors.count=1", "actors.envs=4", "stop.learner_steps=5", "stop.return=null")
     resolved = resolve_target("cartpole", [*options, f"run.dir={tmp_path / 'run'}"])
     place = EngineChoice("spoken")
-    outcome, _ = conduct(
-        resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]), place=place
+    outcome, _ = run_in_folder(
+        resolved, tmp_path / "run", "no", topology.train_roles, lambda _: FanOut([]), place=place
     )
     assert outcome.exit_code == 0
     started = (tmp_path / "run" / "logs" / "started.txt").read_text().splitlines()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not zmq.has("curve"), reason="libzmq without CUR
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The learner's keys."""
-    keys.new(tmp_path / "keys")
+    keys.make_keys(tmp_path / "keys")
     return tmp_path / "keys"
 
 
@@ -95,7 +95,7 @@ def test_actor_with_only_the_learners_public_key_cannot_connect(
     tmp_path: Path, actor_folder: Path, address: str
 ) -> None:
     stranger = tmp_path / "stranger"
-    keys.new(stranger)
+    keys.make_keys(stranger)
     shutil.copy(actor_folder / "learner.key", stranger)
     assert refused(context(tmp_path, curve=stranger), address)
 
@@ -104,7 +104,7 @@ def test_actor_rejects_a_learner_with_another_key(
     tmp_path: Path, actor_folder: Path, address: str
 ) -> None:
     shutil.copy(actor_folder / "learner.key", tmp_path / "right.key")
-    keys.new(tmp_path / "other")
+    keys.make_keys(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "learner.key", actor_folder)
     assert refused(context(tmp_path, curve=actor_folder), address)
 
@@ -147,7 +147,7 @@ def keep_asking(client: Client, other: ZmqLink) -> None:
 def keys_of_host(tmp_path: Path, folder: Path, name: str) -> Path:
     """A pair of its own for one host, listed by the learner."""
     made = tmp_path / name
-    keys.new(made)
+    keys.make_keys(made)
     shutil.copy(folder / "learner.key", made / "learner.key")
     shutil.copy(made / "allowed" / "actor.key", folder / "allowed" / f"{name}.key")
     return made
@@ -164,7 +164,7 @@ def test_keys_are_secret_and_never_overwritten(folder: Path) -> None:
     for path in folder.glob("*.key_secret"):
         assert (path.stat().st_mode & 0o777) == 0o600
     with pytest.raises(UserError, match="holds keys already"):
-        keys.new(folder)
+        keys.make_keys(folder)
 
 
 def test_a_missing_key_is_named(tmp_path: Path, folder: Path, actor_folder: Path) -> None:

@@ -53,7 +53,7 @@ def unrolls() -> Any:
             batch, following = batches[number % 2], batches[(number + 1) % 2]
             gathered = feeder.submit(following.gather, [slot(made, rng)])
             made.step(batch)
-            batch.let_go()
+            batch.on_last_use()
             assert all(np.isfinite(value) for value in made.statistics().values())
         gathered.result()
     return made.optimizer.values.detach().cpu().numpy()
@@ -63,7 +63,10 @@ def weights() -> Any:
     """Publish weights that change at once, and read what arrives."""
     made, found = trainer(), []
     board = WeightsBoard.create(made.layout.size, shared=False)
-    publisher, read = Publisher(made.published(), board), np.empty(made.layout.size, np.float32)
+    publisher, read = (
+        Publisher(made.published_tensors(), board),
+        np.empty(made.layout.size, np.float32),
+    )
     for number in range(BATCHES):
         publisher.publish(POLICY_ID, Stamp(0, number))
         made.optimizer.values.mul_(2)
@@ -106,7 +109,7 @@ def transitions() -> Any:
         if len(known) > 1:  # as the sampler reads them
             errors.append(known.pop(0).get().copy())
     errors.append(known.pop().get().copy())
-    return np.concatenate(errors), made.published()[0].detach().cpu().numpy()
+    return np.concatenate(errors), made.published_tensors()[0].detach().cpu().numpy()
 
 
 def uploads() -> Any:
@@ -115,7 +118,7 @@ def uploads() -> Any:
     array = np.empty(1000, np.float32)
     for number in range(BATCHES):
         array[...] = number
-        placed = uploader.send(array).arrive()
+        placed = uploader.send(array).tensors_on_current_stream()
         made.append((placed * 2).sum())
         del placed
     return torch.stack(made).cpu().numpy()
@@ -170,12 +173,12 @@ HAZARDS = [
     ("unrolls", "synchronize", "Upload.wait"),
     ("unrolls", "enter_thread", "StagingBatch.gather"),
     ("unrolls", "record", "DeviceUploader.fill"),
-    ("unrolls", "on", "DeviceUploader.fill"),
-    ("unrolls", "wait_event", "Upload.arrive"),
+    ("unrolls", "use_stream", "DeviceUploader.fill"),
+    ("unrolls", "wait_event", "Upload.tensors_on_current_stream"),
     ("unrolls", "wait_stream", "DeviceUploader.follow"),
     ("unrolls", "host_memory", "StagingBatch.__init__"),
     ("weights", "wait_stream", "Publisher.publish"),
-    ("weights", "on", "Publisher.publish"),
+    ("weights", "use_stream", "Publisher.publish"),
     ("weights", "record", "Publisher.publish"),
     ("weights", "query", "Publisher.flush"),
     ("weights", "synchronize", "Publisher.flush"),
@@ -184,14 +187,14 @@ HAZARDS = [
     ("transitions", "synchronize", "Download.get"),
     ("transitions", "host_memory", "Download.__init__"),
     ("uploads", "synchronize", "DeviceUploader.send"),
-    ("uploads", "wait_event", "Upload.arrive"),
+    ("uploads", "wait_event", "Upload.tensors_on_current_stream"),
     ("uploads", "record", "DeviceUploader.send"),
-    ("uploads", "used_on", "Upload.arrive"),
+    ("uploads", "record_use", "Upload.tensors_on_current_stream"),
     ("uploads", "host_memory", "Pinned.filled"),
     ("prefetched", "enter_thread", "DeviceUploader.enter_thread"),
     ("prefetched", "record", "DeviceUploader.send"),
-    ("prefetched", "wait_event", "Upload.arrive"),
-    ("prefetched", "used_on", "Upload.arrive"),
+    ("prefetched", "wait_event", "Upload.tensors_on_current_stream"),
+    ("prefetched", "record_use", "Upload.tensors_on_current_stream"),
     ("prefetched", "host_memory", "Pinned.filled"),
     ("reductions", "record", "Reducer._hand_over"),
     ("reductions", "enter_thread", "Reducer._reduce"),

@@ -27,7 +27,7 @@ from penstock.core.interfaces import (
 )
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.registry import ENGINES, make_engine
-from penstock.launch.profile_watch import read
+from penstock.launch.profile_watch import take_reading
 from penstock.launch.topology import role_arguments
 from penstock.profiling.ledger import Part
 from penstock.profiling.report.readings import PACKED, Thread
@@ -135,7 +135,7 @@ def test_handle_shows_status_and_usage_of_its_role(engine: Engine, folder: Path)
     assert usage.state
     assert usage.cpu_s is not None
     assert handle.liveness() is Liveness.ALIVE
-    reading = read(handle)
+    reading = take_reading(handle)
     assert (reading.spec, reading.pid) == (handle.spec, usage.pid)
     assert arrived(handle, 0) == []  # this role keeps no ledger
 
@@ -172,7 +172,7 @@ def test_spans_of_a_role_are_complete_and_by_the_clock_of_this_host(
     [thread] = arrived(handle, later_ns)
     assert begin_ns[-1] < thread.spans.end_ns[-1], "they are those of now"
     assert thread.spans.begin_ns[0] >= later_ns - SLACK_NS
-    reading = read(handle)
+    reading = take_reading(handle)
     assert sum(reading.lanes["main"].values()) > 0
     assert since_ns < reading.at_ns < time.perf_counter_ns()
 

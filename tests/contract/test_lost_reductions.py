@@ -64,7 +64,7 @@ class Batches:
         try:
             self._made.step(batch)
         finally:
-            batch.let_go()
+            batch.on_last_use()
 
 
 def states_of_batches() -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_lost_reduction_is_detected_and_later_updates_are_undone(seed: int) -> N
         with made.queue.leave_group(SETTLE_S):
             assert device.stalled
             device.abort()
-        made.regrouped()
+        made.on_regroup()
         found = copied(made)
     equal = [same(found, state) for state in expected]
     # The last complete batch, or the one before it if its end was not seen yet.
@@ -140,7 +140,7 @@ def test_an_average_of_parameters_counts_as_a_batch() -> None:
         made.queue.join_group(state_tensors(made), TIMEOUT_S)
         alone: Any = SimpleNamespace(world=1, gradients=SoloCollective(1, 1))
         pace = LocalSgd(
-            alone, made.optimizers(), made.config.learner, TimeLedger(), made.queue.launched
+            alone, made.optimizers(), made.config.learner, TimeLedger(), made.queue.on_batch_queued
         )
         before = copied(made)["weights"]
         pace._average(0.5)
@@ -156,7 +156,7 @@ def test_a_rollback_counts_as_a_batch() -> None:
         guard = NonFiniteGuard(made, lambda *_, **__: None)
         good = copied(made)["weights"]
         Batches(made).step(2)
-        guard.act()
+        guard.roll_back()
         device.stall()  # in the first update after it
         made.optimizer.values.fill_(7)
         with made.queue.leave_group(SETTLE_S):
@@ -171,7 +171,7 @@ def test_target_network_follows_its_state_when_updates_are_undone() -> None:
     before = made._update._target_q(frames)
     for tensor in made._update.state().values():
         tensor.mul_(1.5)  # as `StateCopies` writes it
-    made.regrouped()
+    made.on_regroup()
     assert not torch.allclose(made._update._target_q(frames), before)
 
 
@@ -179,7 +179,7 @@ def test_weights_behind_a_lost_reduction_are_not_published() -> None:
     with simulated() as device:
         made = trainer()
         board = WeightsBoard.create(made.layout.size, shared=False)
-        publisher = Publisher(made.published(), board)
+        publisher = Publisher(made.published_tensors(), board)
         publisher.publish(0, Stamp(0, 1))
         publisher.flush(wait=True)
         device.stall()

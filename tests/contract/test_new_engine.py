@@ -19,7 +19,7 @@ from penstock.core.interfaces import Engine, EngineFactory, Handle, Json, Livene
 from penstock.launch import topology
 from penstock.launch.engines.registry import ENGINES
 from penstock.launch.engines.remote_handles import RemoteHandle
-from penstock.launch.run import EngineChoice, conduct
+from penstock.launch.run import EngineChoice, run_in_folder
 from train_command import assert_balanced
 from waiting import free_port
 
@@ -86,7 +86,7 @@ def train(run_dir: Path, story: Story, *more: str) -> tuple[Any, dict[str, Any]]
     ]
     resolved = resolve_target("cartpole", overrides)
     view, place = (lambda _: story), EngineChoice("agents")
-    return conduct(resolved, run_dir, "no", topology.train, view, place=place)
+    return run_in_folder(resolved, run_dir, "no", topology.train_roles, view, place=place)
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:

@@ -327,11 +327,11 @@ def test_misspelled_transport_is_refused_with_the_choices() -> None:
 
 
 def test_run_on_the_new_transport_has_its_connector_and_no_relay(tmp_path: Path) -> None:
-    specs = topology.train(chosen(), tmp_path)
-    assert topology.names(specs) == "learner, actor, connector, evaluator"
+    specs = topology.train_roles(chosen(), tmp_path)
+    assert topology.describe_roles(specs) == "learner, actor, connector, evaluator"
     assert {spec.address for spec in specs if spec.address} == {f"ipc://{tmp_path}/wire"}
-    by_hand = topology.actors(2, "ipc:///tmp/x", "stream")
-    assert topology.names(by_hand) == "2 actors"
+    by_hand = topology.actor_roles(2, "ipc:///tmp/x", "stream")
+    assert topology.describe_roles(by_hand) == "2 actors"
 
 
 def test_registering_a_transport_name_or_default_twice_is_refused() -> None:

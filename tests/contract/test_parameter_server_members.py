@@ -393,8 +393,8 @@ def test_worker_without_the_learners_keys_cannot_connect(
     rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     folder, other = tmp_path / "keys", tmp_path / "other"
-    keys.new(folder)
-    keys.new(other)
+    keys.make_keys(folder)
+    keys.make_keys(other)
     made = rig(config("ssp", 2), curve=folder)
     pulled(made.client(0, curve=folder))
     stranger = made.client(1, curve=other)

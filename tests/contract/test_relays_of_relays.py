@@ -128,7 +128,7 @@ class World:
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     curve = tmp_path / "keys" if request.param == "curve" else None
     if curve is not None:
-        keys.new(curve)
+        keys.make_keys(curve)
     with ExitStack() as stack:
         yield World(tmp_path, stack, curve)
 

@@ -24,7 +24,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
         (grants, "GRANT_SILENCE_S", SILENCE_S),
         (grants, "PROBE_AFTER_S", 0.15),
-        (grants, "LOOK_S", 0.02),
+        (grants, "CHECK_S", 0.02),
         (client, "REPEAT_S", 0.1),
         (client, "RENEW_S", 0.25),
     ):

@@ -41,7 +41,7 @@ from penstock.monitor.run_folder.record import METRICS
 from penstock.replay import Prioritized, Replay, ReplayError
 from penstock.transport.zmq import keys
 from penstock.transport.zmq.sockets import dealer
-from penstock.watch.freeze import page
+from penstock.watch.freeze import report_page
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 refused = only(UserError)
@@ -305,7 +305,7 @@ def test_keys_open_a_socket_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     place = tmp_path_factory.mktemp("keys")
-    for path in keys.new(place):
+    for path in keys.make_keys(place):
         if data.draw(st.booleans()):
             sound = path.read_bytes()
             path.write_bytes(
@@ -461,7 +461,7 @@ def test_a_plot_and_a_page_are_drawn_or_refused(
     with bounded(40.0):
         refused(lambda: plot([str(place)], str(place / "x.png")))
         refused(lambda: describe(compare([str(place)])))
-        refused(lambda: page(place))
+        refused(lambda: report_page(place))
 
 
 # -------------------------------------------------------------------------------- environment

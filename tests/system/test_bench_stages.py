@@ -17,7 +17,7 @@ from penstock.bench.traffic import receiving
 from penstock.bench.whole import train
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.launch.alone import alone
+from penstock.launch.alone import call_in_process
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
@@ -91,7 +91,7 @@ def test_failed_training_run_is_reported_in_one_sentence(capfd: pytest.CaptureFi
 
 def test_failure_in_the_measuring_process_is_raised() -> None:
     with pytest.raises(RuntimeError, match="json:loads failed with 1: TypeError: "):
-        alone("json:loads", {"text": "[]"})
+        call_in_process("json:loads", {"text": "[]"})
 
 
 def test_requested_message_sizes_repeat_in_turn() -> None:

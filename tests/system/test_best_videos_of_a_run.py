@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.evaluation.decisions import checked, decisions_path
+from penstock.evaluation.decisions import decisions_path, parse_decisions
 from train_command import SMALL, Penstock, assert_balanced
 
 pytestmark = pytest.mark.system
@@ -43,7 +43,7 @@ def test_a_new_best_is_recorded_with_its_decisions(penstock: Penstock, tmp_path:
     lines = (tmp_path / "run/evaluations.jsonl").read_text().splitlines()
     bests = {line["trained_steps"] for line in map(json.loads, lines) if line["best"]}
     for video in found:
-        decisions = checked(decisions_path(video).read_text())
+        decisions = parse_decisions(decisions_path(video).read_text())
         assert decisions is not None
         assert decisions["trained_steps"] in bests
         assert video.name == f"best-at-{decisions['trained_steps']}.mp4"

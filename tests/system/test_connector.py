@@ -24,7 +24,7 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.launch.engines.local import LocalHandle
 from penstock.replay.accounting import Accounting
 from penstock.transport import wire
-from penstock.transport.addresses import bind_of
+from penstock.transport.addresses import address_of_rank
 from penstock.transport.wire import Header, MessageKind
 from penstock.transport.zmq.link import ZmqLink
 from transport_world import (
@@ -253,7 +253,7 @@ def test_two_connectors_of_a_learner_each_receive_from_their_actors(
 ) -> None:
     """All actors join at the address of the first; one is killed, and receives again."""
     first = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"ipc://{tmp_path}/wire"
-    second = bind_of(first, 1)
+    second = address_of_rank(first, 1)
     with ExitStack() as stack:
 
         def start(address: str, index: int, incarnation: int = 0) -> LocalHandle:

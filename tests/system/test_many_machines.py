@@ -97,7 +97,7 @@ def test_lost_shard_ends_all_learners_which_resume_from_the_checkpoint(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     store, port = free_ports(1), free_ports(4)  # two for actors, then two for shards
-    keys.new(tmp_path / "keys")
+    keys.make_keys(tmp_path / "keys")
     where = ("--world=2", f"--store=127.0.0.1:{store}", f"--bind=tcp://127.0.0.1:{port}")
     served = ("learner.pace=ssp", "learner.server_shards=2", "transport.curve=keys")
 

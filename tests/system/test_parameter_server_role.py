@@ -136,7 +136,7 @@ def test_server_on_the_network_serves_only_holders_of_the_learners_secret(tmp_pa
     allowed: a learner that was there goes on, and one that comes later gets in."""
     folder, port = tmp_path / "keys", free_port()
     address = f"tcp://127.0.0.1:{port}"
-    keys.new(folder)
+    keys.make_keys(folder)
     optimizer = FlatOptimizer([("x", nn.Parameter(torch.ones(3)))], CONFIG.learner)
     with server(tmp_path, address, curve=folder) as child, ExitStack() as others:
         heard(child, "ready")

@@ -17,7 +17,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve_target
 from penstock.launch import topology
 from penstock.launch.engines import ray_agent, ray_engine
-from penstock.launch.run import EngineChoice, conduct
+from penstock.launch.run import EngineChoice, run_in_folder
 from penstock.monitor.sinks import FanOut
 from ray_cluster import agents, cluster, ended, events, on_a_worker, ready, remove_node, train
 from train_command import SMALL, Command, assert_balanced, last, metrics
@@ -217,7 +217,14 @@ def test_too_small_a_cluster_is_refused(
     resolved = resolve_target("cartpole", overrides)
     place = EngineChoice("ray", nodes.address)
     with pytest.raises(UserError, match=r"^the Ray cluster has \d free cores and 0 free GPUs, and"):
-        conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]), place=place)
+        run_in_folder(
+            resolved,
+            tmp_path / "run",
+            "no",
+            topology.train_roles,
+            lambda _: FanOut([]),
+            place=place,
+        )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.launch.render.kubernetes import Pods, render
-from penstock.transport.zmq.keys import new
+from penstock.transport.zmq.keys import make_keys
 from train_command import WAIT_S, assert_balanced, metrics
 from waiting import wait_until
 
@@ -82,7 +82,7 @@ def test_learner_and_actors_train_and_answer_their_probes(tmp_path: Path) -> Non
     pods = Pods("image", nodes=1, cpus=2)
     text = render("cartpole", OPTIONS, pods, "none", "game", 20)
     found = {each["kind"]: each for each in YAML(typ="safe").load_all(text)}
-    new(tmp_path / "keys")
+    make_keys(tmp_path / "keys")
     learner = Pod(tmp_path / "learner", found["Job"], 0, tmp_path / "keys")
     actors = Pod(tmp_path / "actors", found["StatefulSet"], 0, tmp_path / "keys")
     run_dir = tmp_path / "learner" / "runs" / "game"

@@ -12,7 +12,7 @@ import pytest
 
 from chromium import chromium
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.freeze import write
+from penstock.watch.freeze import write_report
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
 from train_command import SMALL, Penstock, address_of, trained
@@ -142,7 +142,7 @@ def test_every_view_of_a_report_shows_without_a_network_request(
         "other": {"run": "removed.option", "time": "does not have the form of this release"},
     }
     for folder in (whole, killed, other):
-        file = opened(browser, write(str(folder)))
+        file = opened(browser, write_report(str(folder)))
         for view in VIEWS:
             file.open(view)
             file.wait_until("document.querySelector('#panel').innerText.length > 20")
@@ -168,7 +168,7 @@ def test_an_embedded_picture_is_shown(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0])
     (folder / "videos").mkdir()
     (folder / "videos" / "a.gif").write_bytes(GIF)
-    file = opened(browser, write(str(folder)))
+    file = opened(browser, write_report(str(folder)))
     file.open("agent")
     file.wait_until("document.querySelector('.gif')?.naturalWidth === 1")
     file.context.close()
@@ -186,7 +186,7 @@ def test_curves_of_a_report_equal_those_of_the_server(browser: Any, tmp_path: Pa
     views = Views(RunCatalog(folder))
     while views.catalog.run(".").read(1.0) < 1.0:
         pass  # a view reads only for a part of a second
-    file = opened(browser, write(str(folder)))
+    file = opened(browser, write_report(str(folder)))
     file.open("learning")
     file.wait_until("document.querySelectorAll('.js-plotly-plot').length > 1")
 
@@ -237,7 +237,7 @@ def test_one_report_compares_several_runs(browser: Any, tmp_path: Path) -> None:
     for name in names:
         while views.catalog.run(name).read(1.0) < 1.0:
             pass
-    file = opened(browser, write(str(runs)))
+    file = opened(browser, write_report(str(runs)))
     file.page.goto(file.address)
     lines = ".card.wide .js-plotly-plot .scatterlayer path.js-line"
     file.wait_until(f"document.querySelectorAll('{lines}').length === 4")  # and the target
@@ -290,7 +290,7 @@ def test_report_opens_with_the_run_in_progress_compared_with_all(
         while RunCatalog(runs).run("b").state != "running":
             assert time.monotonic() < ends_s
             time.sleep(0.05)
-        file = opened(browser, write(str(runs)))
+        file = opened(browser, write_report(str(runs)))
     file.page.goto(file.address)
     file.wait_for("h1", "b")
     checked = "[...document.querySelectorAll('#runs input:checked')].length"
@@ -308,7 +308,7 @@ def test_large_constant_figures_have_axes(browser: Any, penstock: Penstock, tmp_
 def test_the_timeline_of_a_profile_zooms(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
     profiled(folder)
-    file = opened(browser, write(str(folder)))
+    file = opened(browser, write_report(str(folder)))
     file.open("time")
     canvas = file.wait_for(".timeline canvas")
     canvas.scroll_into_view_if_needed()
@@ -354,7 +354,9 @@ def test_a_timeline_of_a_living_run_is_recorded_on_a_click(
     page.wait_for("button", "Record a timeline").click()
     run.wait_until(lambda: (tmp_path / "runs/live/timeline.json").stat().st_mtime_ns > first)
     assert run.process.poll() is None
-    file = opened(browser, write(str(tmp_path / "runs/live"), out=str(tmp_path / "live.html")))
+    file = opened(
+        browser, write_report(str(tmp_path / "runs/live"), out=str(tmp_path / "live.html"))
+    )
     file.open("time")
     file.wait_for("h2", "Timeline of the last minute")
     file.wait_for(".timeline canvas")

@@ -131,7 +131,7 @@ def way_of_a_sample(target: str, *overrides: str) -> list[str]:
         trainer = make_trainer(config, probe(config.env), ledger)
         source = make_source(config, trainer, Accounting(), 1, 2, ledger, page)
         board = WeightsBoard.create(trainer.layout.size)
-        Publisher(trainer.published(), board).publish(POLICY_ID, Stamp(0, 0))
+        Publisher(trainer.published_tensors(), board).publish(POLICY_ID, Stamp(0, 0))
         welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
         host = ShmHost(folder / "socket", welcome, board, source.store)
         for each in (board, source.store, host):

@@ -69,7 +69,7 @@ class AttachServer:
         self,
         path: Path,
         attach: Callable[[dict[str, Any]], Attached],
-        left: Callable[[int], None],
+        on_leave: Callable[[int], None],
     ) -> None:
         """Open the socket.
 
@@ -83,7 +83,7 @@ class AttachServer:
         """
         self._path = path
         self._attach = attach
-        self._on_leave = left
+        self._on_leave = on_leave
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}  # by pidfd
         self._listener = _listen(path)

@@ -41,7 +41,7 @@ class ShmHost:
         self._store = store
         # The lanes of actors; that of a connector, which serves many actors, is not among them.
         self._actor_lanes: set[int] = set()
-        self._server = AttachServer(path, attach=self._attach, left=self._on_leave)
+        self._server = AttachServer(path, attach=self._attach, on_leave=self._on_leave)
         if store is not None:
             self.watch(store.filled_event, lambda: drain_event(store.filled_event))
 

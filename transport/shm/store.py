@@ -316,7 +316,7 @@ class SlotStore:
         self._lane_of: dict[int, _Lane] = {}  # by slot that counts against a lane
         self._turn = 0  # counts the lanes that had their turn
 
-    def lend_up_to(self, slots: int) -> None:
+    def set_quota(self, slots: int) -> None:
         """Set `quota`, and lend what it allows."""
         self.quota = slots
         self.lend()
@@ -525,7 +525,7 @@ class SlotStore:
         """The lanes that may get slots."""
         return [lane for index, lane in self._lanes.items() if index not in self.held_back]
 
-    def unstick(self) -> None:
+    def lend_one_more(self) -> None:
         """Lend one slot more than wanted where all writers wait for a consumer that lacks slots.
 
         This happens where a batch takes more slots than the joined writers may hold.
@@ -544,12 +544,12 @@ class SlotStore:
         os.eventfd_write(lane.event, 1)
 
     @property
-    def wanting(self) -> bool:
+    def lacks_slots(self) -> bool:
         """Whether some writer wants more slots than it holds and none is free."""
         return not self._free and any(lane.wants_more for lane in self._open_lanes())
 
     @property
-    def starved(self) -> bool:
+    def has_starved_writer(self) -> bool:
         """Whether some writer has no slot to fill and may not have another."""
         lanes = self._lanes.values()
         return any(not lane.lent and lane.held >= lane.words.want > 0 for lane in lanes)
@@ -649,7 +649,7 @@ class SlotWriter:
         self._words.filled.push(slot.index)
         os.eventfd_write(self._filled_event, 1)
 
-    def give_back(self, slot: Slot) -> None:
+    def reuse_later(self, slot: Slot) -> None:
         """Keep an unpublished slot for the next `acquire`."""
         self._given_back.append(slot.index)
 
@@ -672,7 +672,7 @@ class SlotWriter:
         try:
             yield slot
         except BaseException:
-            self.give_back(slot)
+            self.reuse_later(slot)
             raise
         self.publish(slot)
 

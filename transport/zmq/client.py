@@ -27,7 +27,7 @@ from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport import wire
-from penstock.transport.addresses import beside
+from penstock.transport.addresses import with_port_of
 from penstock.transport.grants import BEAT_S
 from penstock.transport.wire import Header, MessageKind, RelayOffer, WeightsAt
 from penstock.transport.zmq.keys import load_actor
@@ -449,7 +449,7 @@ class Client:
         Raises UserError for an address that cannot be one.
         """
         try:
-            address = beside(self.address, address)
+            address = with_port_of(self.address, address)
             self.socket.disconnect(self.address)
             self.socket.connect(address)
         except (ValueError, zmq.ZMQError) as error:

@@ -22,7 +22,7 @@ from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind, connector_addresses, run_bind
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.wire import other_version
+from penstock.transport.wire import describe_other_version
 from penstock.transport.zmq.listener import turned_away_note
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
 
@@ -157,7 +157,7 @@ class Refusals:
             last = receiver.last_rejected.get(reason, "")[:LAST_CHARACTERS]
             text = f"{self._ctx.name} refused messages: {reason}"
             if reason == "version" and last:
-                text = other_version("a peer", last, "the learner")
+                text = describe_other_version("a peer", last, "the learner")
             if not self._ctx.event("rejected", text, reason=reason, count=count, last=last):
                 return False
             self._rejected[reason] += count

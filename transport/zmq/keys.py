@@ -65,7 +65,7 @@ class _KeyFile(NamedTuple):
     secret: bytes | None
 
 
-def new(folder: Path) -> list[Path]:
+def make_keys(folder: Path) -> list[Path]:
     """Make the keys of a run in ``folder``, and return the new files.
 
     Raises UserError if the folder has keys already, or cannot be written.

@@ -26,7 +26,7 @@ from penstock.transport.zmq.client import Client
 from penstock.transport.zmq.sockets import boot_id
 
 # The interval between two looks for the weights that a grant asks for.
-LOOK_S = 0.001
+POLL_S = 0.001
 
 
 class ZmqLink:
@@ -135,7 +135,7 @@ class ZmqLink:
             if time.monotonic() >= deadline_s:
                 return False
             client.beat()
-            client.pump(LOOK_S)
+            client.pump(POLL_S)
         return stream.granted
 
     def _has_weights(self, oldest: Stamp) -> bool:

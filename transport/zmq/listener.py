@@ -26,7 +26,7 @@ RESERVE = 16
 # As many more must be free before new connections are let in again.
 MARGIN = 4
 # The interval between two checks.
-LOOK_EVERY_S = 0.05
+CHECK_S = 0.05
 # Options of linux/socket.h for which Python has no names.
 SO_ATTACH_FILTER = 26
 SO_DETACH_FILTER = 27
@@ -41,26 +41,26 @@ class Listener:
         """Make the gate of ``source``, a bound socket."""
         self.turned_away = 0
         """How often the gate was shut, and how many connections were closed then."""
-        self.shut = False
+        self.is_shut = False
         """Whether new connections are turned away now."""
-        self._next_look_s = 0.0
+        self._next_check_s = 0.0
         self._spares: list[int] = []  # descriptors that are freed to accept and close connections
         self._socket = _listening(source.getsockopt_string(zmq.LAST_ENDPOINT))
         if self._socket is not None:
             self._fill_spares()
 
-    def look(self, now_s: float) -> None:
-        """Shut or open the gate. Call it in every turn; it checks every `LOOK_EVERY_S` seconds."""
-        if self._socket is None or now_s < self._next_look_s:
+    def check_descriptors(self, now_s: float) -> None:
+        """Shut or open the gate. Call it in every turn; it checks every `CHECK_S` seconds."""
+        if self._socket is None or now_s < self._next_check_s:
             return
-        self._next_look_s = now_s + LOOK_EVERY_S
+        self._next_check_s = now_s + CHECK_S
 
-        needed = RESERVE + MARGIN if self.shut else RESERVE
+        needed = RESERVE + MARGIN if self.is_shut else RESERVE
         if nearly_used_up(needed):
-            if not self.shut:
+            if not self.is_shut:
                 self._shut_gate(self._socket)
             self._close_waiting(self._socket)
-        elif self.shut:
+        elif self.is_shut:
             self._open_gate(self._socket)
         self._fill_spares()
 
@@ -72,7 +72,7 @@ class Listener:
 
     def _shut_gate(self, listening: socket.socket) -> None:
         """Let the kernel ignore packets that would open a connection."""
-        self.shut = True
+        self.is_shut = True
         self.turned_away += 1
         code = ctypes.create_string_buffer(DROP, len(DROP))
         program = struct.pack("HP", 1, ctypes.addressof(code))
@@ -82,7 +82,7 @@ class Listener:
 
     def _open_gate(self, listening: socket.socket) -> None:
         """Let new connections in again."""
-        self.shut = False
+        self.is_shut = False
         with suppress(OSError):
             listening.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 

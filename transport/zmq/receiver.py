@@ -369,7 +369,7 @@ class Receiver:
         for responder in self._responders.values():
             responder.serve(now_s, self._send_weights)
         grants.expire(now_s)
-        self._socket.listener.look(now_s)
+        self._socket.listener.check_descriptors(now_s)
 
         # The lane asks for as many slots as the actors want to hold.
         if writer.want != grants.want:
@@ -409,7 +409,7 @@ class Receiver:
         elif error.reason == "ungranted" and head is not None:
             self._send_grant(peer, self.grants.stream_of(head, peer))
         elif error.reason == "version" and wire.is_hello(parts):
-            self._refuse(peer, wire.other_version("this actor", error.text, "the learner"))
+            self._refuse(peer, wire.describe_other_version("this actor", error.text, "the learner"))
         elif isinstance(error, TakenError) and error.lives and wire.is_hello(parts):
             self._refuse(peer, error.text)
 

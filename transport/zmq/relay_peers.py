@@ -395,7 +395,7 @@ class RelayServer:
             self.handle(sender.peer, parts)
             count += 1
         self._answer_waiting()
-        self._listener.look(time.monotonic())
+        self._listener.check_descriptors(time.monotonic())
         return count
 
     def handle(self, peer: bytes, parts: Sequence[Buffer]) -> None:

@@ -36,7 +36,7 @@ class ServerSocket:
 
     router: Socket
     listener: Listener
-    """The gate of the socket; call `Listener.look` in every turn."""
+    """The gate of the socket; call `Listener.check_descriptors` in every turn."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from penstock.transport.wire import (
     Parts,
     WireError,
     decode,
-    other_version,
+    describe_other_version,
 )
 from penstock.transport.zmq.keys import ZAP_ADDRESS, ZAP_DOMAIN, ActorKeys, LearnerKeys
 
@@ -226,7 +226,7 @@ def handle_messages(
             handle(decode(parts))
         except WireError as fault:
             if fault.reason == "version":
-                raise error(other_version(server, fault.text, client)) from fault
+                raise error(describe_other_version(server, fault.text, client)) from fault
         except UserError:  # raised by `handle`; some are a ValueError too
             raise
         except STRANGE:  # unexpected content is of no more use than a torn message

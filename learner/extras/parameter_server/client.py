@@ -292,14 +292,14 @@ class ServerClient:
             shard.send_request()
 
     @property
-    def has_asked(self) -> bool:
+    def has_pull_pending(self) -> bool:
         """Whether a pull has begun and is not answered."""
         return self._requested is ServerMessageKind.PULL
 
     @property
     def needs_pull(self) -> bool:
         """Whether the next step needs a pull, by `learner.pull`."""
-        return self.has_asked or not self._is_fresh or self._cfg.pull == "newest"
+        return self.has_pull_pending or not self._is_fresh or self._cfg.pull == "newest"
 
     def unreached(self) -> Unreached | None:
         """Returns the shard that has been without a connection for the longest time.

@@ -20,7 +20,7 @@ from penstock.core.role import RunEndedError
 from penstock.learner.extras.parameter_server.client import ServerClient
 from penstock.learner.extras.parameter_server.served import LOST_S, Served
 from penstock.learner.extras.parameter_server.server import keys_for
-from penstock.learner.group.collective import lost
+from penstock.learner.group.collective import as_group_lost
 from penstock.learner.group.process_group import (
     LearnerGroup,
     foreign_value,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ADDRESS = re.compile(r"tcp://[^\s/]{1,255}:[0-9]{1,5}")
 SERVER_READY = "server_ready"  # key of the store, set when the server has the state of rank 0
-LOOK_S = 0.005  # seconds between two looks at the store
+POLL_S = 0.005  # seconds between two looks at the store
 
 
 class ServedPace:
@@ -121,17 +121,17 @@ class ServedPace:
         failure = ""
         servers: tuple[str, ...] = ()
         try:
-            with lost("the meeting"):
+            with as_group_lost("the meeting"):
                 publish_servers(store, ctx.learner, ctx.servers)
             hello = hello_of(self._config, self._trainer.device)
             members = range(cfg.most_count)
             meet(store, members, ctx.learner, hello, timeout_s, self._continues)
-            with lost("the meeting"):
+            with as_group_lost("the meeting"):
                 servers = all_servers(store, cfg.most_count, cfg.server_shards)
                 while ctx.learner != 0 and not store.check([SERVER_READY]):
                     if not self._continues():
                         return ()
-                    time.sleep(LOOK_S)
+                    time.sleep(POLL_S)
         except GroupLostError as error:
             failure = str(error)
         except UserError:

@@ -158,7 +158,7 @@ class Summed(Parameters):
         # A separate update divides the sum by the mean number of samples in a push. So it has the
         # weight of its share of samples.
         divisor = self._all_samples / self._all_pushes if alone else self._new_samples
-        self._optimizer.learners = self._new_pushes
+        self._optimizer.learners_in_step = self._new_pushes
         self._optimizer.step(divisor, steps)
         self._optimizer.zero_grad()
 

@@ -54,7 +54,7 @@ class Peers:
 
     def wait(self, timeout_s: float) -> None:
         """Return as soon as there is an event, or after ``timeout_s`` seconds."""
-        self.listener.look(time.monotonic())
+        self.listener.check_descriptors(time.monotonic())
         if self._probes_left:
             timeout_s = min(timeout_s, PROBE_S)
         if self._disconnections in self._socket.wait(timeout_s):

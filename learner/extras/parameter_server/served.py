@@ -88,7 +88,7 @@ class Served(OwnUpdates):
     def _exchange(self, mine: ControlMessage) -> ControlMessage:
         """Push what the server must know now, and pull parameters if the batch needs them."""
         # A pull may have begun before the last step. It is finished first.
-        if self._client.has_asked and self._pull() is None:
+        if self._client.has_pull_pending and self._pull() is None:
             self._push_counts(mine)  # else its last counts would be missing in the run's
             return _stopping(mine)
 

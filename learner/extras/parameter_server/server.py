@@ -69,7 +69,7 @@ from penstock.models.torch_setup import set_up_torch
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind
-from penstock.transport.wire import WireError, other_version
+from penstock.transport.wire import WireError, describe_other_version
 from penstock.transport.zmq.listener import turned_away_note
 
 TICK_S = 0.05  # longest wait for messages
@@ -234,7 +234,7 @@ class ParameterServer:
         except WireError as error:
             self.rejected[error.reason] += 1
             if error.reason == "version":
-                text = other_version("this learner", error.text, "the parameter server")
+                text = describe_other_version("this learner", error.text, "the parameter server")
                 self._send_text(name, ServerMessageKind.REFUSE, text)
 
     def figures(self) -> dict[str, Any]:

@@ -287,10 +287,10 @@ def test_custom_replay_algorithm_trains_and_resumes(off_policy: str) -> None:
     figures = {"grad_norm", "learning_rate"}
     assert set(made.statistics()) == {"q_loss", "td_error", "policy_entropy"} | figures
     other.load_state_dict(made.state_dict())
-    for ours, theirs in zip(made.published(), other.published(), strict=True):
+    for ours, theirs in zip(made.published_tensors(), other.published_tensors(), strict=True):
         theirs.data.copy_(ours.data)
     np.testing.assert_array_equal(made.update(random_batch()), other.update(random_batch()))
-    assert torch.equal(made.published()[0], other.published()[0])
+    assert torch.equal(made.published_tensors()[0], other.published_tensors()[0])
 
 
 RETURNS: dict[str, str] = {

@@ -150,12 +150,14 @@ def test_auto_connectors_on_a_cluster_are_refused_before_any_timing(
     monkeypatch.setattr(measuring, "connector_seconds", measured)
     resolved = resolve_target("cartpole", [*AUTO, "actors.envs=auto"])
     with pytest.raises(UserError, match=r"a cluster learners may run on other hosts; set trans"):
-        run.conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]))
+        run.run_in_folder(
+            resolved, tmp_path / "run", "no", topology.train_roles, lambda _: FanOut([])
+        )
     assert not measured.configs
 
 
 def test_unresolved_auto_starts_one_connector(tmp_path: Path) -> None:
-    specs = topology.train(resolve("cartpole", AUTO), tmp_path)
+    specs = topology.train_roles(resolve("cartpole", AUTO), tmp_path)
     assert [spec.name for spec in specs if spec.role == "connector"] == ["connector-0"]
 
 

@@ -181,12 +181,17 @@ def test_the_user_is_shown_that_a_run_times_its_environments(
     def alone(*_: Any, **__: Any) -> Any:
         raise EndedError
 
-    monkeypatch.setattr(measuring, "alone", alone)
+    monkeypatch.setattr(measuring, "call_in_process", alone)
     shown: list[str] = []
     resolved, path = resolve_target("cartpole", ["actors.envs=auto"]), tmp_path / "run"
     with pytest.raises(EndedError):
-        run.conduct(
-            resolved, path, "no", topology.train, lambda _: FanOut([]), early_note=shown.append
+        run.run_in_folder(
+            resolved,
+            path,
+            "no",
+            topology.train_roles,
+            lambda _: FanOut([]),
+            early_note=shown.append,
         )
     assert shown == ["timing steps of CartPole-v1 for actors.envs=auto, which takes seconds"]
 
@@ -197,7 +202,9 @@ def test_invalid_callbacks_are_refused_before_any_timing(
     monkeypatch.setattr(measuring, "step_seconds", measured)
     resolved = resolve_target("cartpole", ["actors.envs=auto", "run.callbacks=[no_module:Hook]"])
     with pytest.raises(UserError, match=r"callback no_module:Hook: there is no module no_module"):
-        run.conduct(resolved, tmp_path / "run", "no", topology.train, lambda _: FanOut([]))
+        run.run_in_folder(
+            resolved, tmp_path / "run", "no", topology.train_roles, lambda _: FanOut([])
+        )
     assert not measured.configs
 
 

@@ -70,7 +70,7 @@ def test_figures_of_a_cpu_are_not_compared_but_answers_are() -> None:
 ORDERED = (  # the checks that need an order of streams
     "copy brings values there and back",
     "streams wait for events and streams",
-    "used_on keeps memory",
+    "record_use keeps memory",
     "synchronize waits",
 )
 
@@ -88,7 +88,7 @@ def test_device_checks_pass_on_a_simulated_device(
 
 @pytest.mark.parametrize(
     ("method", "check"),
-    [("wait_event", "_streams"), ("wait_stream", "_streams"), ("used_on", "_used_on")],
+    [("wait_event", "_streams"), ("wait_stream", "_streams"), ("record_use", "_record_use")],
 )
 def test_device_check_fails_when_an_ordering_is_missing(
     method: str, check: str, monkeypatch: pytest.MonkeyPatch

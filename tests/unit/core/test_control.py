@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.control import Channel, encoded
+from penstock.core.control import Channel, encode_message
 from penstock.core.role import RoleContext
 from penstock.profiling.status import Phase, StatusPage
 
@@ -87,7 +87,7 @@ def test_longest_message_arrives_complete_with_any_buffer_size(buffer_nbytes: in
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_nbytes)
     sender, receiver = Channel(ours), Channel(theirs)
-    longest = {"text": "x" * (sender.most_nbytes - len(encoded({"text": ""})))}
+    longest = {"text": "x" * (sender.most_nbytes - len(encode_message({"text": ""})))}
     assert not sender.send({"text": longest["text"] + "x"})
     assert sender.send(longest)
     assert receiver.receive_first() == (longest, [])

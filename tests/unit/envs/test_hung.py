@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from penstock.envs.checking.checks import Checker
-from penstock.envs.checking.hung import call_of, told_where_hung
+from penstock.envs.checking.hung import call_of, reporting_hung_calls
 
 
 class Slow(gymnasium.Env[Any, Any]):
@@ -45,7 +45,7 @@ def test_call_of_finds_the_method_that_penstock_called() -> None:
 
 def test_long_call_is_reported_once() -> None:
     told: list[str] = []
-    with told_where_hung(0.3, told.append):
+    with reporting_hung_calls(0.3, told.append):
         list(Checker().play(Slow(1.5), 1, 0))
     [clause] = told
     line = Slow._wait.__code__.co_firstlineno + 2
@@ -55,14 +55,14 @@ def test_long_call_is_reported_once() -> None:
 
 def test_many_short_calls_are_not_reported() -> None:
     told: list[str] = []
-    with told_where_hung(0.5, told.append):
+    with reporting_hung_calls(0.5, told.append):
         assert len(list(Checker().play(Slow(0.05), 30, 0))) == 30
     assert told == []
 
 
 def test_progress_within_a_long_call_prevents_a_report() -> None:
     told: list[str] = []
-    with told_where_hung(0.5, told.append) as beat:
+    with reporting_hung_calls(0.5, told.append) as beat:
         for _ in range(10):
             time.sleep(0.1)
             beat()

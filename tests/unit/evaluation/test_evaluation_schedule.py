@@ -102,7 +102,7 @@ def simulated(rate: float, pair: PairCost, minutes: float, first_s: float = 10.0
         requests.turn()
         if (request := requests.due()) is None:
             continue
-        requests.requested(request)
+        requests.on_requested(request)
         done = progress.trained_steps
         about: dict[str, Any] = {"trained_steps": done, "time_s": now_s}
         about["lengths"] = [900] if now_s >= first_s else []

@@ -25,7 +25,7 @@ from penstock.evaluation.evaluate import find_policy
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
-from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, described
+from penstock.learner.checkpoints.checkpoint_spaces import SPACES, check_spaces, spaces_as_json
 from penstock.learner.factory import make_trainer
 
 Space = spaces.Space[Any]
@@ -172,7 +172,9 @@ def test_large_spaces_equal_to_the_environments_are_accepted(
 ) -> None:
     space = boxed(0, 1, size=3_000_000)
     info = EnvInfo(space, CHOICE, 1, "")
-    stored = Checkpoint(ParamLayout(()), np.empty(0, np.float32), {}, {SPACES: described(info)})
+    stored = Checkpoint(
+        ParamLayout(()), np.empty(0, np.float32), {}, {SPACES: spaces_as_json(info)}
+    )
     assert check_spaces(tmp_path, stored, info, "Large-v0") == space
 
 

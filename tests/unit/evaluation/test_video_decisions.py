@@ -17,7 +17,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.envs import make
 from penstock.evaluation import decisions
-from penstock.evaluation.decisions import DecisionTrack, checked
+from penstock.evaluation.decisions import DecisionTrack, parse_decisions
 from penstock.models.acting.critic import make_critic
 
 
@@ -53,7 +53,7 @@ def tracked(
 
 def written(track: DecisionTrack, folder: Path, names: tuple[str, ...] = ()) -> dict[str, Any]:
     track.write(folder / "decisions.json", {"fps": 50.0, "sampled": False}, names)
-    found = checked((folder / "decisions.json").read_text())
+    found = parse_decisions((folder / "decisions.json").read_text())
     assert found is not None
     return found
 
@@ -170,11 +170,11 @@ def test_largest_allowed_decisions_file_is_read() -> None:
     ],
 )
 def test_invalid_decisions_file_is_ignored(text: str | None) -> None:
-    assert checked(text) is None
+    assert parse_decisions(text) is None
 
 
 def test_hostile_decisions_file_is_reduced_to_numbers_and_short_texts() -> None:
-    found = checked(
+    found = parse_decisions(
         json.dumps(
             {
                 "format": "penstock decisions 1",
@@ -212,7 +212,7 @@ FIELDS = ("picture", "action", "reward", "value", "rows", "std", "names", "count
 
 @given(st.dictionaries(st.sampled_from((*FIELDS, "kind", "fps", "steps", "values")), ANY_JSON))
 def test_columns_of_any_decisions_file_are_finite_and_equally_long(fields: Any) -> None:
-    found = checked(json.dumps({**fields, "format": decisions.FORMAT}))
+    found = parse_decisions(json.dumps({**fields, "format": decisions.FORMAT}))
     if found is None:
         return
     steps = len(found["picture"])

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.launch.alone import alone
+from penstock.launch.alone import call_in_process
 
 
 def prints(text: str) -> str:
@@ -27,6 +27,6 @@ def prints_and_fails() -> None:
 
 def test_output_of_c_code_is_not_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__), prepend=os.pathsep)
-    assert alone("test_alone:prints", {"text": "the result"}) == "the result"
+    assert call_in_process("test_alone:prints", {"text": "the result"}) == "the result"
     with pytest.raises(UserError, match=r"^the reason$"):
-        alone("test_alone:prints_and_fails", {})
+        call_in_process("test_alone:prints_and_fails", {})

@@ -131,7 +131,7 @@ def test_failure_of_a_run_raises_the_matching_exception(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^actor-0: KeyError: 3; the logs are in ") as raised:
         _raise_failure(end(1, "fault", "KeyError: 3"), tmp_path)
     assert raised.value.__notes__ == ["Traceback ..."]
-    asked = Failure.killed_as_asked("actor-0", has_checkpoint=True)
+    asked = Failure.killed_by_user("actor-0", has_checkpoint=True)
     with pytest.raises(KeyboardInterrupt):
         _raise_failure(Outcome(130, "interrupted", asked), tmp_path)
 

@@ -264,7 +264,7 @@ def test_second_signal_kills_all_roles() -> None:
     assert effects == [Kill("learner-0", KILL), Kill("actor-1", KILL)]
     scene.ends("actor-1", -9)
     scene.ends("learner-0", -9)
-    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
+    killed = Failure.killed_by_user("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(130, "interrupted", killed)
 
 
@@ -290,7 +290,7 @@ def test_first_signal_during_a_normal_end_is_not_taken_for_a_second() -> None:
     ]
     assert scene.decisions.on_signal(signal.SIGTERM, scene.now_s) == [Kill("learner-0", KILL)]
     scene.ends("learner-0", -9)
-    killed = Failure.killed_as_asked("learner-0", has_checkpoint=False)
+    killed = Failure.killed_by_user("learner-0", has_checkpoint=False)
     assert scene.decisions.outcome == Outcome(143, "terminated", killed)
 
 

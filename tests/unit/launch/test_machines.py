@@ -11,16 +11,16 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.launch import join_note
 from penstock.launch.machines import (
     LearnerPlace,
     check_place,
     check_store,
+    choose_run_dir,
     find_place,
     is_loopback,
     own_address,
-    where_to_write,
 )
 
 TORCHRUN = {
@@ -33,7 +33,7 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
 }
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-FAR = LearnerPlace(1, 2, Store("10.0.0.1", 29500))
+FAR = LearnerPlace(1, 2, StoreAddress("10.0.0.1", 29500))
 
 
 def config(*overrides: str) -> Any:
@@ -87,8 +87,12 @@ def test_join_note_has_every_option_that_an_actor_needs(
 
 
 def test_rank_world_and_store_given_by_hand_are_used() -> None:
-    assert find_place(1, 4, "10.0.0.1:29500", {}) == LearnerPlace(1, 4, Store("10.0.0.1", 29500))
-    assert find_place(0, 1, "[fd00::7]:29500", {}) == LearnerPlace(0, 1, Store("fd00::7", 29500))
+    assert find_place(1, 4, "10.0.0.1:29500", {}) == LearnerPlace(
+        1, 4, StoreAddress("10.0.0.1", 29500)
+    )
+    assert find_place(0, 1, "[fd00::7]:29500", {}) == LearnerPlace(
+        0, 1, StoreAddress("fd00::7", 29500)
+    )
 
 
 def test_no_options_and_no_torchrun_mean_a_single_command() -> None:
@@ -98,7 +102,9 @@ def test_no_options_and_no_torchrun_mean_a_single_command() -> None:
 
 def test_torchrun_variables_give_rank_world_and_store() -> None:
     place = find_place(None, None, None, TORCHRUN)
-    assert place == LearnerPlace(1, 4, Store("node7", 29400, served=True, attempt=2), torchrun=True)
+    assert place == LearnerPlace(
+        1, 4, StoreAddress("node7", 29400, served=True, attempt=2), torchrun=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,15 +169,15 @@ def test_loopback_is_accepted_with_an_interface_or_on_one_host(resolves: dict[st
     check_place(FAR, config("learner.reduce.interface=lo"), {})
     check_place(FAR, config(), {"GLOO_SOCKET_IFNAME": "lo"})
     check_place(FAR, config(), {"NCCL_SOCKET_IFNAME": "^docker"})
-    check_place(LearnerPlace(1, 2, Store("localhost", 29500)), config(), {})
-    check_place(LearnerPlace(0, 1, Store("10.0.0.1", 29500)), config(), {})
+    check_place(LearnerPlace(1, 2, StoreAddress("localhost", 29500)), config(), {})
+    check_place(LearnerPlace(0, 1, StoreAddress("10.0.0.1", 29500)), config(), {})
     resolves["box"] = "10.0.0.2"
     check_place(FAR, config(), {})
 
 
 def test_unresolvable_store_host_is_refused(resolves: dict[str, str]) -> None:
     with pytest.raises(UserError, match="the host nowhere of --store cannot be resolved"):
-        check_place(LearnerPlace(1, 2, Store("nowhere", 1)), config(), {})
+        check_place(LearnerPlace(1, 2, StoreAddress("nowhere", 1)), config(), {})
 
 
 def test_missing_network_interface_is_refused(resolves: dict[str, str]) -> None:
@@ -200,7 +206,7 @@ def test_unreachable_store_host_is_refused_in_one_sentence() -> None:
 
 
 def test_torchrun_needs_a_named_run_folder() -> None:
-    place = LearnerPlace(0, 1, Store("10.0.0.1", 29500), torchrun=True)
+    place = LearnerPlace(0, 1, StoreAddress("10.0.0.1", 29500), torchrun=True)
     with pytest.raises(UserError, match=r"must find its checkpoint; set run\.dir"):
         check_place(place, config(), {})
     check_place(place, config("run.dir=somewhere"), {})
@@ -213,30 +219,34 @@ def test_auto_numbers_are_refused_for_learners_on_several_machines() -> None:
         check_place(FAR, config("actors.envs=auto"), {})
     with pytest.raises(UserError, match=r"transport\.connectors auto .* 2 learners need the same"):
         check_place(FAR, config("transport.connectors=auto"), {})
-    alone = LearnerPlace(0, 1, Store("127.0.0.1", 29500))
+    alone = LearnerPlace(0, 1, StoreAddress("127.0.0.1", 29500))
     options = ["actors.envs=auto", "transport.connectors=auto"]
     check_place(alone, resolve("CartPole-v1", options), {})
 
 
 def test_each_rank_writes_to_a_folder_of_its_own() -> None:
     run = Path("run")
-    first, second = (LearnerPlace(rank, 2, Store("h", 1)) for rank in range(2))
-    assert where_to_write(first, run, "must") == (run, "must")
-    assert where_to_write(second, run, "must") == (run / "rank-1", "auto")
-    assert where_to_write(second, run, "no") == (run / "rank-1", "no")
-    by_torchrun = LearnerPlace(0, 2, Store("h", 1), torchrun=True)
-    assert where_to_write(by_torchrun, run, "no") == (run, "auto")
+    first, second = (LearnerPlace(rank, 2, StoreAddress("h", 1)) for rank in range(2))
+    assert choose_run_dir(first, run, "must") == (run, "must")
+    assert choose_run_dir(second, run, "must") == (run / "rank-1", "auto")
+    assert choose_run_dir(second, run, "no") == (run / "rank-1", "no")
+    by_torchrun = LearnerPlace(0, 2, StoreAddress("h", 1), torchrun=True)
+    assert choose_run_dir(by_torchrun, run, "no") == (run, "auto")
 
 
 @pytest.mark.parametrize(
     ("place", "trusted", "refused"),
     [
-        (LearnerPlace(0, 2, Store("127.0.0.1", 29500)), False, False),
-        (LearnerPlace(0, 2, Store("localhost", 29500)), False, False),
-        (LearnerPlace(0, 2, Store("10.0.0.1", 29500)), False, True),
-        (LearnerPlace(1, 2, Store("10.0.0.1", 29500)), False, True),
-        (LearnerPlace(0, 2, Store("10.0.0.1", 29500)), True, False),
-        (LearnerPlace(0, 2, Store("10.0.0.1", 29500, served=True), torchrun=True), False, False),
+        (LearnerPlace(0, 2, StoreAddress("127.0.0.1", 29500)), False, False),
+        (LearnerPlace(0, 2, StoreAddress("localhost", 29500)), False, False),
+        (LearnerPlace(0, 2, StoreAddress("10.0.0.1", 29500)), False, True),
+        (LearnerPlace(1, 2, StoreAddress("10.0.0.1", 29500)), False, True),
+        (LearnerPlace(0, 2, StoreAddress("10.0.0.1", 29500)), True, False),
+        (
+            LearnerPlace(0, 2, StoreAddress("10.0.0.1", 29500, served=True), torchrun=True),
+            False,
+            False,
+        ),
     ],
 )
 def test_store_on_another_host_needs_explicit_consent(
@@ -253,7 +263,7 @@ def test_store_on_another_host_needs_explicit_consent(
 
 def test_store_name_that_is_loopback_on_rank_0_is_refused(resolves: dict[str, str]) -> None:
     resolves["box"] = "127.0.1.1"
-    store = Store("box", 29500)
+    store = StoreAddress("box", 29500)
     with pytest.raises(
         UserError, match=r"--store box:29500 resolves to 127\.0\.1\.1 on this machine"
     ):

@@ -28,48 +28,48 @@ def told(*members: int, epoch: int) -> list[Effect]:
 
 def test_first_group_waits_for_all_and_every_change_forms_a_new_group() -> None:
     group = GroupMembership(learners(3))
-    assert group.join(2) == []
-    assert group.join(0) == []
-    assert group.join(1) == told(0, 1, 2, epoch=1)
-    group.entered(0)
-    assert group.leave(1) == told(0, 2, epoch=2)
-    assert group.join(1) == told(0, 1, 2, epoch=3)
+    assert group.on_join(2) == []
+    assert group.on_join(0) == []
+    assert group.on_join(1) == told(0, 1, 2, epoch=1)
+    group.on_entered(0)
+    assert group.on_leave(1) == told(0, 2, epoch=2)
+    assert group.on_join(1) == told(0, 1, 2, epoch=3)
 
 
 def test_first_group_waits_for_a_learner_that_ended_before_it() -> None:
     group = GroupMembership(learners(2))
-    group.join(0)
-    assert group.leave(0) == []
-    assert group.join(1) == []
-    assert group.join(0) == told(0, 1, epoch=1)
+    group.on_join(0)
+    assert group.on_leave(0) == []
+    assert group.on_join(1) == []
+    assert group.on_join(0) == told(0, 1, epoch=1)
 
 
 def test_learner_that_ends_before_any_entered_is_awaited_as_it_may_hold_the_state() -> None:
     group = GroupMembership(learners(2))
-    group.join(0)
-    assert group.join(1) == told(0, 1, epoch=1)
-    assert group.leave(0) == []
-    assert group.failed(1) == []  # learner 1 says that nobody has come
-    assert group.join(0) == told(0, 1, epoch=2)
-    group.entered(1)
-    assert group.leave(0) == told(1, epoch=3)
+    group.on_join(0)
+    assert group.on_join(1) == told(0, 1, epoch=1)
+    assert group.on_leave(0) == []
+    assert group.on_group_failed(1) == []  # learner 1 says that nobody has come
+    assert group.on_join(0) == told(0, 1, epoch=2)
+    group.on_entered(1)
+    assert group.on_leave(0) == told(1, epoch=3)
 
 
 def test_end_of_a_learner_outside_the_group_has_no_effect() -> None:
     group = GroupMembership(learners(2))
-    group.join(0)
-    group.join(1)
-    group.leave(1)
-    assert group.leave(1) == []
+    group.on_join(0)
+    group.on_join(1)
+    group.on_leave(1)
+    assert group.on_leave(1) == []
 
 
 def test_failure_reported_by_several_members_forms_one_new_group() -> None:
     group = GroupMembership(learners(2))
-    group.join(0)
-    group.join(1)
-    assert group.failed(1) == told(0, 1, epoch=2)
-    assert group.failed(1) == []
-    assert group.failed(2) == told(0, 1, epoch=3)
+    group.on_join(0)
+    group.on_join(1)
+    assert group.on_group_failed(1) == told(0, 1, epoch=2)
+    assert group.on_group_failed(1) == []
+    assert group.on_group_failed(2) == told(0, 1, epoch=3)
 
 
 def test_only_entered_members_hold_the_state_of_the_run() -> None:
@@ -77,19 +77,19 @@ def test_only_entered_members_hold_the_state_of_the_run() -> None:
     assert group.holds_run(0, running={0, 2})
     assert not group.holds_run(0, running={0})
     for rank in range(3):
-        group.join(rank)
-        group.entered(rank)
-    group.leave(2)  # and is started again
+        group.on_join(rank)
+        group.on_entered(rank)
+    group.on_leave(2)  # and is started again
     assert group.holds_run(0, running={0, 1, 2})
     assert not group.holds_run(0, running={0, 2})
-    group.join(2)  # named a member, but it has not taken the others' state yet
+    group.on_join(2)  # named a member, but it has not taken the others' state yet
     assert not group.holds_run(0, running={0, 2})
-    group.entered(2)
+    group.on_entered(2)
     assert group.holds_run(0, running={0, 2})
 
 
 def place(assignment: ActorAssignment, name: str, incarnation: int) -> int:
-    effect = assignment.begin(name, incarnation)
+    effect = assignment.begin_stream(name, incarnation)
     assert effect is not None
     assert effect.name == name
     assert effect.message["incarnation"] == incarnation
@@ -100,46 +100,46 @@ def place(assignment: ActorAssignment, name: str, incarnation: int) -> int:
 
 def test_actor_of_its_own_learner_needs_no_message() -> None:
     assignment = ActorAssignment(actors(4, of=2), learners(2))
-    assert assignment.begin("actor-3", 0) is None
-    assert assignment.begin("actor-3", 1) is None
+    assert assignment.begin_stream("actor-3", 0) is None
+    assert assignment.begin_stream("actor-3", 1) is None
 
 
 def test_actors_of_a_dead_learner_join_the_least_loaded_and_return() -> None:
     # Homes: 0 1 2 0 1 2 0. Learner 1 (two actors) falls to 2; then learner 0 has three, 2 has two.
     assignment = ActorAssignment(actors(7, of=3), learners(3))
-    assert assignment.leave(1) == ["actor-1", "actor-4"]
+    assert assignment.on_learner_end(1) == ["actor-1", "actor-4"]
     assert [place(assignment, "actor-1", 1), place(assignment, "actor-4", 1)] == [2, 0]
-    assert assignment.leave(2) == ["actor-1", "actor-2", "actor-5"]
+    assert assignment.on_learner_end(2) == ["actor-1", "actor-2", "actor-5"]
     assert {place(assignment, f"actor-{i}", 2) for i in (1, 2, 5)} == {0}
-    assert assignment.enter(1) == ["actor-1", "actor-4"]
+    assert assignment.on_learner_ready(1) == ["actor-1", "actor-4"]
     assert [place(assignment, "actor-1", 3), place(assignment, "actor-4", 3)] == [1, 1]
-    assert assignment.enter(1) == []
-    assert assignment.enter(2) == ["actor-2", "actor-5"]
+    assert assignment.on_learner_ready(1) == []
+    assert assignment.on_learner_ready(2) == ["actor-2", "actor-5"]
 
 
 def test_actors_without_any_learner_join_the_first_that_enters() -> None:
     assignment = ActorAssignment(actors(2, of=2), learners(2))
-    assert assignment.leave(0) == ["actor-0"]
-    assert assignment.leave(1) == []
-    assert assignment.enter(1) == ["actor-0", "actor-1"]
+    assert assignment.on_learner_end(0) == ["actor-0"]
+    assert assignment.on_learner_end(1) == []
+    assert assignment.on_learner_ready(1) == ["actor-0", "actor-1"]
     assert place(assignment, "actor-1", 1) == 1
 
 
 def end(assignment: ActorAssignment, name: str, incarnation: int) -> int | None:
-    return assignment.learner_of(assignment.part(name), incarnation)
+    return assignment.learner_of(assignment.on_actor_end(name), incarnation)
 
 
 def test_end_of_a_stream_is_reported_only_to_the_incarnation_that_received_it() -> None:
     assignment = ActorAssignment(actors(2, of=2), learners(2))
-    assignment.begin("actor-0", 0)
-    assignment.leave(0)
-    assignment.begin("actor-0", 1)  # for learner 1
+    assignment.begin_stream("actor-0", 0)
+    assignment.on_learner_end(0)
+    assignment.begin_stream("actor-0", 1)  # for learner 1
     assert end(assignment, "actor-0", 0) is None  # it had not got there yet, and learner 0 is gone
-    assignment.begin("actor-0", 2)
-    assignment.enter(0)
-    assignment.begin("actor-0", 3)
+    assignment.begin_stream("actor-0", 2)
+    assignment.on_learner_ready(0)
+    assignment.begin_stream("actor-0", 3)
     assert end(assignment, "actor-0", 2) == 1
-    assignment.begin("actor-0", 4)
+    assignment.begin_stream("actor-0", 4)
     assert end(assignment, "actor-0", 4) == 0
 
 
@@ -147,12 +147,12 @@ def test_learners_on_several_hosts_meet_at_the_first_member() -> None:
     specs = [replace(spec, meets_at=f"10.0.0.{spec.learner}:700") for spec in learners(3)]
     group = GroupMembership(specs)
     for rank in range(3):
-        effects = group.join(rank)
+        effects = group.on_join(rank)
     assert {effect.message["meets_at"] for effect in effects if isinstance(effect, Send)} == {
         "10.0.0.0:700"
     }
-    group.entered(1)
-    [first, second] = group.leave(0)
+    group.on_entered(1)
+    [first, second] = group.on_leave(0)
     assert isinstance(first, Send)
     assert isinstance(second, Send)
     assert first.message == {
@@ -167,26 +167,26 @@ def with_spare(count: int, first: int) -> list[RoleSpec]:
 
 def test_the_first_group_waits_for_no_spare_learner() -> None:
     group = GroupMembership(with_spare(3, first=2))
-    assert group.join(0) == []
-    assert group.join(1) == told(0, 1, epoch=1)
-    group.entered(0)
-    assert group.join(2) == told(0, 1, 2, epoch=2)
-    assert group.leave(2) == told(0, 1, epoch=3)
+    assert group.on_join(0) == []
+    assert group.on_join(1) == told(0, 1, epoch=1)
+    group.on_entered(0)
+    assert group.on_join(2) == told(0, 1, 2, epoch=2)
+    assert group.on_leave(2) == told(0, 1, epoch=3)
 
 
 def test_spare_learner_alone_forms_no_first_group() -> None:
     group = GroupMembership(with_spare(2, first=1))
-    assert group.join(1) == []
-    assert group.join(0) == told(0, 1, epoch=1)
+    assert group.on_join(1) == []
+    assert group.on_join(0) == told(0, 1, epoch=1)
 
 
 def test_a_spare_learner_gets_its_share_of_the_actors_when_it_is_ready() -> None:
     assignment = ActorAssignment(actors(5, of=3), with_spare(3, first=1))
     assert {place(assignment, f"actor-{i}", 0) for i in (1, 2, 4)} == {0}
-    assert assignment.begin("actor-0", 0) is None
-    assert assignment.enter(2) == ["actor-2"]
+    assert assignment.begin_stream("actor-0", 0) is None
+    assert assignment.on_learner_ready(2) == ["actor-2"]
     assert place(assignment, "actor-2", 1) == 2
-    assert assignment.enter(1) == ["actor-1", "actor-4"]
+    assert assignment.on_learner_ready(1) == ["actor-1", "actor-4"]
     assert [place(assignment, "actor-1", 1), place(assignment, "actor-4", 1)] == [1, 1]
-    assert assignment.leave(2) == ["actor-2"]
+    assert assignment.on_learner_end(2) == ["actor-2"]
     assert place(assignment, "actor-2", 2) == 0

@@ -18,7 +18,7 @@ from penstock.configs.load import resolve
 from penstock.core.interfaces import EngineContext
 from penstock.core.notes import notes_to
 from penstock.launch.engines.local import LocalEngine
-from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, Watch
+from penstock.launch.profile_watch import PATIENCE_S, WARM_UP_S, WORD_S, ProfileWatch
 from penstock.launch.supervisor import Supervisor
 from penstock.launch.supervisor_messages import RestartLimits
 from penstock.monitor.sinks import FanOut
@@ -42,7 +42,7 @@ class Scene:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._clock, self._screen = clock, io.StringIO()
-        self.watch = Watch(1e-9, folder / "kernels.json")
+        self.watch = ProfileWatch(1e-9, folder / "kernels.json")
         view = DeferredView(lambda: LineView(self._screen, "x", None))
         self.sinks = FanOut([view, self.watch])
         engine = LocalEngine(EngineContext(folder))
@@ -141,8 +141,8 @@ def test_profile_passes_the_threads_of_the_run_to_the_ceiling(
         started.append((threads, request["config"]["learner"]["threads"]))
         return {"rates": [1.0], "core_s": [1.0]}
 
-    monkeypatch.setattr(stages, "alone", start)
-    monkeypatch.setattr(profile, "alone", lambda target, request: {})
+    monkeypatch.setattr(stages, "call_in_process", start)
+    monkeypatch.setattr(profile, "call_in_process", lambda target, request: {})
     scene.split.now = Split(2, 3, "cores are idle")
     scene.hear(learner_steps=1)
     scene.profiled_at(0.0)

@@ -15,7 +15,7 @@ from penstock.core.params import ParamLayout
 from penstock.core.run_dir import Resume
 from penstock.launch import run
 from penstock.launch.resumed import (
-    check_folder_named,
+    check_run_dir_given,
     describe_changed_options,
     find_source,
     resolve_resumed,
@@ -133,8 +133,8 @@ def test_resume_needs_a_named_run_folder(resume: Resume, tmp_path: Path) -> None
     sentence = rf"--resume {resume} needs the folder .*; name the folder with run\.dir="
     with pytest.raises(UserError, match=sentence):
         run.train("cartpole", [], resume, as_json=True)
-    check_folder_named(resolve("cartpole"), "no")
-    check_folder_named(resolve("cartpole", [f"run.dir={tmp_path}"]), resume)
+    check_run_dir_given(resolve("cartpole"), "no")
+    check_run_dir_given(resolve("cartpole", [f"run.dir={tmp_path}"]), resume)
 
 
 def test_full_disk_at_the_start_is_a_user_error(

@@ -18,14 +18,14 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.run_dir import Resume
 from penstock.launch.run_group import (
-    Ended,
-    command,
+    RunEnd,
     cores_of,
+    run_command,
     run_commands,
     runs_at_once,
 )
-from penstock.launch.seeds import together, train
-from penstock.launch.signals import SIGNALS, SignalsAfterRun, handled
+from penstock.launch.seeds import group_means, train_seeds
+from penstock.launch.signals import SIGNALS, SignalsAfterRun, handling_signals
 
 
 def summary(reason: str, solved_at_s: float | None, mean: float) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_summary_of_a_group_matches_figures_by_hand() -> None:
         4: summary("interrupted", None, 12.0),
         5: summary("terminated", None, 13.0),
     }
-    found = together(runs, 475.0)
+    found = group_means(runs, 475.0)
     assert (found["goal"], found["solved"], found["finished"]) == (475.0, 2, 3)
     assert found["return"]["mean"] == 460.0
     # Deviation of 480, 500, 400: sqrt((20² + 40² + 60²) / 2); Student's t for two degrees: 4.303.
@@ -62,16 +62,16 @@ def test_unusable_folder_is_refused_before_the_first_run(
     last.mkdir(parents=True)
     (last / "checkpoint.safetensors").touch()
     with pytest.raises(UserError, match=refused):
-        train("cartpole", [f"run.dir={tmp_path}"], 3, resume, as_json=True)
+        train_seeds("cartpole", [f"run.dir={tmp_path}"], 3, resume, as_json=True)
     assert [path.name for path in tmp_path.iterdir()] == [f"seed-{taken}"]
 
 
 def test_auto_numbers_are_refused_for_several_seeds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the runs of this command need the same number; set act"):
-        train("cartpole", [f"run.dir={tmp_path}", "actors.envs=auto"], 3, "no", as_json=True)
+        train_seeds("cartpole", [f"run.dir={tmp_path}", "actors.envs=auto"], 3, "no", as_json=True)
     options = [f"run.dir={tmp_path}", "transport.connectors=auto"]
     with pytest.raises(UserError, match=r"auto .*, and this command starts several runs; set tran"):
-        train("cartpole", options, 3, "no", as_json=True)
+        train_seeds("cartpole", options, 3, "no", as_json=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -81,14 +81,14 @@ def test_refused_later_seed_does_not_cost_the_table(
     class Outcome:
         exit_code = 0
 
-    def with_learner(resolved: Any, path: Path, *rest: Any, **more: Any) -> Any:
+    def run_and_show(resolved: Any, path: Path, *rest: Any, **more: Any) -> Any:
         if path.name == "seed-1":
             raise UserError(f"{path} is in use")
         return Outcome(), summary("env_steps", None, 400.0)
 
-    monkeypatch.setattr("penstock.launch.run.with_learner", with_learner)
+    monkeypatch.setattr("penstock.launch.run.run_and_show", run_and_show)
     options = [f"run.dir={tmp_path}"]
-    assert train("cartpole", options, 3, "no", as_json=True, parallel=1) == 2
+    assert train_seeds("cartpole", options, 3, "no", as_json=True, parallel=1) == 2
     found = json.loads(capsys.readouterr().out)
     assert [run["seed"] for run in found["runs"]] == [0, 1]
     assert found["return"]["mean"] == 400.0
@@ -99,11 +99,11 @@ def test_runs_prevented_by_a_signal_are_not_a_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It came when the first runs had reached their limits, and had not been reaped."""
-    ended = {seed: Ended(0, summary("env_steps", None, 400.0)) for seed in range(2)}
+    ended = {seed: RunEnd(0, summary("env_steps", None, 400.0)) for seed in range(2)}
     monkeypatch.setattr("penstock.launch.seeds.run_commands", lambda *_, **__: ended)
     options = [f"run.dir={tmp_path}"]
-    assert train("cartpole", options, 3, "no", as_json=True, parallel=2) == 130
-    assert train("cartpole", options, 2, "no", as_json=True, parallel=2) == 0
+    assert train_seeds("cartpole", options, 3, "no", as_json=True, parallel=2) == 130
+    assert train_seeds("cartpole", options, 2, "no", as_json=True, parallel=2) == 0
 
 
 def test_a_signal_between_two_runs_is_not_lost(
@@ -111,29 +111,29 @@ def test_a_signal_between_two_runs_is_not_lost(
 ) -> None:
     begun: list[str] = []
 
-    def with_learner(resolved: Any, path: Path, *rest: Any, after: Any, **more: Any) -> Any:
+    def run_and_show(resolved: Any, path: Path, *rest: Any, handler_after: Any, **more: Any) -> Any:
         begun.append(path.name)
-        signal.signal(signal.SIGINT, after)  # as a run does at its end
+        signal.signal(signal.SIGINT, handler_after)  # as a run does at its end
         return SimpleNamespace(exit_code=0), summary("env_steps", None, 400.0)
 
     def say(text: str, stream: Any) -> None:
         if begun:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("penstock.launch.run.with_learner", with_learner)
+    monkeypatch.setattr("penstock.launch.run.run_and_show", run_and_show)
     monkeypatch.setattr("penstock.launch.seeds.say_line", say)
     # A command that another test has called may have left a handler, as it ends its process.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            train("cartpole", [f"run.dir={tmp_path}"], 2, "no", as_json=True, parallel=1)
+            train_seeds("cartpole", [f"run.dir={tmp_path}"], 2, "no", as_json=True, parallel=1)
     finally:
         signal.signal(signal.SIGINT, before)
     assert begun == ["seed-0"]
 
 
 def test_summary_of_no_runs_has_no_figures() -> None:
-    assert together({}, None) == {
+    assert group_means({}, None) == {
         "return": None,
         "goal": None,
         "solved": 0,
@@ -207,7 +207,9 @@ def test_failed_run_is_reported_and_the_others_continue() -> None:
     )
     assert ended[1].summary["error"] == "learner-0: broke"
     assert "exit code -9" in ended[2].summary["error"]
-    assert together({seed: found.summary for seed, found in ended.items()}, None)["finished"] == 1
+    assert (
+        group_means({seed: found.summary for seed, found in ended.items()}, None)["finished"] == 1
+    )
 
 
 def test_after_a_mistake_of_the_user_no_further_run_starts() -> None:
@@ -224,7 +226,7 @@ def test_independent_runs_continue_after_a_user_error_in_one() -> None:
 
 
 def test_refused_config_is_reported_in_the_summary(tmp_path: Path) -> None:
-    refused = command("cartpole", ["learner.lr=-1"], tmp_path / "run", "no")
+    refused = run_command("cartpole", ["learner.lr=-1"], tmp_path / "run", "no")
     [found] = run_commands({0: refused}, 1, lambda _: None).values()
     assert found.code == 2
     assert "learner.lr is -1; it must be" in found.summary["error"]
@@ -270,7 +272,7 @@ def test_a_run_that_a_signal_ends_before_it_began_was_interrupted() -> None:
     assert [found.code for found in ended.values()] == [130, 143]
     reasons = [found.summary["exit_reason"] for found in ended.values()]
     assert reasons == ["interrupted", "terminated"]
-    assert together({s: found.summary for s, found in ended.items()}, None)["finished"] == 0
+    assert group_means({s: found.summary for s, found in ended.items()}, None)["finished"] == 0
 
 
 def test_ignored_signal_stays_ignored_and_the_first_signal_after_the_runs_has_no_effect() -> None:
@@ -280,7 +282,7 @@ def test_ignored_signal_stays_ignored_and_the_first_signal_after_the_runs_has_no
     signals: list[int] = []
     try:
         after = SignalsAfterRun()
-        with handled(lambda signum, _: signals.append(signum), after):
+        with handling_signals(lambda signum, _: signals.append(signum), after):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
         assert signals == [signal.SIGTERM]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.supervisor_messages import Effect, Failure, Kill, Note, Outcome, Send, Start
 from supervision_scene import ACTORS, LEARNER, Scene
@@ -79,7 +79,7 @@ def test_hung_learner_is_restarted() -> None:
 
 
 def test_learners_of_several_supervisors_end_together() -> None:
-    by_hand = replace(LEARNER, store=Store("127.0.0.1", 29500))
+    by_hand = replace(LEARNER, store=StoreAddress("127.0.0.1", 29500))
     scene = Scene((by_hand, *ACTORS))
     scene.decisions.recovery.on_checkpoint_written()
     scene.ends("learner-0", KILL)

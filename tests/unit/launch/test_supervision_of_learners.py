@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.role import EXIT_REJOIN, Store
+from penstock.core.role import EXIT_REJOIN, StoreAddress
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.decisions import Decisions
 from penstock.launch.supervisor_messages import (
@@ -408,7 +408,7 @@ def test_learners_wait_for_one_that_dies_before_the_first_group_trains() -> None
 
 def test_shard_outlives_its_own_learner_unless_that_failed() -> None:
     """They notice by its end that something is wrong here."""
-    store = Store("10.0.0.1", 29500)
+    store = StoreAddress("10.0.0.1", 29500)
     shard = replace(SERVER, store=store)
     learner = RoleSpec("learner", 1, "m:f", Stage.LEARNER, informed=True, learner=1, store=store)
     for code, expected in ((0, TERM), (-9, KILL)):

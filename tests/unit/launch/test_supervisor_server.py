@@ -75,7 +75,7 @@ def served(
 
         def loop() -> None:
             while not ended.wait(every_s):
-                server.turn(names, children)
+                server.serve_clients(names, children)
 
         thread = threading.Thread(target=loop, daemon=True)
         thread.start()
@@ -96,7 +96,7 @@ def test_status_request_gets_phase_and_duration_of_each_process(
     time.sleep(0.2)
     with SupervisorServer(folder, folder) as server:
         client = asking(folder)
-        server.turn(["actor-3", "actor-4"], {"actor-3": child})
+        server.serve_clients(["actor-3", "actor-4"], {"actor-3": child})
         report = read_all(client)
     assert (report["run"], report["pid"]) == (str(folder), os.getpid())
     told, absent = report["processes"]
@@ -113,7 +113,7 @@ def test_status_request_gets_phase_and_duration_of_each_process(
 def test_newly_started_process_has_an_empty_status(folder: Path, child: LocalHandle) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder)
-        server.turn(["actor-3"], {"actor-3": child})
+        server.serve_clients(["actor-3"], {"actor-3": child})
         [told] = read_all(client)["processes"]
     assert (told["phase"], told["silent_s"], told["threads"]) == ("starting", None, [])
     assert told["phase_for_s"] == told["age_s"]
@@ -127,9 +127,9 @@ def test_vanished_client_leaves_no_open_connection(folder: Path) -> None:
             connect(folder).close()
             asking(folder, "save").close()
             client = asking(folder)
-            server.turn(many, {})
+            server.serve_clients(many, {})
             client.close()
-            server.turn(many, {})
+            server.serve_clients(many, {})
         assert len(os.listdir("/proc/self/fd")) <= before  # what others left open may be closed
 
 
@@ -138,13 +138,13 @@ def test_silent_and_slow_clients_delay_no_other(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server, ExitStack() as stack:
         for _ in range(50):
             stack.enter_context(connect(folder))
-            server.turn(many, {})
+            server.serve_clients(many, {})
         for _ in range(8):
             stack.enter_context(asking(folder))
-        server.turn(many, {})
+        server.serve_clients(many, {})
         patient = asking(folder)
         start_s = time.monotonic()
-        server.turn([], {})
+        server.serve_clients([], {})
         assert time.monotonic() - start_s < 0.3
         assert read_all(patient)["processes"] == []
 
@@ -154,26 +154,26 @@ def test_a_request_may_arrive_in_pieces(folder: Path) -> None:
         client = connect(folder)
         for part in (b'{"requ', b'est": "sta', b'tus"}', b"\n"):
             client.sendall(part)
-            server.turn([], {})
+            server.serve_clients([], {})
         assert read_all(client)["processes"] == []
 
 
 def test_all_clients_that_ordered_a_checkpoint_get_the_same_answer(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         clients = [asking(folder, "save") for _ in range(2)]
-        assert server.turn([], {}) == [{"request": "save"}, {"request": "save"}]
-        assert server.turn([], {}) == []
+        assert server.serve_clients([], {}) == [{"request": "save"}, {"request": "save"}]
+        assert server.serve_clients([], {}) == []
         server.reply("timeline", {})
         server.reply("save", {"folder": "last"})
         assert [read_all(client) for client in clients] == [{"folder": "last"}] * 2
-        assert server.turn([], {}) == []
+        assert server.serve_clients([], {}) == []
 
 
 def test_timeline_order_is_answered_once_the_file_is_written(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder, "timeline")
-        assert server.turn([], {}) == [{"request": "timeline"}]
-        assert server.turn([], {}) == []
+        assert server.serve_clients([], {}) == [{"request": "timeline"}]
+        assert server.serve_clients([], {}) == []
         server.reply("timeline", {})
         assert read_all(client) == {}
 
@@ -181,7 +181,7 @@ def test_timeline_order_is_answered_once_the_file_is_written(folder: Path) -> No
 def test_an_order_for_stacks_is_answered_at_once(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder, "stacks", roles=["actor-1"])
-        assert server.turn([], {}) == [{"request": "stacks", "roles": ["actor-1"]}]
+        assert server.serve_clients([], {}) == [{"request": "stacks", "roles": ["actor-1"]}]
         assert read_all(client) == {}
 
 
@@ -203,14 +203,14 @@ def test_an_unknown_request_is_refused(folder: Path, line: bytes) -> None:
     with SupervisorServer(folder, folder) as server:
         client = connect(folder)
         client.sendall(line + b"\n")
-        assert [server.turn([], {}) for _ in range(3)] == [[]] * 3
+        assert [server.serve_clients([], {}) for _ in range(3)] == [[]] * 3
         assert "is unknown to this run's release" in read_all(client)["error"]
 
 
 def test_end_of_the_run_answers_pending_requests(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server:
         client = asking(folder, "save")
-        server.turn([], {})
+        server.serve_clients([], {})
     assert "the run has ended" in read_all(client)["error"]
 
 

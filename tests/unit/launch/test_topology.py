@@ -10,10 +10,10 @@ import pytest
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.interfaces import Bundle
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch import placement, topology
-from penstock.transport.addresses import bind_of, reachable
+from penstock.transport.addresses import address_of_rank, reachable
 
 RUNTIME = Path("/tmp/penstock-x")
 
@@ -22,7 +22,7 @@ UNEVALUATED = ("eval.every_steps=null", "stop.confirm_episodes=0")
 
 
 def train(*overrides: str) -> tuple[RoleSpec, ...]:
-    return topology.train(resolve("CartPole-v1", [*UNEVALUATED, *overrides]), RUNTIME)
+    return topology.train_roles(resolve("CartPole-v1", [*UNEVALUATED, *overrides]), RUNTIME)
 
 
 def addresses(specs: tuple[RoleSpec, ...]) -> dict[str, str | None]:
@@ -64,13 +64,13 @@ def test_inproc_transport_is_one_lockstep_role() -> None:
 
 def test_roles_started_by_hand_are_only_those_of_the_command() -> None:
     config = resolve("CartPole-v1", UNEVALUATED)
-    specs = topology.learner(config, "tcp://10.0.0.1:7700", RUNTIME)
+    specs = topology.learner_roles(config, "tcp://10.0.0.1:7700", RUNTIME)
     assert addresses(specs) == {"learner-0": None, "connector-0": "tcp://10.0.0.1:7700"}
-    specs = topology.actors(2, "tcp://10.0.0.1:7700", "auto")
+    specs = topology.actor_roles(2, "tcp://10.0.0.1:7700", "auto")
     assert set(addresses(specs)) == {"actor-0", "actor-1", "relay-0"}
     assert not any(spec.informed for spec in specs)
-    assert topology.names(specs) == "2 actors, relay"
-    assert len(topology.actors(2, "tcp://10.0.0.1:7700", "shm")) == 2
+    assert topology.describe_roles(specs) == "2 actors, relay"
+    assert len(topology.actor_roles(2, "tcp://10.0.0.1:7700", "shm")) == 2
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_each_learner_has_a_share_of_the_actors() -> None:
         "actor-3": 1,
         "actor-4": 0,
     }
-    assert topology.names(specs) == "2 learners, 5 actors"
+    assert topology.describe_roles(specs) == "2 learners, 5 actors"
 
 
 def test_each_learner_has_its_own_wire_address() -> None:
@@ -140,7 +140,7 @@ def test_several_connectors_need_an_explicit_port(port: str) -> None:
 
 def test_learners_of_one_host_listen_at_ports_side_by_side() -> None:
     config = resolve("CartPole-v1", ["learner.count=3", "actors.count=3"])
-    specs = topology.learner(config, "tcp://127.0.0.1:7700", RUNTIME)
+    specs = topology.learner_roles(config, "tcp://127.0.0.1:7700", RUNTIME)
     connectors = [spec.address for spec in specs if spec.role == "connector"]
     assert connectors == [f"tcp://127.0.0.1:{port}" for port in (7700, 7701, 7702)]
 
@@ -185,13 +185,13 @@ def test_evaluator_is_nicer_than_actors_and_expendable(kind: str) -> None:
 def test_run_has_an_evaluator_only_if_evaluations_are_due(
     options: tuple[str, ...], evaluated: bool
 ) -> None:
-    specs = topology.train(resolve("CartPole-v1", options), RUNTIME)
+    specs = topology.train_roles(resolve("CartPole-v1", options), RUNTIME)
     assert ("evaluator-0" in addresses(specs)) is evaluated
 
 
 def test_only_the_first_of_several_machines_has_an_evaluator() -> None:
     options = ["learner.count=2", "actors.count=2", "eval.every_s=60"]
-    config, store = resolve("CartPole-v1", options), Store("10.0.0.1", 29500)
+    config, store = resolve("CartPole-v1", options), StoreAddress("10.0.0.1", 29500)
     roles = [
         [spec.role for spec in topology.one_of_several(config, "tcp://0.0.0.0:7700", rank, store)]
         for rank in (0, 1)
@@ -201,7 +201,7 @@ def test_only_the_first_of_several_machines_has_an_evaluator() -> None:
 
 def test_learner_of_several_machines_has_its_connector_in_its_command() -> None:
     config = resolve("CartPole-v1", [*UNEVALUATED, "learner.count=3", "actors.count=3"])
-    store = Store("10.0.0.1", 29500)
+    store = StoreAddress("10.0.0.1", 29500)
     learner, connector = topology.one_of_several(config, "tcp://0.0.0.0:7700", 2, store)
     assert (learner.name, learner.learner, learner.store) == ("learner-2", 2, store)
     assert (connector.address, connector.learner) == ("tcp://0.0.0.0:7702", 2)
@@ -210,7 +210,7 @@ def test_learner_of_several_machines_has_its_connector_in_its_command() -> None:
 def one_of(rank: int, bind: str, *options: str) -> dict[str, RoleSpec]:
     """The roles of one of three learners that are started by hand, by name."""
     found = ["learner.count=3", "actors.count=3", "learner.pace=ssp", *UNEVALUATED, *options]
-    store = Store("127.0.0.1", 29500)
+    store = StoreAddress("127.0.0.1", 29500)
     specs = topology.one_of_several(resolve("CartPole-v1", found), bind, rank, store)
     return {spec.name: spec for spec in specs}
 
@@ -270,26 +270,26 @@ def test_ports_of_shards_end_with_those_of_the_machine() -> None:
     ],
 )
 def test_bind_address_of_the_third_learner_is_two_ports_higher(bind: str, third: str) -> None:
-    assert bind_of(bind, 0) == bind
-    assert bind_of(bind, 2) == third
+    assert address_of_rank(bind, 0) == bind
+    assert address_of_rank(bind, 2) == third
 
 
 def test_port_beyond_65535_is_refused() -> None:
     with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
-        bind_of("tcp://127.0.0.1:65534", 2)
+        address_of_rank("tcp://127.0.0.1:65534", 2)
 
 
 def test_roles_that_share_memory_or_unix_sockets_are_one_bundle() -> None:
     for kind in ("shm", "zmq"):
         specs = train(f"transport.kind={kind}", "learner.count=2", "actors.count=4")
-        _, [bundle] = placement.bundles(specs)
+        _, [bundle] = placement.make_bundles(specs)
         assert bundle.roles == tuple(spec.name for spec in specs)
 
 
 def test_network_actors_are_bundled_with_their_relay() -> None:
     bind = ("transport.kind=zmq", "transport.bind=tcp://*:7700", "transport.insecure=true")
     specs = train(*bind, "actors.count=3", "learner.threads=2", "learner.device=cuda")
-    _, (learners, actors) = placement.bundles(specs)
+    _, (learners, actors) = placement.make_bundles(specs)
     assert learners == Bundle("learners", ("learner-0", "connector-0"), 2, 1)
     assert actors == Bundle("actors", ("actor-0", "actor-1", "actor-2", "relay-0"), 3, 0)
 
@@ -299,10 +299,10 @@ def test_roles_reach_the_connector_of_another_host() -> None:
     specs = train(*bind, "actors.count=1", "learner.count=1")
     hosts = dict.fromkeys(("learner-0", "connector-0"), "10.0.0.1")
     hosts |= dict.fromkeys(("actor-0", "relay-0"), "10.0.0.2")
-    assert addresses(placement.placed(specs, hosts, (), 20_000)) == {
+    assert addresses(placement.with_addresses(specs, hosts, (), 20_000)) == {
         "learner-0": "tcp://10.0.0.1:7700",
         "actor-0": "tcp://10.0.0.1:7700",
         "connector-0": "tcp://*:7700",
         "relay-0": "tcp://10.0.0.1:7700",
     }
-    assert placement.placed(specs, dict.fromkeys(hosts, "10.0.0.1"), (), 20_000) == specs
+    assert placement.with_addresses(specs, dict.fromkeys(hosts, "10.0.0.1"), (), 20_000) == specs

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
-from penstock.launch.run_group import command
+from penstock.launch.run_group import run_command
 from penstock.launch.tuning import sweep, trial_run, trials, tune
 from penstock.launch.tuning.sweep import Sweep, make_sweep
 from penstock.launch.tuning.trial_run import OUTPUT, last_output
@@ -115,7 +115,7 @@ def test_invalid_sweeps_are_refused_before_a_trial_starts(
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^--dir .* cannot be made: .*; name a folder elsewhere"):
-        tune.tune(make(tmp_path, STEPS, folder=str(tmp_path / folder)), False, as_json=False)
+        tune.run_sweep(make(tmp_path, STEPS, folder=str(tmp_path / folder)), False, as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,13 @@ def test_trial_with_contradictory_options_fails_alone(
 
     def some_command(target: str, overrides: list[str], *about: Any) -> list[str]:
         refused = {"actors.envs=4", "learner.updates_per_batch=8"} <= set(overrides)
-        return command(target, overrides, *about) if refused else [sys.executable, "-c", ENDS_WELL]
+        return (
+            run_command(target, overrides, *about) if refused else [sys.executable, "-c", ENDS_WELL]
+        )
 
-    monkeypatch.setattr(tune, "command", some_command)
+    monkeypatch.setattr(tune, "run_command", some_command)
     found = make(tmp_path, STEPS, text=text, number=None, parallel=1)
-    assert tune.tune(found, with_ray=False, as_json=True) == 1
+    assert tune.run_sweep(found, with_ray=False, as_json=True) == 1
     answer = json.loads(capsys.readouterr().out)
     errors = {row["trial"]: row["error"] for row in answer["trials"]}
     assert "actors.envs 4 is not divisible" in errors.pop(0)

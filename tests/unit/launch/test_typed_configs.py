@@ -87,7 +87,7 @@ def test_train_takes_a_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         begun.append((resolved.config, path))
         raise UserError("enough")
 
-    monkeypatch.setattr(api, "conduct", conduct)
+    monkeypatch.setattr(api, "run_in_folder", conduct)
     with pytest.raises(UserError, match="enough"):
         penstock.train(written(), {"learner.lr": 0.5}, run_dir=tmp_path)
     changed = {"learner.lr": 0.5, "run.dir": str(tmp_path)}

@@ -28,7 +28,7 @@ def save(last: Path, steps: int, keep: int = 3) -> None:
     found = Checkpoint(
         LAYOUT, np.full(4, steps, np.float32), {}, {"progress": {"learner_steps": steps}}
     )
-    history.keep_older(last, steps)
+    history.keep_previous(last, steps)
     checkpoint_format.save(last, found)
     history.prune(last, keep)
 
@@ -87,7 +87,7 @@ def test_crash_at_any_call_leaves_the_newest_checkpoint_intact(
         patched.setattr(owner, call, crash)
         with suppress(KeyboardInterrupt):
             save(last, 4)
-    folder, _, damaged = history.newest_whole(last)
+    folder, _, damaged = history.newest_undamaged(last)
     assert (folder, damaged) == (last, [])
     assert steps_in(last) in (3, 4)
     for steps in (5, 6, 7):
@@ -133,7 +133,7 @@ def test_newest_intact_checkpoint_replaces_a_damaged_one(last: Path) -> None:
         save(last, steps)
     damage(last)
     damage(last.with_name("step-2"))
-    folder, found, damaged = history.newest_whole(last)
+    folder, found, damaged = history.newest_undamaged(last)
     assert (folder.name, found.weights[0], len(damaged)) == ("step-1", 1, 2)
     assert [path.name for path in history.restore(last, folder)] == ["damaged-1", "damaged-2"]
     assert steps_in(last) == 1
@@ -156,14 +156,14 @@ def test_no_file_changes_if_every_checkpoint_is_damaged(last: Path) -> None:
         damage(folder)
     before = names(last)
     with pytest.raises(UserError, match=r"none of the 3 checkpoints .* is whole.*--resume-from"):
-        history.newest_whole(last)
+        history.newest_undamaged(last)
     assert names(last) == before
 
 
 def test_beginning_from_an_older_checkpoint_keeps_the_newer_ones(last: Path) -> None:
     for steps in (1, 2, 3):
         save(last, steps)
-    history.begin_from(last, last.with_name("step-1"))
+    history.make_newest(last, last.with_name("step-1"))
     assert steps_in(last) == 1
     assert names(last) == ["last", "step-1", "step-2-before-1", "step-3-before-1"]
     for steps in (2, 3, 4):
@@ -191,7 +191,7 @@ def test_crash_while_beginning_from_a_checkpoint_keeps_that_checkpoint(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", crash)
         with pytest.raises(KeyboardInterrupt):
-            history.begin_from(last, best)
+            history.make_newest(last, best)
     save(last, 4)
     assert (steps_in(last), steps_in(best)) == (4, 2)
 
@@ -199,7 +199,7 @@ def test_crash_while_beginning_from_a_checkpoint_keeps_that_checkpoint(
 def test_another_run_begins_from_a_copy_of_the_checkpoint(last: Path, tmp_path: Path) -> None:
     save(last, 7)
     other = tmp_path / "other" / "checkpoints" / "last"
-    history.begin_from(other, last)
+    history.make_newest(other, last)
     assert steps_in(other) == 7
     assert not (other / FILE).samefile(last / FILE)
 
@@ -212,7 +212,7 @@ def test_run_does_not_begin_from_a_checkpoint_without_run_state(
     other = Checkpoint(LAYOUT, np.zeros(4, np.float32), {}, {"progress": progress})
     checkpoint_format.save(tmp_path / "other", other)
     with pytest.raises(UserError, match="holds weights, but not the state of a run; resume from"):
-        history.begin_from(last, tmp_path / "other")
+        history.make_newest(last, tmp_path / "other")
     assert (steps_in(last), names(last)) == (5, ["last"])
 
 
@@ -220,7 +220,7 @@ def test_copied_and_set_aside_checkpoints_are_private(last: Path, tmp_path: Path
     save(last, 1)
     save(last, 2)
     other = tmp_path / "other" / "checkpoints" / "last"
-    history.begin_from(other, last)
+    history.make_newest(other, last)
     aside = history.set_aside(last)
     modes = [path.stat().st_mode & 0o777 for path in (other / FILE, aside / FILE)]
     assert modes == [0o600, 0o600]
@@ -362,17 +362,17 @@ def test_named_saver_replaces_the_checkpoint_of_a_restarted_learner(tmp_path: Pa
 
 def test_an_order_to_save_is_due_once_and_its_failure_is_reported(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    assert not run.checkpoints.due()
+    assert not run.checkpoints.is_due()
     run.checkpoints.handle_messages([{"kind": "actors", "alive": 1}])
-    assert not run.checkpoints.due()
+    assert not run.checkpoints.is_due()
     run.checkpoints.handle_messages([{"kind": "save"}])
-    assert run.checkpoints.due(by_time=False)
+    assert run.checkpoints.is_due(by_time=False)
     run.save(10)
     run.checkpoints.on_order_done()
-    assert not run.checkpoints.due()
+    assert not run.checkpoints.is_due()
     run.checkpoints.postpone("full")  # of a checkpoint that was not ordered
     assert run.told == ["checkpoint"]
     run.checkpoints.handle_messages([{"kind": "save"}])
     run.checkpoints.postpone("full")
     assert run.told == ["checkpoint", "save_failed"]
-    assert not run.checkpoints.due()
+    assert not run.checkpoints.is_due()

@@ -180,7 +180,7 @@ def test_an_order_to_save_before_the_first_step_in_another_game_is_answered(tmp_
     assert [(message["kind"], message["error"]) for message in other.told] == [
         ("save_failed", "nothing was trained on yet in the environment (env.*) of the resumed run")
     ]
-    assert not other.checkpoints.due()
+    assert not other.checkpoints.is_due()
 
 
 def test_best_evaluated_here_but_trained_elsewhere_has_no_training_return(

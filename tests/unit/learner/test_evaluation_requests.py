@@ -18,7 +18,7 @@ from penstock.learner.evaluation_requests import (
     LOST_S,
     PAUSE,
     POINT,
-    PUT_OFF_S,
+    POSTPONED_S,
     EvaluationRequests,
 )
 from penstock.learner.progress import Progress
@@ -73,7 +73,7 @@ def test_no_evaluation_checkpoint_is_due_while_the_evaluator_works() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
-    run.requests.requested(POINT)
+    run.requests.on_requested(POINT)
     run.idle(done=0)  # sent before it saw the checkpoint
     assert run.trained(205) is None
     run.idle(done=100)
@@ -95,7 +95,7 @@ def test_lost_request_is_repeated() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
-    run.requests.requested(POINT)
+    run.requests.on_requested(POINT)
     run.now_s += LOST_S  # the evaluator has been killed and started again
     run.idle(done=0)
     assert run.trained(200) == POINT
@@ -117,7 +117,7 @@ def test_training_return_only_requests_a_confirmation() -> None:
     assert run.progress.goal.reached_at_s is not None
     assert (run.progress.goal.solved_at_s, run.progress.stop_reason()) == (None, None)
     assert run.trained(20) == CLOSING
-    run.requests.requested(CLOSING)
+    run.requests.on_requested(CLOSING)
     assert run.trained(30) is None
     run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
     assert run.progress.stop_reason() == "return"
@@ -131,7 +131,7 @@ def test_refuted_goal_is_evaluated_again_after_a_pause() -> None:
     run.idle()
     run.reach()
     assert run.trained(20) == CLOSING
-    run.requests.requested(CLOSING)
+    run.requests.on_requested(CLOSING)
     run.hear("verdict", trained_steps=20, solved=False, seconds=3.0)
     run.idle(done=20)
     assert run.progress.stop_reason() is None
@@ -153,7 +153,7 @@ def test_verdict_on_other_weights_is_ignored() -> None:
     run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
     assert run.progress.stop_reason() is None
     assert run.trained(25) == CLOSING
-    run.requests.requested(CLOSING)
+    run.requests.on_requested(CLOSING)
     run.hear("verdict", trained_steps=20, solved=True, seconds=1.0)
     assert run.progress.stop_reason() is None
 
@@ -174,7 +174,7 @@ def test_refuted_return_does_not_solve_a_run_that_lost_its_evaluator() -> None:
     run.idle()
     run.reach()
     assert run.trained(25) == CLOSING
-    run.requests.requested(CLOSING)
+    run.requests.on_requested(CLOSING)
     run.hear("verdict", trained_steps=25, solved=False, seconds=1.0)
     run.reach(-5.0)
     run.hear("gone", role="evaluator")
@@ -205,9 +205,9 @@ def test_full_disk_is_not_retried_in_every_turn() -> None:
     run = Run()
     run.idle()
     assert run.trained(100) == POINT
-    run.requests.put_off()
+    run.requests.postpone()
     assert run.trained(200) is None
-    run.now_s += PUT_OFF_S
+    run.now_s += POSTPONED_S
     assert run.trained(300) == POINT
 
 
@@ -242,12 +242,12 @@ def test_first_evaluation_is_requested_soon_after_training_began() -> None:
     assert run.trained(20) is None
     run.now_s += 0.1
     assert run.trained(30) == FIRST
-    run.requests.requested(FIRST)
+    run.requests.on_requested(FIRST)
     run.idle(done=30)  # no episode has ended
     assert run.trained(40) is None
     run.now_s += AGAIN_S
     assert run.trained(50) == FIRST
-    run.requests.requested(FIRST)
+    run.requests.on_requested(FIRST)
     run.idle(done=50, play={"way": "greedy"})
     run.now_s += 10 * FIRST_S
     assert run.trained(60) is None

@@ -79,7 +79,7 @@ def saved(ctx: RoleContext) -> bool:
 
 
 def test_failed_save_makes_the_learner_fail(ctx: RoleContext, process: LearnerProcess) -> None:
-    process.keep(save=False)
+    process.capture_state(save=False)
     ctx.stop()
     with pytest.raises(RunEndedError, match="did not send its state: checkpoints/last is not"):
         process.finish()
@@ -92,11 +92,11 @@ def test_failed_save_during_the_run_may_be_followed_by_a_successful_one(
     group: ElasticGroup,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    process.keep(save=True)
+    process.capture_state(save=True)
     assert "the parameter server did not send its state" in caplog.text
     assert not saved(ctx)
     group.sync = SingleLearner()
-    process.keep(save=True)
+    process.capture_state(save=True)
     assert saved(ctx)
 
 
@@ -110,6 +110,6 @@ def test_supervisor_messages_are_read_at_intervals(
 ) -> None:
     """Each read costs a system call, and a turn may take less than a millisecond."""
     monkeypatch.setattr(role, "MESSAGES_S", every_s)
-    assert not process.control(np.ones(1), stop=False).checkpoint
+    assert not process.make_control_message(np.ones(1), stop=False).checkpoint
     assert ends[0].send({"kind": "save"}, 1.0)
-    assert process.control(np.ones(1), stop=False).checkpoint == is_read
+    assert process.make_control_message(np.ones(1), stop=False).checkpoint == is_read

@@ -162,7 +162,7 @@ def test_each_sample_counts_once_and_is_trained_on_in_every_epoch() -> None:
     made.progress.commit(made.progress.growth(), made.progress.growth())
     assert (made.progress.learner_steps, made.progress.trained_steps) == (18, staged.steps)
     assert 0 < made.statistics()["entropy"] <= np.log(2) + 1e-6
-    assert made.interrupted(plan).trained_steps == staged.steps
+    assert made.interrupted_result(plan).trained_steps == staged.steps
 
 
 @pytest.mark.parametrize("frame", [(4, 6), (3, 5)])

@@ -122,20 +122,20 @@ def test_a_loss_that_is_not_finite_is_no_update_though_its_gradients_are() -> No
 def test_repeated_nonfinite_updates_roll_back_with_a_lower_learning_rate() -> None:
     rig = Rig()
     rig.train(times=3)
-    rig.guard.keep()
+    rig.guard.copy_state()
     good = rig.state()
     rig.train(times=5)
     rig.train(np.nan, times=2)
-    assert not rig.guard.due
+    assert not rig.guard.needs_rollback
     rig.train()
     rig.train(np.nan, times=2)
-    assert not rig.guard.due, "they are not in a row"
+    assert not rig.guard.needs_rollback, "they are not in a row"
     rig.train(np.nan)
-    assert rig.guard.due
-    rig.guard.tell_skipped()
+    assert rig.guard.needs_rollback
+    rig.guard.report_skipped()
     steps = rig.trainer.progress.learner_steps
-    assert rig.guard.act() == ""
-    assert not rig.guard.due
+    assert rig.guard.roll_back() == ""
+    assert not rig.guard.needs_rollback
     assert same(rig.state(), good)
     assert rig.trainer.progress.learner_steps == steps, "what was trained stays accounted for"
     assert rig.trainer.optimizer.lr_factor == 0.5
@@ -147,7 +147,7 @@ def test_repeated_nonfinite_updates_roll_back_with_a_lower_learning_rate() -> No
     assert [data["learning_rate"] for _, _, data in rig.events] == [lr, lr / 2]
     assert "nan" in rig.events[1][2]["loss"]
     assert rig.guard.figures() == {"updates_skipped": 5, "rollbacks": 1}
-    rig.guard.tell_skipped()
+    rig.guard.report_skipped()
     assert len(rig.events) == 2
 
 
@@ -155,12 +155,12 @@ def test_state_that_fails_again_is_not_restored_twice() -> None:
     rig = Rig()
     start = rig.state()
     rig.train(times=3)
-    rig.guard.keep()
+    rig.guard.copy_state()
     kept = rig.state()
     for expected in (kept, start, start):
         rig.train(times=2)
         rig.train(np.nan, times=3)
-        rig.guard.act()
+        rig.guard.roll_back()
         assert same(rig.state(), expected)
 
 
@@ -171,7 +171,7 @@ def test_exhausted_rollback_budget_ends_the_run_in_the_last_good_state() -> None
     while not said or not said[-1]:
         rig.train(times=1)
         rig.train(np.nan, times=3)
-        said.append(rig.guard.act())
+        said.append(rig.guard.roll_back())
     assert said[:-1] == ["", ""]
     assert "3 updates in a row were skipped, after 2 rollbacks, the last with" in said[-1]
     assert "lower learner.lr (now 0.00025)" in said[-1]
@@ -181,7 +181,7 @@ def test_exhausted_rollback_budget_ends_the_run_in_the_last_good_state() -> None
 def test_zero_rollback_budget_ends_the_run_at_once() -> None:
     rig = Rig("learner.nonfinite.max_rollbacks=0")
     rig.train(np.nan, times=3)
-    assert rig.guard.act().startswith("3 updates in a row were skipped, the last with")
+    assert rig.guard.roll_back().startswith("3 updates in a row were skipped, the last with")
 
 
 def test_parameter_server_run_is_never_rolled_back() -> None:
@@ -189,7 +189,7 @@ def test_parameter_server_run_is_never_rolled_back() -> None:
     rig.train(times=2)
     before = rig.state()
     rig.train(np.nan, times=3)
-    assert rig.guard.act()
+    assert rig.guard.roll_back()
     assert same(rig.state(), before)
 
 
@@ -198,7 +198,7 @@ def test_lowered_learning_rate_reaches_other_learners_and_the_checkpoint(
 ) -> None:
     rig, other = Rig(), Rig()
     rig.train(np.nan, times=3)
-    rig.guard.act()
+    rig.guard.roll_back()
     put_state(other.trainer, take_state(rig.trainer))
     assert other.trainer.optimizer.lr_factor == 0.5
     assert other.trainer.progress.rollbacks == 1, "they have one budget"
@@ -216,12 +216,12 @@ def test_lowered_learning_rate_reaches_other_learners_and_the_checkpoint(
 def test_learners_of_a_new_group_roll_back_to_one_state() -> None:
     rig = Rig()
     rig.train(times=2)
-    rig.guard.begin_anew()
+    rig.guard.reset_states()
     here = rig.state()
     rig.train(times=2)
     for _ in range(2):
         rig.train(np.nan, times=3)
-        rig.guard.act()
+        rig.guard.roll_back()
         assert same(rig.state(), here)
 
 
@@ -252,4 +252,4 @@ def test_nonfinite_gradients_of_one_learner_are_skipped_by_all() -> None:
     before = rig.state()
     rig.train(times=3)
     assert same(rig.state(), before)
-    assert rig.guard.due, "each of them knows at the same time"
+    assert rig.guard.needs_rollback, "each of them knows at the same time"

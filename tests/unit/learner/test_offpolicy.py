@@ -67,7 +67,7 @@ def random_batch(algo: str, seed: int = 0, size: int = 32, info: EnvInfo | None 
 
 
 def values(made: OffPolicyTrainer) -> Float32:
-    flat: Float32 = torch.cat([t.detach().flatten() for t in made.published()]).numpy()
+    flat: Float32 = torch.cat([t.detach().flatten() for t in made.published_tensors()]).numpy()
     return flat
 
 
@@ -169,7 +169,7 @@ def test_weights_scale_the_gradient_and_are_1_where_absent(algo: str) -> None:
 def test_published_tensors_have_the_layout_of_the_acting_policy(algo: str) -> None:
     made = trainer(algo, "algo.duelling=true") if algo == "dqn" else trainer(algo)
     made.update(random_batch(algo))
-    assert sum(t.numel() for t in made.published()) == made.layout.size
+    assert sum(t.numel() for t in made.published_tensors()) == made.layout.size
     policy = make_policy(made.config.model_copy(), GAMES[algo], 0)
     policy.load(values(made))
     shape = GAMES[algo].observation_space.shape
@@ -387,7 +387,7 @@ def test_a_gpu_takes_the_same_steps(algo: str) -> None:
     options = ("algo.tune_alpha=false",) if algo == "sac" else ()
     on_cpu, on_gpu = trainer(algo, *options), trainer(algo, *options, "learner.device=cuda")
     on_gpu.load_state_dict(on_cpu.state_dict())
-    on_gpu.published()[0].copy_(on_cpu.published()[0])
+    on_gpu.published_tensors()[0].copy_(on_cpu.published_tensors()[0])
     errors = [made.update(random_batch(algo)).cpu() for made in (on_cpu, on_gpu)]
     if algo == "dqn":  # noise differs between devices
         torch.testing.assert_close(*errors, rtol=1e-3, atol=1e-3)
@@ -413,7 +413,9 @@ def packed(info: EnvInfo, rows: int, seed: int) -> Any:
 
 
 def statistics_of(made: OffPolicyTrainer) -> dict[str, Any]:
-    return {name.removeprefix("normalizer."): t.clone() for name, t in made.shared().items()}
+    return {
+        name.removeprefix("normalizer."): t.clone() for name, t in made.shared_statistics().items()
+    }
 
 
 NORMALIZED = "model.normalize_observations=true"

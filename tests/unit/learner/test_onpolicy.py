@@ -228,7 +228,7 @@ def test_trained_steps_of_an_interrupted_batch_are_counted(steps: int, envs: int
     with pytest.raises(GroupLostError):
         made.step(staged, plan)
     alive = staged.arrays["alive"][:, :envs]
-    assert made.interrupted(plan).trained_steps == np.count_nonzero(alive)
+    assert made.interrupted_result(plan).trained_steps == np.count_nonzero(alive)
 
 
 def test_rewards_are_divided_by_the_deviation_of_all_returns() -> None:

@@ -375,7 +375,7 @@ def test_the_learning_rate_is_scaled_by_learners(scaling: Any, count: int, expec
 def test_the_learning_rate_follows_the_learners_that_are_alive() -> None:
     optimizer = one_weight(1.0, optimizer="sgd", lr=0.1, lr_scaling="linear", count=4)
     rates = []
-    for optimizer.learners in (4, 3, 4):
+    for optimizer.learners_in_step in (4, 3, 4):
         optimizer.grads[:] = 1.0
         optimizer.step(1, 0)
         rates.append(optimizer.lr)

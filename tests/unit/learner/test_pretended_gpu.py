@@ -165,7 +165,7 @@ def test_updates_from_replay_stay_on_the_device_without_waits(waits: Waits, name
 def test_weights_are_published_without_a_wait(waits: Waits) -> None:
     made = unroll_trainer(waits, "cartpole")
     board = WeightsBoard.create(made.layout.size, shared=False)
-    publisher = Publisher(made.published(), board)
+    publisher = Publisher(made.published_tensors(), board)
     publisher.publish(0, Stamp(0, 1))
     publisher.flush()
     board.close()
@@ -176,7 +176,10 @@ def test_weights_are_saved_and_return_to_the_device(waits: Waits) -> None:
     waits.allowed = True  # a checkpoint needs the values
     set_weights(made, weights_of(made))
     assert made.state_dict()
-    assert all(tensor.device == GPU for tensor in (*made.published(), *made.shared().values()))
+    assert all(
+        tensor.device == GPU
+        for tensor in (*made.published_tensors(), *made.shared_statistics().values())
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CODECS.specs.keys() - UNKNOWN_CODECS.keys()))

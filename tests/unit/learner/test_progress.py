@@ -199,7 +199,7 @@ def test_another_environment_resets_returns_and_solved() -> None:
     run.start(time.monotonic())
     train(run, batch([20.0] * 100), 100, 5)
     after = progress(**{"return": 10.0})
-    after.load_state_dict(run.state_dict(), same_game=False)
+    after.load_state_dict(run.state_dict(), same_env=False)
     assert (after.return_mean, after.recent_episodes, after.goal.solved_at_s) == (None, 0, None)
     assert (after.learner_steps, after.episodes) == (5, 100)
     train(after, batch([20.0] * 99), 99, 1)

@@ -23,7 +23,7 @@ from penstock.configs.group import goes_with
 from penstock.configs.learner import OPTIMIZERS
 from penstock.configs.sections import LearnerConfig
 from penstock.core.interfaces import Collective
-from penstock.learner.codecs.auto import choose
+from penstock.learner.codecs.auto import choose_codec
 from penstock.learner.codecs.buckets import parts_of
 from penstock.learner.codecs.collective import (
     SoloCollective,
@@ -141,7 +141,7 @@ def chosen(ring: Collective) -> Choice:
     listed = entries(200_000)
     parts = parts_of((name, torch.empty(shape, device="meta")) for name, shape in listed)
     cfg = LearnerConfig(count=4, optimizer="sgd")
-    return choose(cfg, parts, parts[-1].stop, torch.device("cpu"), ring)
+    return choose_codec(cfg, parts, parts[-1].stop, torch.device("cpu"), ring)
 
 
 def test_codec_with_few_bytes_wins_on_a_slow_network(one_thread: None) -> None:
@@ -161,6 +161,6 @@ def test_ranks_that_share_memory_use_no_codec(one_thread: None) -> None:
 def test_a_codec_that_cannot_sum_over_so_many_ranks_is_left_out() -> None:
     cfg = LearnerConfig(count=128, optimizer="sgd")
     parts = parts_of([("w", torch.empty(4, 4))])
-    choice = choose(cfg, parts, 16, torch.device("cpu"), SoloCollective(0, 128))
+    choice = choose_codec(cfg, parts, 16, torch.device("cpu"), SoloCollective(0, 128))
     assert "onebit" in choice.text
     assert "terngrad" not in choice.text

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from penstock.configs.errors import UserError
-from penstock.core.role import Store
+from penstock.core.role import StoreAddress
 from penstock.learner.extras.parameter_server.pace import all_servers, publish_servers
 from penstock.learner.group.remote_store import (
     interface_of,
@@ -39,18 +39,18 @@ def _table(name: str) -> list[str]:
 )
 def test_store_listens_at_the_given_address(host: str, listens: str) -> None:
     port = free_port(host)
-    store = open_store(Store(host, port), 0, 5.0, lambda: True)
+    store = open_store(StoreAddress(host, port), 0, 5.0, lambda: True)
     assert store is not None
     assert listeners(port) == [listens]
     store.set("key", "value")
-    other = open_store(Store(host, port), 1, 5.0, lambda: True)
+    other = open_store(StoreAddress(host, port), 1, 5.0, lambda: True)
     assert other is not None
     assert other.get("key") == b"value"
 
 
 def test_an_address_of_another_machine_cannot_be_served() -> None:
     with pytest.raises(UserError) as caught:
-        open_store(Store("192.0.2.1", 29500), 0, 5.0, lambda: True)
+        open_store(StoreAddress("192.0.2.1", 29500), 0, 5.0, lambda: True)
     assert str(caught.value) == (
         "the store at 192.0.2.1:29500 cannot be served (Cannot assign requested address); rank 0 "
         "serves it, at an address of its machine and on a port that is free"
@@ -71,7 +71,7 @@ def test_an_address_of_another_machine_cannot_be_served() -> None:
 def test_learners_of_one_host_listen_only_on_loopback(
     host: str, environ: dict[str, str], interface: str | None
 ) -> None:
-    assert interface_of(Store(host, 29500), environ) == interface
+    assert interface_of(StoreAddress(host, 29500), environ) == interface
 
 
 def test_shards_are_ordered_by_number_across_learners() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.learner.torch_trace import TorchTrace
-from penstock.profiling.report.kernels import busy_in
+from penstock.profiling.report.kernels import kernel_share_in
 
 
 def ask(path: Path, turns: int, seconds: float, *, host: bool = True) -> list[dict[str, Any]]:
@@ -73,6 +73,6 @@ def test_gpu_kernels_are_traced_without_the_host(path: Path) -> None:
             values = values @ values / 2048
         trace.turn()
     assert count(path, "aten::mm") == 0
-    share = busy_in(path)
+    share = kernel_share_in(path)
     assert share is not None
     assert 0.5 < share <= 1.0

@@ -178,7 +178,7 @@ def test_paced_batch_may_be_lent_while_the_previous_one_trains(
             assert [r.write(0.5), r.write(0.5)] == [True, True]
             batch = r.take(1.0)
             assert batch is not None
-            r.store.lend_up_to(2)
+            r.store.set_quota(2)
             assert [r.write(0.5), r.write(0.5), r.write(0.1)] == [True, True, False]
             r.progress.version += 1
             r.publish()
@@ -402,7 +402,7 @@ def test_gpu_upload_is_intact_while_the_next_batch_is_filled(
         for name, tensor in batch.tensors.items():
             array = expected(sequence)[name]
             np.testing.assert_array_equal(tensor.cpu().numpy().view(array.dtype), array)
-        batch.let_go()
+        batch.on_last_use()
 
 
 def test_lent_slots_stay_within_the_lag_limit(tmp_path: Path) -> None:

@@ -101,6 +101,6 @@ def test_json_view_is_created_at_once_to_receive_every_event() -> None:
 
 def test_json_output_and_metrics_port_are_refused_for_several_runs() -> None:
     with pytest.raises(UserError, match=r"run\.log=json is the output of one run"):
-        seeds.train("cartpole", ["run.log=json"], 2, "no", as_json=True)
+        seeds.train_seeds("cartpole", ["run.log=json"], 2, "no", as_json=True)
     with pytest.raises(UserError, match=r"run\.metrics_port=9200 is one port, and 2 runs"):
-        seeds.train("cartpole", ["run.metrics_port=9200"], 2, "no", as_json=True, parallel=2)
+        seeds.train_seeds("cartpole", ["run.metrics_port=9200"], 2, "no", as_json=True, parallel=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.monitor.ranks import RankPhase, Ranks, merge, whereabouts
-from penstock.profiling.histogram import bin_of, edge
+from penstock.profiling.histogram import bin_of, upper_edge_s
 
 
 def report(steps_per_s: float, wait: float, lag: dict[str, int], **more: Any) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def test_latency_quantiles_are_over_the_steps_of_all_learners() -> None:
     assert merged is not None
     assert merged["latency_histogram"] == {"0": 90.0, str(bin_): 10.0}
     assert merged["latency_p50_s"] == pytest.approx(1e-4 * 50 / 90)
-    low, high = edge(bin_ - 1), edge(bin_)
+    low, high = upper_edge_s(bin_ - 1), upper_edge_s(bin_)
     assert merged["latency_p95_s"] == pytest.approx((low + high) / 2)
     assert merged["latency_p99_s"] == pytest.approx(low + 0.9 * (high - low))
     # The next interval begins anew.

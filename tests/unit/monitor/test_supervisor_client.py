@@ -190,7 +190,7 @@ def test_a_supervisor_that_is_stuck_is_named(folder: Path, monkeypatch: pytest.M
 def test_supervisor_that_ends_during_a_request_is_reported_at_once(folder: Path) -> None:
     with SupervisorServer(folder, folder) as server, ThreadPoolExecutor(1) as pool:
         order = pool.submit(give_order, str(folder), "save", 30.0)
-        while not server.turn([], {}):
+        while not server.serve_clients([], {}):
             time.sleep(0.01)
         for client in server._clients:
             client.close()

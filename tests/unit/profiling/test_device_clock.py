@@ -11,8 +11,8 @@ import torch
 
 from penstock.device.choice import device_of
 from penstock.learner.device_queue import DeviceQueue
-from penstock.profiling.device import DeviceClock, blame, placed
-from penstock.profiling.ledger import Part, TimeLedger, learner_parts
+from penstock.profiling.device import DeviceClock, blame, bounded_mark_ns
+from penstock.profiling.ledger import Part, TimeLedger, by_learner_part
 
 MS = 1_000_000
 
@@ -93,7 +93,7 @@ def test_host_that_runs_ahead_is_not_counted_as_waiting(
     assert spent == {
         "h2d": 10, "forward": 10, "backward": 10, "reduce": 10, "optimize": 5, "wait": 15,
     }  # fmt: skip
-    shares = learner_parts(spent)
+    shares = by_learner_part(spent)
     assert shares["compute"] == 25
     assert (shares["h2d_exposed"], shares["reduce_exposed"], shares["wait_data"]) == (10, 10, 15)
 
@@ -151,7 +151,7 @@ def test_switches_without_stream_work_share_one_mark() -> None:
 def test_mark_time_lies_between_recording_and_observation(
     estimate: int, recorded: int, seen: int, at: int
 ) -> None:
-    assert placed(estimate, recorded, seen) == at
+    assert bounded_mark_ns(estimate, recorded, seen) == at
 
 
 def test_launching_does_not_count_as_computing() -> None:
@@ -185,7 +185,7 @@ def test_device_queue_on_a_cpu_never_waits() -> None:
     ledger = TimeLedger(part=Part.FORWARD)
     queue = DeviceQueue(torch.device("cpu"), ledger)
     queue.call_while_waiting(lambda: pytest.fail("waits"))
-    queue.launched()
+    queue.on_batch_queued()
     assert ledger.part is Part.FORWARD
 
 
@@ -204,12 +204,12 @@ def test_a_gpu_is_one_batch_behind_its_host() -> None:
     queue = DeviceQueue(device, ledger)
     queue.call_while_waiting(lambda: asked.append(1))
     matrix_products(50)
-    queue.launched()
+    queue.on_batch_queued()
     assert not asked  # the first is not waited for
     first = torch.cuda.Event()
     first.record()
     matrix_products(50)
-    queue.launched()
+    queue.on_batch_queued()
     assert first.query()  # the second is still computed
     assert asked
     assert not queue._ends[0].query()
@@ -229,12 +229,12 @@ def test_a_gpu_that_computes_while_the_host_waits_is_busy() -> None:
     for _ in range(20):
         host.switch(Part.FORWARD)
         matrix_products(20)
-        queue.launched()
+        queue.on_batch_queued()
         host.switch(Part.WAIT)
         time.sleep(0.001)
     torch.cuda.synchronize()
     clock.settle()
-    shares = learner_parts(seconds.snapshot())
+    shares = by_learner_part(seconds.snapshot())
     assert shares["compute"] > 0.9 * sum(shares.values())
     host.switch(Part.WAIT)
     time.sleep(2 * sum(shares.values()))

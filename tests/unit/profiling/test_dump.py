@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.profiling.dump import answer_with_stacks
+from penstock.profiling.dump import write_stacks_on_signal
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,10 @@ def _unregister() -> Iterator[None]:
 def test_full_disk_and_lost_folder_raise_no_error(
     path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    answer_with_stacks(Path(path))
+    write_stacks_on_signal(Path(path))
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_stack_files_are_private(tmp_path: Path) -> None:
-    answer_with_stacks(tmp_path / "actor-0.stacks")
+    write_stacks_on_signal(tmp_path / "actor-0.stacks")
     assert (tmp_path / "actor-0.stacks").stat().st_mode & 0o777 == 0o600

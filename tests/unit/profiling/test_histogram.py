@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.profiling.histogram import FLOOR_S, GROWTH, Histogram, bin_of, edge, quantile, spread
+from penstock.profiling.histogram import (
+    FLOOR_S,
+    GROWTH,
+    Histogram,
+    add_spread,
+    bin_of,
+    quantile,
+    upper_edge_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -14,22 +22,27 @@ from penstock.profiling.histogram import FLOOR_S, GROWTH, Histogram, bin_of, edg
 )
 def test_bin_of_a_duration_is_computed(seconds: float, expected: int) -> None:
     assert bin_of(seconds) == expected
-    assert seconds <= edge(expected) * (1 + 1e-9)
+    assert seconds <= upper_edge_s(expected) * (1 + 1e-9)
 
 
 def test_four_bins_double_a_duration() -> None:
-    assert edge(0) == FLOOR_S
-    assert edge(8) == pytest.approx(4 * FLOOR_S)
+    assert upper_edge_s(0) == FLOOR_S
+    assert upper_edge_s(8) == pytest.approx(4 * FLOOR_S)
 
 
 def test_spread_counts_add_up_and_fall_into_their_bins() -> None:
     histogram: Histogram = {}
-    spread(histogram, 2e-4, 4e-4, 100)  # bins 4 (its edge alone) to 8
+    add_spread(histogram, 2e-4, 4e-4, 100)  # bins 4 (its edge alone) to 8
     assert sum(histogram.values()) == pytest.approx(100)
-    by_hand = {5: (edge(5) - 2e-4), 6: edge(6) - edge(5), 7: edge(7) - edge(6), 8: 4e-4 - edge(7)}
+    by_hand = {
+        5: (upper_edge_s(5) - 2e-4),
+        6: upper_edge_s(6) - upper_edge_s(5),
+        7: upper_edge_s(7) - upper_edge_s(6),
+        8: 4e-4 - upper_edge_s(7),
+    }
     for bin_, width in by_hand.items():
         assert histogram[bin_] == pytest.approx(100 * width / 2e-4)
-    spread(histogram, 3e-4, 3e-4, 7)
+    add_spread(histogram, 3e-4, 3e-4, 7)
     assert sum(histogram.values()) == pytest.approx(107)
 
 
@@ -37,7 +50,7 @@ def test_quantiles_are_within_one_bin_of_numpys() -> None:
     samples = np.random.default_rng(3).lognormal(-4, 1, 10_000)
     histogram: Histogram = {}
     for sample in samples:
-        spread(histogram, sample, sample, 1)
+        add_spread(histogram, sample, sample, 1)
     for q in (0.05, 0.5, 0.95, 0.99):
         exact = float(np.quantile(samples, q))
         found = quantile(histogram, q)

@@ -16,10 +16,10 @@ from penstock.profiling.ledger import (
     RING_SPANS,
     Part,
     TimeLedger,
-    fractions,
-    learner_parts,
-    now_in,
-    seconds_of,
+    by_learner_part,
+    current_span,
+    seconds_by_part,
+    shares_between,
 )
 from penstock.profiling.status import LANES, StatusPage
 
@@ -44,19 +44,21 @@ def test_snapshot_does_not_change_the_part() -> None:
     time.sleep(0.01)
     second = ledger.snapshot()
     assert ledger.part is Part.FORWARD
-    assert fractions(second, first)["forward"] == pytest.approx(1.0)
+    assert shares_between(second, first)["forward"] == pytest.approx(1.0)
 
 
 def test_fractions_of_snapshots_match_figures_by_hand() -> None:
-    shares = fractions({"forward": 9.0, "wait": 3.0, "other": 1.0}, {"forward": 3.0, "other": 1})
+    shares = shares_between(
+        {"forward": 9.0, "wait": 3.0, "other": 1.0}, {"forward": 3.0, "other": 1}
+    )
     assert shares == {"forward": 6 / 9, "wait": 3 / 9, "other": 0.0}
-    assert fractions({}, {}) == {}
+    assert shares_between({}, {}) == {}
 
 
 def test_learner_parts_have_their_documented_names() -> None:
     parts = dict(wait=1, gather=2, h2d=4, forward=8, backward=16, optimize=32, device=64)
     parts |= dict(reduce=128, publish=256, save=512, count=2048, other=1024, pull=4096)
-    assert learner_parts(parts) == {
+    assert by_learner_part(parts) == {
         "wait_data": 3,
         "h2d_exposed": 4,
         "compute": 120,
@@ -66,7 +68,7 @@ def test_learner_parts_have_their_documented_names() -> None:
         "bookkeeping": 512 + 2048,
         "other": 1024,
     }
-    assert list(learner_parts({}).values()) == [0.0] * 8
+    assert list(by_learner_part({}).values()) == [0.0] * 8
 
 
 def test_another_process_reads_the_current_part_and_earlier_spans() -> None:
@@ -81,7 +83,7 @@ def test_another_process_reads_the_current_part_and_earlier_spans() -> None:
     after = time.perf_counter_ns()
     ledger.switch(Part.WAIT)  # goes on with the same span
     lane = reader.lanes["main"]
-    part, since = now_in(lane) or (None, 0)
+    part, since = current_span(lane) or (None, 0)
     assert part is Part.WAIT
     assert before <= since <= after
     assert lane[COUNT] == 3
@@ -89,9 +91,9 @@ def test_another_process_reads_the_current_part_and_earlier_spans() -> None:
     assert [span & PARTS - 1 for span in spans] == [Part.OTHER, Part.STEP, Part.WAIT]
     assert [span >> PART_BITS for span in spans] == sorted(span >> PART_BITS for span in spans)
     time.sleep(0.02)
-    assert seconds_of(lane)["wait"] >= 0.02
+    assert seconds_by_part(lane)["wait"] >= 0.02
     writer.close()
-    assert now_in(reader.lanes["main"]) == (Part.WAIT, since), "it outlives the writer"
+    assert current_span(reader.lanes["main"]) == (Part.WAIT, since), "it outlives the writer"
     reader.close()
 
 
@@ -107,7 +109,7 @@ def test_ring_keeps_the_latest_spans_and_complete_totals() -> None:
     begun = [lane[RING + (i & LAST)] for i in range(newest + 1 - RING_SPANS, newest + 1)]
     assert begun == sorted(begun)
     wall_s = ((begun[-1] >> PART_BITS) - (begun[0] >> PART_BITS)) * 1e-9
-    assert sum(seconds_of(lane).values()) > wall_s
+    assert sum(seconds_by_part(lane).values()) > wall_s
 
 
 def test_returning_thread_continues_in_its_lane() -> None:

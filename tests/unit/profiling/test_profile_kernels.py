@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.profiling.report.kernels import busy, busy_in
+from penstock.profiling.report.kernels import busy, kernel_share_in
 
 
 def event(kind: str, begin_us: float, length_us: float, name: str = "gemm") -> dict[str, Any]:
@@ -43,8 +43,8 @@ def test_idle_gpu_has_no_busy_share() -> None:
 
 def test_missing_or_incomplete_trace_has_no_busy_share(tmp_path: Path) -> None:
     path = tmp_path / "kernels.json"
-    assert busy_in(path) is None
+    assert kernel_share_in(path) is None
     path.write_text('{"traceEvents": [')
-    assert busy_in(path) is None
+    assert kernel_share_in(path) is None
     path.write_text(json.dumps({"traceEvents": [event("kernel", 0, 5), event("kernel", 15, 5)]}))
-    assert busy_in(path) == pytest.approx(0.5)
+    assert kernel_share_in(path) == pytest.approx(0.5)

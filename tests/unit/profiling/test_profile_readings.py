@@ -18,9 +18,9 @@ import pytest
 from penstock.core.processes import coreless_s, process_facts
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.launch.engines.local import LocalHandle
-from penstock.launch.profile_watch import read
+from penstock.launch.profile_watch import take_reading
 from penstock.profiling.ledger import RING_SPANS, Part, TimeLedger
-from penstock.profiling.report.readings import read_own, spans, threads
+from penstock.profiling.report.readings import read_spans, read_supervisor, read_threads
 from penstock.profiling.status import StatusPage
 
 SPEC = RoleSpec("actor", 3, "nowhere:main", Stage.ACTORS)
@@ -57,7 +57,7 @@ def walk(ledger: TimeLedger, *stops: tuple[Part, float]) -> list[int]:
 def test_spans_are_contiguous_and_the_last_is_open(page: StatusPage) -> None:
     ledger = page.ledger("main")
     began = walk(ledger, (Part.STEP, 0.02), (Part.INFER, 0.01), (Part.STEP, 0.01))
-    found = spans(page.lanes["main"], since_ns=0)
+    found = read_spans(page.lanes["main"], since_ns=0)
     until_ns = time.perf_counter_ns()
     assert found.part.tolist() == [Part.OTHER, Part.STEP, Part.INFER, Part.STEP]
     assert found.begin_ns[1:].tolist() == found.end_ns[:-1].tolist()
@@ -71,10 +71,10 @@ def test_spans_are_cut_at_the_start_of_the_window(page: StatusPage) -> None:
     walk(ledger, (Part.STEP, 0.01), (Part.INFER, 0.01))
     since_ns = time.perf_counter_ns()
     walk(ledger, (Part.WRITE, 0.01))
-    found = spans(page.lanes["main"], since_ns)
+    found = read_spans(page.lanes["main"], since_ns)
     assert found.part.tolist() == [Part.INFER, Part.WRITE]
     assert found.begin_ns[0] == since_ns
-    assert len(spans(page.lanes["main"], time.perf_counter_ns() + 10**9)) == 0
+    assert len(read_spans(page.lanes["main"], time.perf_counter_ns() + 10**9)) == 0
 
 
 def test_wrapped_ring_gives_its_newest_spans(page: StatusPage) -> None:
@@ -84,7 +84,7 @@ def test_wrapped_ring_gives_its_newest_spans(page: StatusPage) -> None:
         ledger.switch(Part.WAIT)
     before_ns = time.perf_counter_ns()
     ledger.switch(Part.SEND)
-    found = spans(page.lanes["main"], since_ns=0)
+    found = read_spans(page.lanes["main"], since_ns=0)
     # One word may be written at any moment, so one span less than there is room for.
     assert len(found) == RING_SPANS - 1
     assert found.part[-3:].tolist() == [Part.STEP, Part.WAIT, Part.SEND]
@@ -104,7 +104,7 @@ def test_no_span_is_torn_while_another_thread_writes(page: StatusPage) -> None:
     writer.start()
     try:
         for _ in range(20):
-            found = spans(page.lanes["main"], since_ns=0)
+            found = read_spans(page.lanes["main"], since_ns=0)
             assert (np.diff(found.begin_ns) >= 0).all()
             assert (found.end_ns >= found.begin_ns).all()
             assert set(found.part.tolist()) <= {Part.OTHER, Part.STEP, Part.INFER}
@@ -120,7 +120,7 @@ def test_a_reading_has_every_lane_and_the_counters(handle: LocalHandle) -> None:
     since_s = time.perf_counter()
     walk(feeder, (Part.GATHER, 0.01))
     page.played_steps, page.trained_steps, page.sequence = 640, 512, 20
-    reading = read(handle)
+    reading = take_reading(handle)
     most_s = time.perf_counter() - since_s
     assert (reading.spec, reading.pid) == (SPEC, handle.pid)
     assert reading.lanes.keys() == {"main", "feeder"}
@@ -128,14 +128,14 @@ def test_a_reading_has_every_lane_and_the_counters(handle: LocalHandle) -> None:
     assert 0.01 <= reading.lanes["feeder"]["gather"] < most_s
     assert (reading.played_steps, reading.trained_steps, reading.slots) == (640, 512, 20)
     assert reading.cpu_s == pytest.approx(0.0, abs=0.5)
-    named = [(t.process, t.name, t.lane) for t in threads(SPEC, 7, page, since_ns=0)]
+    named = [(t.process, t.name, t.lane) for t in read_threads(SPEC, 7, page, since_ns=0)]
     assert named == [("actor-3", "main", 0), ("actor-3", "feeder", 1)]
 
 
 def test_the_supervisor_reads_itself() -> None:
     ledger = TimeLedger()
     walk(ledger, (Part.WAIT, 0.02))
-    reading = read_own(ledger)
+    reading = read_supervisor(ledger)
     assert (reading.spec.name, reading.pid) == ("supervisor-0", os.getpid())
     assert reading.lanes["main"]["wait"] >= 0.02
 

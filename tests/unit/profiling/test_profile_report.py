@@ -15,7 +15,7 @@ from penstock.configs.errors import UserError
 from penstock.profiling.ledger import Part
 from penstock.profiling.report import files, timeline
 from penstock.profiling.report.readings import Spans, Thread
-from penstock.profiling.report.tables import duration, lines, rate_of_bytes
+from penstock.profiling.report.tables import duration, rate_of_bytes, report_lines
 from penstock.profiling.report.timeline import COLOURS
 from penstock.profiling.report.window import ProfileWindow
 
@@ -73,7 +73,7 @@ def threads() -> list[Thread]:
 
 
 def test_terminal_report_has_every_figure() -> None:
-    told = "\n".join(lines(PROFILE))
+    told = "\n".join(report_lines(PROFILE))
     assert told.startswith("pong <1>: 10.0 s on 2 cores, learner on cpu\n")
     table = {cells[0]: cells[1:] for line in told.splitlines() if (cells := line.split())}
     assert table["learner-0/feeder"] == ["75.0", "25.0"]
@@ -126,7 +126,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     profile = dict(PROFILE)
     window = ProfileWindow({}, {}, 0, 40_000_000, [])
-    notes = files.write(tmp_path, profile, window, threads(), ["first"])
+    notes = files.write_profile_files(tmp_path, profile, window, threads(), ["first"])
     assert notes == ["first", "the trace has all 20 spans of the window"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "trace.json", "timeline.png", "profile.json",
@@ -142,7 +142,7 @@ def test_full_disk_does_not_cost_the_printed_figures(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).symlink_to("/dev/full")
     window = ProfileWindow({}, {}, 0, 40_000_000, [])
-    notes = files.write(tmp_path, dict(PROFILE), window, threads(), ["first"])
+    notes = files.write_profile_files(tmp_path, dict(PROFILE), window, threads(), ["first"])
     full = "cannot be written: No space left on device"
     assert notes == [
         "first", f"trace.json {full}", f"timeline.png {full}", f"profile.json {full}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.profiling.ledger import LANE_WORDS, Part, TimeLedger
-from penstock.profiling.report.readings import Spans, Thread, spans
+from penstock.profiling.report.readings import Spans, Thread, read_spans
 from penstock.profiling.report.trace import coverage, newest_spans, write
 from trace_schema import check_schema
 
@@ -62,8 +62,8 @@ def test_spans_of_two_ledgers_are_in_chronological_order(tmp_path: Path) -> None
         time.sleep(0.003)
         ledger.switch(part)
     threads = [
-        Thread("actor-0", 1, "main", 0, spans(lanes[0], since_ns)),
-        Thread("learner-0", 2, "feeder", 0, spans(lanes[1], since_ns)),
+        Thread("actor-0", 1, "main", 0, read_spans(lanes[0], since_ns)),
+        Thread("learner-0", 2, "feeder", 0, read_spans(lanes[1], since_ns)),
     ]
     trace = written(tmp_path / "trace.json", threads, since_ns)
     check_schema(trace)

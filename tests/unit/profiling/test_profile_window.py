@@ -12,7 +12,7 @@ from made_profiles import judge
 from penstock.configs.load import resolve
 from penstock.core.role_spec import RoleSpec, Stage
 from penstock.profiling.report.readings import Reading
-from penstock.profiling.report.window import ProfileWindow, make
+from penstock.profiling.report.window import ProfileWindow, make_profile
 
 SECOND = 10**9
 LEARNER = RoleSpec("learner", 0, "", Stage.LEARNER)
@@ -58,7 +58,7 @@ def profile(
     config = resolve("cartpole", overrides)
     known = {"ceiling": ceiling, "slot_nbytes": slot_nbytes, "weights_nbytes": weights_nbytes,
              "kernel_busy": kernel_busy}  # fmt: skip
-    return make("x", config, window, cores=2.0, device="cpu", **known)  # type: ignore[arg-type]
+    return make_profile("x", config, window, cores=2.0, device="cpu", **known)  # type: ignore[arg-type]
 
 
 def test_figures_of_a_learner_and_an_actor_match_those_by_hand() -> None:

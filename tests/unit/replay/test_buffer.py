@@ -324,7 +324,7 @@ def test_from_env_reads_spaces_and_autoreset_of_an_environment() -> None:
     made = Replay.from_env(vector, 1000, columns={"logp": (np.float32, ())})
     assert (made.autoreset, made.layout.spec.envs) == ("next_step", 3)
     assert made.layout.obs == "obs"
-    assert "logp" in made.layout.nests
+    assert "logp" in made.layout.other_nests
     vector.metadata = {}
     with pytest.raises(ReplayError, match="autoreset="):
         Replay.from_env(vector, 1000)

@@ -223,7 +223,7 @@ def test_rows_taken_by_another_thread_are_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the question whether a batch can be drawn and the draw itself."""
-    replay, missing = made(10, max_times_sampled=1), ReplaySource.missing
+    replay, missing = made(10, max_times_sampled=1), ReplaySource.why_not
 
     def taken_then(source: ReplaySource) -> str:
         text = missing(source)
@@ -231,7 +231,7 @@ def test_rows_taken_by_another_thread_are_awaited(
             replay.sample(8)
         return text
 
-    monkeypatch.setattr(ReplaySource, "missing", taken_then)
+    monkeypatch.setattr(ReplaySource, "why_not", taken_then)
     with pytest.raises(ReplayError, match=r"for 0\.05 s: 2 of 8 rows are stored"):
         next(replay.batches(8, prefetch=0, timeout_s=0.05))
 
@@ -241,7 +241,7 @@ def test_samples_taken_by_another_thread_do_not_delay_the_timeout(
 ) -> None:
     """The thread waits for the limiter no longer than for a batch, so that it sees the end."""
     limiter = RateLimiter(samples_per_insert=1.0, min_size=10, batch=4)
-    replay, missing = made(10, limiter=limiter, timeout_s=5.0), ReplaySource.missing
+    replay, missing = made(10, limiter=limiter, timeout_s=5.0), ReplaySource.why_not
     taken = threading.Event()
 
     def taken_then(source: ReplaySource) -> str:
@@ -251,7 +251,7 @@ def test_samples_taken_by_another_thread_do_not_delay_the_timeout(
             taken.set()
         return text
 
-    monkeypatch.setattr(ReplaySource, "missing", taken_then)
+    monkeypatch.setattr(ReplaySource, "why_not", taken_then)
     batches = replay.batches(4, prefetch=1, timeout_s=0.2)
     began_s = time.monotonic()
     with pytest.raises(ReplayError, match=r"for 0\.2 s: sampling 4 waits"):

@@ -193,7 +193,7 @@ def test_service_may_be_closed_by_its_own_thread() -> None:
     def collect() -> None:
         server.close(then=ended.set)
 
-    server = StoreServer(store, threading.Lock(), None, collect=collect, failed=failures.append)
+    server = StoreServer(store, threading.Lock(), None, collect=collect, on_failed=failures.append)
     os.eventfd_write(store.filled_event, 1)
     assert ended.wait(5.0)
     assert not failures

@@ -298,7 +298,7 @@ def test_a_private_replay_is_refused() -> None:
 def test_only_clients_with_listed_keys_connect(rig: Callable[..., Rig], tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
-        keys.new(folder)
+        keys.make_keys(folder)
     (other / "learner.key").write_text((mine / "learner.key").read_text())
     address = rig(curve=mine).server.address
     with ReplayClient(address, curve=mine) as client:
@@ -395,7 +395,7 @@ def test_false_read_reports_of_a_client_do_not_raise_its_credit(
     """Its answers would wait in libzmq, which takes 64 of any size."""
     curve = tmp_path / "keys" if encrypted else None
     if curve is not None:
-        keys.new(curve)
+        keys.make_keys(curve)
     r = rig(curve=curve, limits=ServiceLimits(peer_nbytes=1 << 20, answers_nbytes=64 << 20))
     own = keys.load_actor(curve) if curve is not None else None
     with ReplayClient(r.server.address, curve=curve) as client:

@@ -204,7 +204,7 @@ def test_held_back_writers_get_no_new_slots() -> None:
     lock = threading.Lock()
     failures: list[BaseException] = []
     server = StoreServer(
-        store, lock, None, collect=use_up, failed=failures.append, may_lend=lambda: open_[0]
+        store, lock, None, collect=use_up, on_failed=failures.append, may_lend=lambda: open_[0]
     )
     published = 0
     with Writer.attach(server.address) as writer:

@@ -48,7 +48,7 @@ def test_address_open_to_other_hosts_needs_keys_or_explicit_consent(address: str
 def test_address_of_another_connector_has_the_same_host_or_folder(
     address: str, other: str, found: str
 ) -> None:
-    assert addresses.beside(address, other) == found
+    assert addresses.with_port_of(address, other) == found
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_address_of_another_connector_has_the_same_host_or_folder(
 )
 def test_connector_port_must_be_a_number(other: str) -> None:
     with pytest.raises(ValueError, match="cannot be beside"):
-        addresses.beside("tcp://learner:7700", other)
+        addresses.with_port_of("tcp://learner:7700", other)
 
 
 @pytest.mark.parametrize("other", ["", "ipc:///a/", f"ipc:///{'x' * 200}", "tcp://x:7700"])
 def test_connector_socket_must_have_a_name(other: str) -> None:
     with pytest.raises(ValueError, match="cannot be beside"):
-        addresses.beside("ipc:///a/wire", other)
+        addresses.with_port_of("ipc:///a/wire", other)
 
 
 def test_a_long_socket_path_is_refused_with_the_limit(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_actors_join_a_rank_by_its_folder(
         with zmq.Context() as context:  # at its end all sockets are closed
             joins = sockets.dealer(context, addresses.address_of(str(folder)), None)
             addresses.make_socket_folder(folder, rank)
-            bind = addresses.bind_of(addresses.address_in_run(folder), rank)
+            bind = addresses.address_of_rank(addresses.address_in_run(folder), rank)
             listens = sockets.router(context, bind, None, 1000)
             joins.send(b"hello")
             arrived = listens.poll(20_000)

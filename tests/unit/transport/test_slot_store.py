@@ -127,7 +127,7 @@ def test_quota_bounds_the_slots_of_all_lanes(store: SlotStore) -> None:
     write(first, 0)
     slot = take(store)
     store.lend()
-    store.unstick()
+    store.lend_one_more()
     assert sum(w.available for w in writers) == 2  # a filled slot counts until it is released
     store.quota = 0
     store.release(slot.index)
@@ -141,7 +141,7 @@ def test_quota_of_zero_lends_no_slot_even_if_all_writers_wait(store: SlotStore) 
     store.quota = 0
     _, writer = writer_of(store, want=2)
     store.lend()
-    store.unstick()
+    store.lend_one_more()
     assert writer.available == 0
 
 
@@ -218,26 +218,26 @@ def test_one_waiting_writer_gets_an_extra_slot_when_all_wait(store: SlotStore) -
     store.lend()
     assert sum(writer.available for writer in writers) == 0
     for _ in range(2):
-        store.unstick()
+        store.lend_one_more()
         assert sum(writer.available for writer in writers) == 1
 
 
 def test_writer_without_a_slot_at_its_limit_is_starved(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
-    assert not store.starved
+    assert not store.has_starved_writer
     write(writer, 0)
     store.collect()
-    assert store.starved
+    assert store.has_starved_writer
     for want in (0, 2):
         writer.want = want
-        assert not store.starved
+        assert not store.has_starved_writer
 
 
 def test_unpublished_slot_is_acquired_again(store: SlotStore) -> None:
     _, writer = writer_of(store, want=1)
     slot = writer.acquire(0)
     assert slot is not None
-    writer.give_back(slot)
+    writer.reuse_later(slot)
     again = writer.acquire(0)
     assert again is not None
     assert again.index == slot.index
@@ -304,7 +304,7 @@ def test_a_store_stops_growing_where_memory_ends(monkeypatch: pytest.MonkeyPatch
     store = SlotStore(SPEC, 2, lanes=4, most=7)
     monkeypatch.setattr("penstock.transport.shm.arena.available_nbytes", lambda: 0)
     store.open_lane(5)
-    assert (len(store.slots), store.wanting) == (2, True)
+    assert (len(store.slots), store.lacks_slots) == (2, True)
     store.close()
 
 

@@ -20,7 +20,7 @@ from penstock.evaluation.decisions import FORMAT
 from penstock.monitor.run_folder.files import open_in
 from penstock.watch import freeze
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.freeze import page, write
+from penstock.watch.freeze import report_page, write_report
 from penstock.watch.views import Views
 from run_folders import STEPS, make_run
 
@@ -30,7 +30,7 @@ BLOCK = re.compile(r'<script type="text/plain" id="([\w-]+)">([^<]*)</script>')
 
 def frozen(*targets: Path) -> dict[str, Any]:
     """What the page on runs has in place of a server."""
-    found: dict[str, Any] = json.loads(dict(BLOCK.findall(page(*targets)))["frozen"])
+    found: dict[str, Any] = json.loads(dict(BLOCK.findall(report_page(*targets)))["frozen"])
     return found
 
 
@@ -68,13 +68,13 @@ def test_report_answers_equal_those_of_the_server(tmp_path: Path) -> None:
 
 def test_report_file_is_private_and_may_be_placed_elsewhere(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [1.0, 2.0])
-    path = write(str(folder))
+    path = write_report(str(folder))
     assert path == folder / "report.html"
     assert path.stat().st_mode & 0o777 == 0o600, "it contains the config"
     out = tmp_path / "pages" / "run.html"
-    assert write(str(folder), out=str(out)) == out
+    assert write_report(str(folder), out=str(out)) == out
     with pytest.raises(UserError, match=r"cannot be written .*; give another --out"):
-        write(str(folder), out=str(out / "below"))
+        write_report(str(folder), out=str(out / "below"))
 
 
 def test_user_defined_names_are_escaped_in_the_report(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_user_defined_names_are_escaped_in_the_report(tmp_path: Path) -> None:
     starts = json.loads((folder / VERSIONS).read_text())
     starts["starts"][-1] |= {"commit": evil, "packages": {evil: evil}}
     (folder / VERSIONS).write_text(json.dumps(starts))
-    text = page(folder)
+    text = report_page(folder)
     scripts = re.findall(r"<script[ >]", text, re.IGNORECASE)
     assert len(re.findall("</script", text, re.IGNORECASE)) == len(scripts) == 4
     assert evil not in text
@@ -112,7 +112,7 @@ def test_videos_are_embedded_up_to_a_size_the_newest_first(
     for at_s, name in enumerate(("new.mp4", "old.gif", "notes.txt", "older.webm")):
         (folder / "videos" / name).write_bytes(name.encode())
         os.utime(folder / "videos" / name, (1e9 - at_s, 1e9 - at_s))
-    blocks = dict(BLOCK.findall(page(folder)))
+    blocks = dict(BLOCK.findall(report_page(folder)))
     assert [base64.b64decode(blocks[f"video-{i}"]).decode() for i in range(3)] == [
         "new.mp4", "old.gif", "older.webm",
     ]  # fmt: skip
@@ -271,10 +271,10 @@ def test_a_run_without_a_measurement_has_a_page(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"is not a run, .* and contains none; name a run, or"):
-        write(str(tmp_path / "empty"))
+        write_report(str(tmp_path / "empty"))
     make_run(tmp_path / "runs" / "a", [1.0])
     with pytest.raises(UserError, match=r"empty is not a run"):
-        write(str(tmp_path / "runs"), str(tmp_path / "empty"))
+        write_report(str(tmp_path / "runs"), str(tmp_path / "empty"))
 
 
 def test_folder_of_seeds_becomes_one_page(tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_folder_of_seeds_becomes_one_page(tmp_path: Path) -> None:
         (folder / "videos").mkdir()
         (folder / "videos" / "best.mp4").write_bytes(b"film %d" % seed)
         (folder / "logs" / "actor-0.log").write_text(f"printed {seed}\n")
-    assert write(str(tmp_path / "five")) == tmp_path / "five" / "report.html"
-    blocks = dict(BLOCK.findall(page(tmp_path / "five")))
+    assert write_report(str(tmp_path / "five")) == tmp_path / "five" / "report.html"
+    blocks = dict(BLOCK.findall(report_page(tmp_path / "five")))
     found = json.loads(blocks["frozen"])
     assert found["runs"]["folder"] == str(tmp_path / "five")
     assert [row["name"] for row in found["runs"]["runs"]] == ["seed-0", "seed-1"]
@@ -310,10 +310,10 @@ def test_several_runs_are_named_below_their_common_folder_in_command_order(
     assert found["answers"]["b"]["curves"]["every"] == 2, "the runs share the room"
     assert found["notes"] == ["b: Each point of a curve is the mean of 2 of the 20 measurements."]
     monkeypatch.chdir(tmp_path)
-    assert write("runs/b", "runs/more") == Path("report.html")
+    assert write_report("runs/b", "runs/more") == Path("report.html")
     monkeypatch.setattr(freeze, "MOST_COMPARED", 1)
     with pytest.raises(UserError, match=r"2 runs are named; a page has at most 1: name some"):
-        page(a, b)
+        report_page(a, b)
 
 
 def test_missing_plotly_is_named_with_its_install_command(tmp_path: Path) -> None:

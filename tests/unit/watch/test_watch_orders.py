@@ -36,7 +36,7 @@ def run() -> Iterator[Path]:
 
         def reply() -> None:
             while not ends.is_set():
-                server.turn([], {})
+                server.serve_clients([], {})
                 time.sleep(0.01)
 
         thread = threading.Thread(target=reply)

@@ -160,7 +160,7 @@ def test_timeline_of_the_last_minute_is_written_and_read(tmp_path: Path) -> None
     now_us = time.perf_counter_ns() // 1000
     learner = thread("learner-0", [now_us - 500, now_us - 200, now_us], [Part.WAIT, Part.FORWARD])
     handles: Any = [Shown([learner]), Shown(None)]
-    last_minute.record(tmp_path, handles, ledger)
+    last_minute.write_last_minute(tmp_path, handles, ledger)
     assert [path.name for path in tmp_path.iterdir()] == ["timeline.json"]
     assert (tmp_path / "timeline.json").stat().st_mode & 0o777 == 0o600
     found = recorded_of(tmp_path)
@@ -175,8 +175,8 @@ def test_timeline_of_the_last_minute_is_written_and_read(tmp_path: Path) -> None
 def test_the_newest_spans_of_the_last_minute_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_minute, "MOST_SPANS", 10)
     long = thread("learner-0", range(0, 101), [Part.WAIT] * 100)
-    found = json.loads(last_minute.encoded([long], 1.0))
-    [spans] = last_minute.decoded(found).values()
+    found = json.loads(last_minute.encode_spans([long], 1.0))
+    [spans] = last_minute.decode_spans(found).values()
     assert [begin for _, begin, _ in spans] == list(range(90, 100))
     assert "has the last" in found["note"]
 
@@ -193,7 +193,7 @@ def test_the_newest_spans_of_the_last_minute_are_kept(monkeypatch: pytest.Monkey
 def test_recorded_timeline_of_another_format_is_not_shown(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    good = json.loads(last_minute.encoded([thread("learner-0", [0, 9], [Part.WAIT])], 1.0))
+    good = json.loads(last_minute.encode_spans([thread("learner-0", [0, 9], [Part.WAIT])], 1.0))
     (tmp_path / "timeline.json").write_text(json.dumps(good))
     assert len(recorded_of(tmp_path)["threads"]) == 1
     (tmp_path / "timeline.json").write_text(json.dumps({**good, **change}))
