@@ -43,7 +43,8 @@ def main() -> int:
     commits = git(
         "log", "--no-merges", "--format=%H %s", sys.argv[1] if len(sys.argv) > 1 else "HEAD"
     )
-    count, changed = 0, 0
+    count = 0
+    changed = 0
     for line in commits.splitlines():
         commit, subject = line.split(" ", 1)
         if not subject.startswith(PREFIX):
@@ -51,8 +52,9 @@ def main() -> int:
 
         count += 1
         for path in git("diff", "--name-only", f"{commit}^", commit).split():
-            before, after = git("show", f"{commit}^:{path}"), git("show", f"{commit}:{path}")
-            if not path.endswith(".py") or tree(before) != tree(after):
+            previous_source = git("show", f"{commit}^:{path}")
+            source = git("show", f"{commit}:{path}")
+            if not path.endswith(".py") or tree(previous_source) != tree(source):
                 print(f"{commit[:8]} {subject}: {path} changed more than its texts")
                 changed += 1
     print(f"{count} commits of paragraphs and sentences, {changed} files changed more than that")
