@@ -61,7 +61,8 @@ def watch(
     as_json: Json = False,
 ) -> None:
     """Serve a web page that shows runs, living and ended, until Ctrl-C."""
-    from penstock.watch.server import Listen, serve
+    from penstock.core.web.listen import Listen
+    from penstock.watch.server import serve
 
     def print_address(address: str) -> None:
         if as_json:
