@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,30 @@ FORBIDDEN = np.float32(-1e9)
 """The logit of a masked choice, as in penstock.models.distributions."""
 
 
+class Explanation(NamedTuple):
+    """Actions of E environments, and what they were decided by.
+
+    Arrays are copies, and None where the decision was not of that kind.
+    """
+
+    actions: npt.NDArray[Any]
+    """``[E, ...]``, as `ActionSampler.sample` and `greedy` return them."""
+    logits: Float32 | None = None
+    """Of choices, ``[E, choices]``, those of several one after another; `FORBIDDEN` if masked."""
+    probabilities: Float32 | None = None
+    """Of the same choices; those of each add up to 1."""
+    q: Float32 | None = None
+    """Values of actions, ``[E, actions]``; `FORBIDDEN` if masked."""
+    mean: Float32 | None = None
+    """Of normal numbers, before they are squashed, ``[E, numbers]``."""
+    std: Float32 | None = None
+    """Standard deviations of the same numbers."""
+    log_prob: Float32 | None = None
+    """Log-probability, or log-density, of each action as a whole, ``[E]``."""
+    entropy: Float32 | None = None
+    """Of the distribution of each action, in nats, ``[E]``."""
+
+
 class ActionSampler(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
 
@@ -33,6 +57,8 @@ class ActionSampler(ABC):
     column that it is recorded in: arrays ``[envs, ...]``."""
     untrained = False
     """Whether the outputs are those of a network before its first update."""
+    squashes = False
+    """Whether actions are tanh of normal numbers."""
 
     def __init__(
         self,
@@ -71,14 +97,17 @@ class ActionSampler(ABC):
     def greedy(self) -> npt.NDArray[Any]:
         """Returns the best actions ``[envs, ...]`` by the outputs."""
 
-    def basis(self) -> dict[str, Float32]:
-        """Returns what the outputs mean, for a display. Call it before `sample` or `greedy`.
+    def decide(self, *, sample: bool) -> npt.NDArray[Any]:
+        """Returns the actions of `sample`, or those of `greedy`."""
+        return self.sample() if sample else self.greedy()
 
-        These are copies, float32 ``[values, envs]``, by name: "probabilities" of choices, those of
-        several choices one after another; "q", the values of actions; or "mean" and "std" of
-        numbers. The dictionary is empty if the meaning is not known.
+    def explain(self, *, sample: bool) -> Explanation:
+        """Decide as `decide` does, and return what the actions were decided by.
+
+        A sampler that does not override this explains its actions by nothing. The network has had
+        its first update.
         """
-        return {}
+        return Explanation(self.decide(sample=sample).copy())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the random generator, JSON-ready."""
@@ -150,9 +179,19 @@ class CategoricalSampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        shares = np.exp(self.outputs - self.outputs.max(axis=0))
-        return {"probabilities": shares / shares.sum(axis=0)}
+    def explain(self, *, sample: bool) -> Explanation:
+        logits = self.outputs.T.copy()
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        probabilities = np.exp(log_probs)
+        actions = self.decide(sample=sample).copy()
+        return Explanation(
+            actions,
+            logits=logits,
+            probabilities=probabilities,
+            log_prob=log_probs[self._offsets, actions],
+            entropy=-(probabilities * log_probs).sum(axis=1),
+        )
 
 
 class MultiCategoricalSampler(ActionSampler):
@@ -197,9 +236,17 @@ class MultiCategoricalSampler(ActionSampler):
             column[:] = sampler.greedy()
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        parts = [sampler.basis()["probabilities"] for sampler in self._samplers]
-        return {"probabilities": np.concatenate(parts)}
+    def explain(self, *, sample: bool) -> Explanation:
+        choices = [sampler.explain(sample=sample) for sampler in self._samplers]
+        for column, choice in zip(self._columns, choices, strict=True):
+            column[:] = choice.actions
+        return Explanation(
+            self._actions.copy(),
+            logits=np.concatenate([choice.logits for choice in choices], axis=1),
+            probabilities=np.concatenate([choice.probabilities for choice in choices], axis=1),
+            log_prob=np.sum([choice.log_prob for choice in choices], axis=0),
+            entropy=np.sum([choice.entropy for choice in choices], axis=0),
+        )
 
 
 class EpsilonGreedySampler(ActionSampler):
@@ -271,8 +318,9 @@ class EpsilonGreedySampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        return {"q": self.outputs.copy()}
+    def explain(self, *, sample: bool) -> Explanation:
+        q = self.outputs.T.copy()
+        return Explanation(self.decide(sample=sample).copy(), q=q)
 
 
 def _spread_over(

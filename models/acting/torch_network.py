@@ -6,6 +6,7 @@ these too. The head, and what is decided by it, are float32 whatever the trunk c
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,13 @@ class TorchNetwork:
         tensors = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
         self._targets = [(name, tensor.numpy()) for name, tensor in tensors.items()]
         self._layout = shape.layout
-        self._outputs = torch.from_numpy(outputs)
+        self._outputs = outputs
         self._weights: list[Tensor] = []
+
+    def sharing_weights(self, outputs: Float32, state: Float32) -> TorchNetwork:
+        network = copy.copy(self)
+        network._outputs = outputs
+        return network
 
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``, and prepare them."""
@@ -42,12 +48,13 @@ class TorchNetwork:
         for name, target in self._targets:
             np.copyto(target, source[name])
         with torch.inference_mode():
-            self._weights = self._net.acting_weights()
+            self._weights[:] = self._net.acting_weights()
 
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
-        self._outputs.copy_(self._net.acting_outputs(torch.from_numpy(obs), self._weights).t())
+        """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
+        outputs = self._net.acting_outputs(torch.from_numpy(obs), self._weights)
+        np.copyto(self._outputs[:, : len(obs)], outputs.numpy().T)
 
 
 class GeneralNetwork:
@@ -70,8 +77,14 @@ class GeneralNetwork:
             self._net: GeneralNet = general_net(shape, dtype).requires_grad_(False).eval()
         tensors = (*self._net.named_parameters(), *self._net.named_buffers())
         self._targets = [tensor.numpy() for _, tensor in tensors]
-        self._outputs = torch.from_numpy(outputs)
-        self._state = torch.from_numpy(state)
+        self._outputs = outputs
+        self._state = state
+
+    def sharing_weights(self, outputs: Float32, state: Float32) -> GeneralNetwork:
+        network = copy.copy(self)
+        network._outputs = outputs
+        network._state = state
+        return network
 
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``.
@@ -89,9 +102,9 @@ class GeneralNetwork:
 
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
-        rows = torch.from_numpy(obs)
-        outputs, next_state = self._net.act(rows[None], self._state)
+        """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
+        state = self._state[: len(obs)]
+        outputs, next_state = self._net.act(torch.from_numpy(obs)[None], torch.from_numpy(state))
         assert next_state is not None
-        self._outputs.copy_(outputs.t())
-        self._state.copy_(next_state)
+        np.copyto(self._outputs[:, : len(obs)], outputs.numpy().T)
+        np.copyto(state, next_state.numpy())

@@ -140,7 +140,7 @@ def test_a_file_of_half_the_size_holds_parameters_as_float16(tmp_path: Path) -> 
     policy, file = penstock.load_policy(run), tmp_path / "half.safetensors"
     whole = policy.save(tmp_path / "whole.safetensors")
     assert policy.save(file, half=True) < 0.6 * whole
-    layout = network_shape(policy.config, policy._info).layout
+    layout = network_shape(policy.config, policy.info).layout
     kept = layout.views(exported.read(file).weights)
     for name, array in layout.views(policy._weights).items():
         rounded = array if name.startswith("normalizer.") else array.astype(np.float16)
