@@ -88,7 +88,7 @@ class Hello:
 
 def json_message(kind: Kind, content: dict[str, Any]) -> bytes:
     """Returns a message of JSON, with its length in front."""
-    body = json.dumps(content).encode()
+    body = json.dumps(content, allow_nan=False).encode()
     return HEAD.pack(4 + len(body), kind) + body
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.core.observations import UNBOUNDED
 from penstock.core.params import Array, Float32
 from penstock.envs.space_difference import difference
 from penstock.envs.space_json import SPACE_NBYTES, brief_spaces, claimed_nbytes, to_json
@@ -129,8 +130,8 @@ class Service:
             self.policy.observation_space, self.policy.action_space
         )
         return {
-            "observation": observation,
-            "action": action,
+            "observation": _with_finite_bounds(observation),
+            "action": _with_finite_bounds(action),
             "row": self.observations.layout.to_json(),
             "row_nbytes": self.observations.layout.nbytes,
             "action_row": self.actions.to_json(),
@@ -212,3 +213,14 @@ class Service:
         rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
         self.actions.write(self._to_env_actions(actions), rows)
         return Decisions(seat, rows)
+
+
+def _with_finite_bounds(encoded: Any) -> Any:
+    """Returns a space as JSON without infinity, which JavaScript does not read."""
+    if isinstance(encoded, dict):
+        return {kind: _with_finite_bounds(content) for kind, content in encoded.items()}
+    if isinstance(encoded, list):
+        return [_with_finite_bounds(inner) for inner in encoded]
+    if isinstance(encoded, float):
+        return min(max(encoded, -UNBOUNDED), UNBOUNDED)
+    return encoded
