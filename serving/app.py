@@ -109,7 +109,7 @@ def _act(service: Service, body: bytes) -> dict[str, Any]:
             state = np.array(state, np.float32)
     except DAMAGE as error:
         raise UserError(
-            f"the observation or the state holds no numbers of its space ({str(error)[:120]}); send "
+            f"the observation or the state does not fit its space ({str(error)[:120]}); send "
             "nested lists, and an object for a Dict"
         ) from error
     if state is not None and not np.isfinite(state).all():
@@ -131,4 +131,7 @@ def _observation(space: spaces.Space[Any], encoded: Any) -> Any:
         return {key: _observation(part, encoded[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(map(_observation, space.spaces, encoded, strict=True))
-    return np.array(encoded, space.dtype)
+    array = np.array(encoded, space.dtype)
+    if array.shape != space.shape:
+        raise ValueError(f"shape {[*array.shape]} where {[*(space.shape or ())]} belongs")
+    return array

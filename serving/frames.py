@@ -67,6 +67,11 @@ class SniffingProtocol(LimitedProtocol):
         self._is_http = False
         self._first_bytes = b""
 
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Hand the connection over to the protocol of WebSocket."""
+        self._timer.cancel()
+        super().handle_websocket_upgrade(event)
+
     def data_received(self, data: bytes) -> None:
         """Read a request, or hand the connection over to the games."""
         if self._is_http:

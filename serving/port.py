@@ -44,6 +44,7 @@ UNREAD_NBYTES = 4 << 20
 MOST_RUNS = 64
 MOST_FAULTS = 256
 MOST_GAMES = 4096
+STEP = int(Kind.STEP)  # numbers of an enum are found and compared slowly
 
 
 class Wire(Protocol):
@@ -111,7 +112,7 @@ class Game:
         if not nbytes:
             return None
         _, kind = HEAD.unpack_from(self._unread, self._position)
-        if kind == Kind.STEP:
+        if kind == STEP:
             raise MessageError("hello", "a STEP before HELLO; send HELLO first")
         message = memoryview(bytes(self._unread[self._position : self._position + nbytes]))
         self._position += nbytes
@@ -129,11 +130,12 @@ class Game:
         nbytes = self._next_nbytes()
         if not nbytes:
             return None
-        if nbytes < STEP_HEAD.size:
-            raise MessageError("message", f"a STEP of {nbytes - LENGTH.size} bytes has no rows")
-        length, kind, rows = STEP_HEAD.unpack_from(self._unread, self._position)
-        if kind != Kind.STEP:
+        length, kind = HEAD.unpack_from(self._unread, self._position)
+        if kind != STEP:
             return None
+        if nbytes < STEP_HEAD.size:
+            raise MessageError("message", f"a STEP of {length} bytes has no rows")
+        _, _, rows = STEP_HEAD.unpack_from(self._unread, self._position)
         assert self.places is not None
         if not 1 <= rows <= len(self.places):
             raise MessageError(

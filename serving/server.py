@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from importlib.util import find_spec
 from time import perf_counter
 from typing import Any
@@ -53,6 +54,7 @@ def serve(
     from penstock.serving.frames import sniffing
     from penstock.serving.port import HELLO_S, MOST_GAMES, Port
     from penstock.serving.service import Service
+    from penstock.serving.web_socket import WebSocketProtocol
 
     service = Service(policy, name)
     most_games = min(MOST_GAMES, raise_limit() - RESERVED_DESCRIPTORS)
@@ -72,7 +74,7 @@ def serve(
     with closing(listen.bind()) as listener:
         config = uvicorn.Config(
             make_app(port, guard),
-            log_level="warning",
+            log_level="error",  # requests of any kind are refused
             access_log=False,
             lifespan="off",
             backlog=BACKLOG,
@@ -80,7 +82,7 @@ def serve(
             timeout_graceful_shutdown=END_S,
             h11_max_incomplete_event_size=REQUEST_NBYTES,
             http=sniffing(port, guard.admits),  # type: ignore[arg-type, unused-ignore]
-            ws="none",
+            ws=partial(WebSocketProtocol, port, guard),  # type: ignore[arg-type, unused-ignore]
             loop="asyncio",
             server_header=False,
             date_header=False,
