@@ -23,6 +23,7 @@ from penstock.envs.space_json import from_json
 
 PROTOCOL = 1
 LENGTH = struct.Struct("<I")
+KIND = struct.Struct("<I")
 HEAD = struct.Struct("<II")  # length and kind
 STEP_HEAD = struct.Struct("<III")  # length, kind and number of rows
 # The most bytes of a message of JSON, and of any message, without the length.
@@ -52,8 +53,11 @@ class Flag(IntFlag):
     LEAVES = 8
 
 
-ENDED = Flag.TERMINATED | Flag.TRUNCATED | Flag.LEAVES
-ALL_FLAGS = Flag.FIRST | ENDED
+# Plain numbers for arithmetic with many rows: a member of an enum takes longer to look up.
+FIRST = int(Flag.FIRST)
+LEAVES = int(Flag.LEAVES)
+ENDED = int(Flag.TERMINATED | Flag.TRUNCATED | Flag.LEAVES)
+ALL_FLAGS = FIRST | ENDED
 
 
 class MessageError(Exception):
@@ -159,6 +163,7 @@ def _space(
         ) from error
 
 
+@lru_cache(maxsize=256)
 def step_nbytes(count: int, row_nbytes: int) -> int:
     """Returns the bytes of a STEP of ``count`` rows, with the length in front."""
     return _step_offsets(count).rows + count * row_nbytes

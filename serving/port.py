@@ -23,6 +23,7 @@ from penstock.serving.messages import (
     LENGTH,
     MESSAGE_NBYTES,
     STEP_HEAD,
+    KIND,
     Kind,
     MessageError,
     act_records,
@@ -82,6 +83,8 @@ class Game:
         self.name = ""
         self.places: range | None = None
         """Its seats; None before HELLO."""
+        self.most_rows = 0
+        """Rows of its largest STEP, one for each seat; 0 before HELLO."""
         self.most_nbytes = JSON_NBYTES + LENGTH.size
         """The most bytes of one message of this game, with its length."""
         self.is_closed = False
@@ -102,73 +105,82 @@ class Game:
                 self._unread = bytearray(self._unread)
             self._unread += content
 
-    def next_message(self) -> memoryview | None:
-        """Returns the next complete message with its length, or None if there is none.
-
-        Raises:
-            MessageError: it is too long, or too short, or a STEP before HELLO.
-        """
-        nbytes = self._next_nbytes()
-        if not nbytes:
-            return None
-        _, kind = HEAD.unpack_from(self._unread, self._position)
-        if kind == STEP:
-            raise MessageError("hello", "a STEP before HELLO; send HELLO first")
-        message = memoryview(bytes(self._unread[self._position : self._position + nbytes]))
-        self._position += nbytes
-        return message
-
     def next_run(self, row_nbytes: int) -> Run | None:
-        """Returns the next complete STEPs, or None if another message or none comes next.
+        """Returns the next complete STEPs, or None if there are none that are well formed.
 
         Args:
             row_nbytes: bytes of an observation.
-
-        Raises:
-            MessageError: the next message is no STEP of this game.
         """
-        nbytes = self._next_nbytes()
-        if not nbytes:
-            return None
-        length, kind = HEAD.unpack_from(self._unread, self._position)
-        if kind != STEP:
-            return None
-        if nbytes < STEP_HEAD.size:
-            raise MessageError("message", f"a STEP of {length} bytes has no rows")
-        _, _, rows = STEP_HEAD.unpack_from(self._unread, self._position)
-        assert self.places is not None
-        if not 1 <= rows <= len(self.places):
-            raise MessageError(
-                "message", f"a STEP has {rows} rows, and this game has {len(self.places)} seats"
-            )
-        if nbytes != step_nbytes(rows, row_nbytes):
-            expected = step_nbytes(rows, row_nbytes) - LENGTH.size
-            raise MessageError(
-                "message",
-                f"a STEP of {rows} rows has {length} bytes where {expected} belong; see row_nbytes "
-                "in WELCOME",
-            )
-
+        unread = self._unread
         position = self._position
-        steps = (len(self._unread) - position) // nbytes
+        available = len(unread) - position
+        if available < STEP_HEAD.size:
+            return None
+        length, kind, rows = STEP_HEAD.unpack_from(unread, position)
+        nbytes = LENGTH.size + length
+        is_step = kind == STEP and rows and rows <= self.most_rows and nbytes <= available
+        if not is_step or nbytes != step_nbytes(rows, row_nbytes):
+            return None
+
+        steps = available // nbytes
         if steps > 1:
             # Of the messages behind it, those that have the same head.
-            dtype = step_dtype(rows, row_nbytes)
-            records = np.frombuffer(self._unread, dtype, steps, position)
+            records = np.frombuffer(unread, step_dtype(rows, row_nbytes), steps, position)
             is_same = (
                 (records["length"] == length)
                 & (records["kind"] == kind)
                 & (records["count"] == rows)
             )
             steps = steps if is_same.all() else int(np.argmin(is_same))
-            del records, is_same
-        end = position + steps * nbytes
-        self._position = end
-        return Run(rows, steps, bytes(self._unread[position:end]))
+            del records, is_same  # while they live, the bytes cannot be added to
+        self._position = position + steps * nbytes
+        return Run(rows, steps, bytes(unread[position : self._position]))
+
+    def next_message(self, row_nbytes: int) -> bytes | None:
+        """Returns the next complete message, from its kind on, or None if there is none.
+
+        Args:
+            row_nbytes: bytes of an observation.
+
+        Raises:
+            MessageError: it is too long or too short, or a STEP that is not well formed.
+        """
+        nbytes = self._next_nbytes()
+        if not nbytes:
+            return None
+        position = self._position + LENGTH.size
+        self._position += nbytes
+        message = bytes(self._unread[position : self._position])
+        if KIND.unpack_from(message) == (STEP,):
+            raise self._step_error(message, row_nbytes)
+        return message
+
+    def _step_error(self, message: bytes, row_nbytes: int) -> MessageError:
+        """Returns what is wrong with a STEP."""
+        if not self.most_rows:
+            return MessageError("hello", "a STEP before HELLO; send HELLO first")
+        if len(message) < STEP_HEAD.size - LENGTH.size:
+            return MessageError("message", f"a STEP of {len(message)} bytes says no rows")
+        _, rows = HEAD.unpack_from(message)
+        if not 1 <= rows <= self.most_rows:
+            return MessageError(
+                "message", f"a STEP has {rows} rows, and this game has {self.most_rows} seats"
+            )
+        expected = step_nbytes(rows, row_nbytes) - LENGTH.size
+        return MessageError(
+            "message",
+            f"a STEP of {rows} rows has {len(message)} bytes where {expected} belong; see "
+            "row_nbytes in WELCOME",
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is left to read."""
+        return self._position == len(self._unread)
 
     def forget_read(self) -> bool:
         """Free the memory of what was read; returns whether a complete message is left."""
-        if self._position == len(self._unread):
+        if self.is_read:
             self._unread = b""
             self._position = 0
             return False
@@ -282,7 +294,7 @@ class Port:
                 break
             for rows, some in runs.items():
                 self._take(rows, some)
-            active = [game for some in runs.values() for game, _ in some if not game.is_closed]
+            active = [game for game in active if not game.is_read and not game.is_closed]
 
         decisions = self.service.decide()
         if decisions is not None:
@@ -294,11 +306,10 @@ class Port:
         """Returns the next STEPs of a game; other messages before them are handled."""
         try:
             while not game.is_closed:
-                if game.places is not None:
-                    run = game.next_run(self._row_nbytes)
-                    if run is not None:
-                        return run
-                message = game.next_message()
+                run = game.next_run(self._row_nbytes)
+                if run is not None:
+                    return run
+                message = game.next_message(self._row_nbytes)
                 if message is None:
                     break
                 self._handle(game, message)
@@ -306,9 +317,9 @@ class Port:
             self._fail(game, error)
         return None
 
-    def _handle(self, game: Game, message: memoryview) -> None:
+    def _handle(self, game: Game, message: bytes) -> None:
         """Handle a message that is no STEP. Raises MessageError."""
-        _, kind = HEAD.unpack_from(message)
+        (kind,) = KIND.unpack_from(message)
         if kind == Kind.END:
             self._close(game)
             return
@@ -317,12 +328,13 @@ class Port:
         if game.places is not None:
             raise MessageError("hello", "a second HELLO; open another connection")
 
-        hello = read_hello(bytes(message[HEAD.size :]), self.service.most_space_nbytes)
+        hello = read_hello(message[KIND.size :], self.service.most_space_nbytes)
         if self._token is not None and not hmac.compare_digest(
             hello.token.encode(errors="replace"), self._token.encode()
         ):
             raise MessageError("token", "the token is missing or wrong; put it into HELLO")
         game.places = self.service.join(hello, game.number)
+        game.most_rows = hello.seats
         game.name = hello.name
         largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
         game.most_nbytes = max(largest_step, game.most_nbytes)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.envs.packing import MOST_REWARD
-from penstock.serving.messages import ALL_FLAGS, ENDED, Flag
+from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
 
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
@@ -47,9 +47,14 @@ class Outcome(IntEnum):
     REWARD = 8
 
 
-FIRST_FAULT = Outcome.UNKNOWN_FLAG
+# Plain numbers for arithmetic with many rows, as in `messages`.
+IDLE, ACTING, WAITING, AT_FAULT = map(int, Phase)
+DECIDE = int(Outcome.DECIDE)
+END = int(Outcome.END)
+IGNORE = int(Outcome.IGNORE)
+FIRST_FAULT = int(Outcome.UNKNOWN_FLAG)
 FAULTS = {
-    Outcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {int(ALL_FLAGS)}; send the known ones"),
+    Outcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {ALL_FLAGS}; send the known ones"),
     Outcome.FIRST_AND_LAST: (
         "flags",
         "a row begins an episode and ends it; send two rows, as a first one awaits its action",
@@ -74,12 +79,12 @@ def outcome_of(phase: Phase, flags: int) -> Outcome:
     if phase is Phase.WAITING:
         return Outcome.NOT_ANSWERED
 
-    is_first = bool(flags & Flag.FIRST)
+    is_first = bool(flags & FIRST)
     if flags & ENDED:
         if is_first:
             return Outcome.FIRST_AND_LAST
         is_idle = phase is Phase.IDLE
-        return Outcome.NOT_BEGUN if is_idle and not flags & Flag.LEAVES else Outcome.END
+        return Outcome.NOT_BEGUN if is_idle and not flags & LEAVES else Outcome.END
     return Outcome.DECIDE if is_first or phase is Phase.ACTING else Outcome.NOT_BEGUN
 
 
@@ -131,7 +136,7 @@ class SeatTable:
                 continue
             places = free[:count]
             self._free[i : i + 1] = [free[count:]] if len(free) > count else []
-            self.phase[places.start : places.stop] = Phase.IDLE
+            self.phase[places.start : places.stop] = IDLE
             self.game[places.start : places.stop] = game
             self.taken += count
             return places
@@ -179,18 +184,18 @@ class SeatTable:
 
     def fail(self, seats: Indices) -> None:
         """Note that these seats are at fault, until the turn ends."""
-        self.phase[seats] = Phase.AT_FAULT
+        self.phase[seats] = AT_FAULT
         self._at_fault.append(seats)
 
     def are_waiting(self, seats: Indices) -> Bools:
         """Returns which of these seats wait for an action."""
-        return np.asarray(self.phase[seats] == Phase.WAITING)
+        return np.asarray(self.phase[seats] == WAITING)
 
     def finish_turn(self, answered: Indices) -> None:
         """Note that the seats in ``answered`` have their action; the turn ends."""
-        self.phase[answered] = Phase.ACTING
+        self.phase[answered] = ACTING
         for seats in self._at_fault:
-            self.phase[seats] = Phase.IDLE
+            self.phase[seats] = IDLE
         self._at_fault.clear()
 
     def _take_different(self, rows: StepRows) -> npt.NDArray[np.uint8]:
@@ -200,12 +205,12 @@ class SeatTable:
             is_sound = np.abs(rows.reward) <= MOST_REWARD
         if not is_sound.all():
             # The reward of a row that begins an episode means nothing.
-            counts = (outcomes < FIRST_FAULT) & (outcomes != Outcome.IGNORE)
-            outcomes[counts & ~is_sound & (rows.flags & Flag.FIRST == 0)] = Outcome.REWARD
+            counts = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
+            outcomes[counts & ~is_sound & (rows.flags & FIRST == 0)] = Outcome.REWARD
 
         self.phase[rows.seat] = _NEXT_PHASE[outcomes]
         if outcomes.max(initial=0) >= FIRST_FAULT:
             self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
         if self.state.shape[1]:
-            self.state[rows.seat[(rows.flags & Flag.FIRST != 0) & (outcomes == Outcome.DECIDE)]] = 0
+            self.state[rows.seat[(rows.flags & FIRST != 0) & (outcomes == DECIDE)]] = 0
         return outcomes

@@ -19,9 +19,18 @@ from penstock.envs.space_json import SPACE_NBYTES, brief_spaces, claimed_nbytes,
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
-from penstock.serving.messages import PROTOCOL, Flag, Hello, MessageError
+from penstock.serving.messages import LEAVES, PROTOCOL, Hello, MessageError
 from penstock.serving.rows import ObservationReader, RowLayout, Rows
-from penstock.serving.seats import FAULTS, FIRST_FAULT, Indices, Outcome, SeatTable, StepRows
+from penstock.serving.seats import (
+    DECIDE,
+    END,
+    FAULTS,
+    FIRST_FAULT,
+    Indices,
+    Outcome,
+    SeatTable,
+    StepRows,
+)
 
 MOST_SEATS = 65_536
 # The most memory for what networks remember of seats.
@@ -153,34 +162,28 @@ class Service:
         Returns: the rows at fault. Their seats must begin new episodes.
         """
         outcomes = self.seats.take(rows)
+        if not outcomes.any():  # all go on, as most do
+            return self._take_shown(rows.seat, observations)
+
         faults = [
             RowFault(int(row), *FAULTS[Outcome(outcomes[row])])
             for row in np.flatnonzero(outcomes >= FIRST_FAULT)
         ]
-
         # An observation is checked also where an episode ends.
-        is_shown = (outcomes == Outcome.DECIDE) | (
-            (outcomes == Outcome.END) & (rows.flags & Flag.LEAVES == 0)
-        )
+        is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)
-        if not len(shown):
-            return faults
-        is_all = len(shown) == len(outcomes)
-        packed, reasons = self.observations.read(observations if is_all else observations[shown])
-        if reasons:
-            faulty = shown[list(reasons)]
-            self.seats.fail(rows.seat[faulty])
-            faults += [
-                RowFault(int(row), "observation", reason)
-                for row, reason in zip(faulty, reasons.values(), strict=True)
-            ]
-
-        decided = outcomes[shown] == Outcome.DECIDE
-        if is_all and decided.all():
-            self._pending.append(_Pending(rows.seat, packed))
-        else:
-            self._pending.append(_Pending(rows.seat[shown][decided], packed[decided]))
+        if len(shown):
+            further = self._take_shown(rows.seat[shown], observations[shown])
+            faults += [fault._replace(row=int(shown[fault.row])) for fault in further]
         return faults
+
+    def _take_shown(self, seat: Indices, observations: Rows) -> list[RowFault]:
+        """Read observations; `decide` leaves out those of seats that do not wait by then."""
+        packed, reasons = self.observations.read(observations)
+        if reasons:
+            self.seats.fail(seat[list(reasons)])
+        self._pending.append(_Pending(seat, packed))
+        return [RowFault(row, "observation", reason) for row, reason in reasons.items()]
 
     def decide(self) -> Decisions | None:
         """Decide for all rows that wait, and end the turn; None if no row waits."""
