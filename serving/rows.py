@@ -57,7 +57,7 @@ class RowLayout:
         self._used_nbytes = end
         # Bytes that are no flag would make numpy's bool something that is neither 0 nor 1.
         self._is_flags = [column.dtype == "|b1" for column in columns]
-        self._dtype = np.dtype(
+        self.dtype = np.dtype(
             {
                 "names": [column.name for column in columns],
                 "formats": [
@@ -75,7 +75,7 @@ class RowLayout:
         Args:
             rows: contiguous.
         """
-        records = rows.view(self._dtype)[:, 0]
+        records = rows.view(self.dtype)[:, 0]
         arrays = (
             records[column.name] != 0 if is_flags else records[column.name]
             for column, is_flags in zip(self.columns, self._is_flags, strict=True)
@@ -88,7 +88,7 @@ class RowLayout:
             array = np.ascontiguousarray(values, self.columns[0].dtype)
             rows[:, : self._used_nbytes] = array.reshape(len(rows), -1).view(np.uint8)
             return
-        records = rows.view(self._dtype)[:, 0]
+        records = rows.view(self.dtype)[:, 0]
         for column, (keys, _) in zip(self.columns, leaves_of(self.space), strict=True):
             records[column.name] = value_at(keys, values)
 

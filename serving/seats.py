@@ -16,6 +16,9 @@ import numpy.typing as npt
 from penstock.envs.packing import MOST_REWARD
 from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
 
+# So many rows of a seat are taken in one turn: it can end an episode, leave, and begin the next.
+MOST_ROWS_A_TURN = 3
+
 Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
@@ -164,22 +167,24 @@ class SeatTable:
         if (self._last_row[rows.seat] == numbers).all():
             return self._take_different(rows)
 
-        # Of one seat at most two rows can be right before it is answered: the end of an episode and
-        # the beginning of the next.
+        # The first rows of all seats are taken at once, then the second ones, and so on.
         by_seat = np.argsort(rows.seat, kind="stable")
         sorted_seat = rows.seat[by_seat]
-        is_repeated = np.concatenate([[False], sorted_seat[1:] == sorted_seat[:-1]])
-        is_third = is_repeated & np.concatenate([[False], is_repeated[:-1]])
         sorted_message = rows.message[by_seat]
-        is_same_step = is_repeated & (np.concatenate([[-1], sorted_message[:-1]]) == sorted_message)
+        is_repeated = np.zeros(count, np.bool_)
+        is_repeated[1:] = sorted_seat[1:] == sorted_seat[:-1]
+        starts = np.flatnonzero(~is_repeated)
+        ranks = numbers - starts.repeat(np.diff(np.append(starts, count)))
 
         outcomes = np.full(count, Outcome.NOT_ANSWERED, np.uint8)
-        outcomes[by_seat[is_same_step]] = Outcome.REPEATED
-        firsts = by_seat[~is_repeated]
-        seconds = by_seat[is_repeated & ~is_third & ~is_same_step]
-        for some in (firsts, seconds):
+        for rank in range(MOST_ROWS_A_TURN):
+            some = by_seat[ranks == rank]
             outcomes[some] = self._take_different(StepRows(*(field[some] for field in rows)))
-        self.fail(rows.seat[by_seat[is_third | is_same_step]])
+
+        is_same_step = is_repeated
+        is_same_step[1:] &= sorted_message[1:] == sorted_message[:-1]
+        outcomes[by_seat[is_same_step]] = Outcome.REPEATED
+        self.fail(rows.seat[by_seat[is_same_step | (ranks >= MOST_ROWS_A_TURN)]])
         return outcomes
 
     def fail(self, seats: Indices) -> None:

@@ -7,12 +7,17 @@ from contextlib import closing, suppress
 from functools import partial
 from importlib.util import find_spec
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.configs.errors import UserError
 from penstock.core.descriptors import raise_limit
 from penstock.core.web.listen import BACKLOG, Listen
 from penstock.evaluation.loaded_policy import LoadedPolicy
+
+if TYPE_CHECKING:  # an extra, as the CLI reads this file
+    import uvicorn
+
+    from penstock.serving.port import Port
 
 FIRST_PORT = 8800
 END_S = 2  # seconds that requests in progress get when the server ends
@@ -48,19 +53,28 @@ def serve(
             "pip install 'penstock[serve]'"
         )
     listen.check_tls()
+    from penstock.serving.port import MOST_GAMES, Port
+    from penstock.serving.service import Service
+
+    most_games = min(MOST_GAMES, raise_limit() - RESERVED_DESCRIPTORS)
+    port = Port(Service(policy, name), listen.token, most_games)
+    server = make_server(port, listen, ended)
+    with closing(listen.bind()) as listener:
+        ready(listen.url(listener.getsockname()[1]))
+        with suppress(KeyboardInterrupt):
+            server.run([listener])
+
+
+def make_server(
+    port: Port, listen: Listen, ended: Callable[[dict[str, Any]], None]
+) -> uvicorn.Server:
+    """Returns the server of games and of HTTP; the arguments are those of `serve`."""
     import uvicorn
 
     from penstock.serving.app import make_app, most_act_nbytes
     from penstock.serving.frames import sniffing
-    from penstock.serving.port import HELLO_S, MOST_GAMES, Port
-    from penstock.serving.service import Service
+    from penstock.serving.port import HELLO_S
     from penstock.serving.web_socket import WebSocketProtocol
-
-    service = Service(policy, name)
-    most_games = min(MOST_GAMES, raise_limit() - RESERVED_DESCRIPTORS)
-    guard = listen.guard()
-    guard.open_posts = {"/act": most_act_nbytes(service)}
-    port = Port(service, listen.token, most_games)
 
     class ServerOfGames(uvicorn.Server):
         """uvicorn, which does not know the games."""
@@ -69,27 +83,26 @@ def serve(
             """End the games, then all else."""
             port.end("the service ends")
             await super().shutdown(sockets)
-            ended(service.figures.to_json(perf_counter()))
+            ended(port.service.figures.to_json(perf_counter()))
 
-    with closing(listen.bind()) as listener:
-        config = uvicorn.Config(
-            make_app(port, guard),
-            log_level="error",  # requests of any kind are refused
-            access_log=False,
-            lifespan="off",
-            backlog=BACKLOG,
-            timeout_keep_alive=HELLO_S,
-            timeout_graceful_shutdown=END_S,
-            h11_max_incomplete_event_size=REQUEST_NBYTES,
-            http=sniffing(port, guard.admits),  # type: ignore[arg-type, unused-ignore]
-            ws=partial(WebSocketProtocol, port, guard),  # type: ignore[arg-type, unused-ignore]
-            loop="asyncio",
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            ssl_certfile=listen.tls_cert,
-            ssl_keyfile=listen.tls_key,
-        )
-        ready(listen.url(listener.getsockname()[1]))
-        with suppress(KeyboardInterrupt):
-            ServerOfGames(config).run([listener])
+    guard = listen.guard()
+    guard.open_posts = {"/act": most_act_nbytes(port.service)}
+    config = uvicorn.Config(
+        make_app(port, guard),
+        log_level="error",  # requests of any kind are refused
+        access_log=False,
+        lifespan="off",
+        backlog=BACKLOG,
+        timeout_keep_alive=HELLO_S,
+        timeout_graceful_shutdown=END_S,
+        h11_max_incomplete_event_size=REQUEST_NBYTES,
+        http=sniffing(port, guard.admits),  # type: ignore[arg-type, unused-ignore]
+        ws=partial(WebSocketProtocol, port, guard),  # type: ignore[arg-type, unused-ignore]
+        loop="asyncio",
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        ssl_certfile=listen.tls_cert,
+        ssl_keyfile=listen.tls_key,
+    )
+    return ServerOfGames(config)

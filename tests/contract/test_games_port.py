@@ -1,0 +1,515 @@
+"""The port of `penstock serve` over real sockets: answers, faults, and games that do harm."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("websockets")
+
+import httpx2
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from game_client import (
+    ACT,
+    END,
+    FAULT,
+    FIRST,
+    HELLO,
+    LEAVES,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    WELCOME,
+    GameClient,
+    step,
+)
+from penstock import LoadedPolicy
+from penstock.serving import port as port_module
+from penstock.serving.service import Service
+from served_games import RECURRENT, random_policy, served, wait_for_end
+
+AT_REST = np.zeros((1, 4), np.float32)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> LoadedPolicy:
+    return random_policy(tmp_path_factory.mktemp("run"), "cartpole", *RECURRENT)
+
+
+@pytest.fixture
+def service(policy: LoadedPolicy) -> Service:
+    return Service(policy, "a_run")
+
+
+@pytest.fixture
+def port(service: Service) -> Iterator[int]:
+    with served(service) as number:
+        yield number
+
+
+@pytest.fixture
+def game(port: int) -> Iterator[GameClient]:
+    with closing(GameClient(port, seats=4)) as client:
+        yield client
+
+
+def framed(message: bytes) -> bytes:
+    return struct.pack("<I", len(message)) + message
+
+
+def hello(**fields: Any) -> bytes:
+    return struct.pack("<I", HELLO) + json.dumps({"protocol": 1} | fields).encode()
+
+
+def answer_to(port: int, content: bytes) -> Any:
+    """The FAULT that ends a connection which sent this."""
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+        connection.sendall(content)
+        received = wait_for_end(connection)
+    length, kind = struct.unpack_from("<II", received)
+    assert (length + 4, kind) == (len(received), FAULT), received
+    return json.loads(received[8:])
+
+
+# ------------------------------------------------------------------------------- what is answered
+
+
+def test_welcome_says_the_layout_of_rows(game: GameClient) -> None:
+    welcome = game.welcome
+    assert welcome["row"] == [["obs", "<f4", [4], 0]]
+    assert welcome["action_row"] == [["action", "<i8", [], 0]]
+    assert (welcome["row_nbytes"], welcome["action_nbytes"]) == (16, 8)
+    assert (welcome["seats"], welcome["learns"]) == (4, False)
+    assert welcome["policy"] == {"run": "a_run", "env": "CartPole-v1", "play": "greedy"}
+    assert welcome["observation"]["Box"][1][1] == 1e30  # JSON has no infinity
+
+
+def test_games_of_several_seats_get_the_actions_of_the_loaded_policy(
+    port: int, policy: LoadedPolicy
+) -> None:
+    rng = np.random.default_rng(0)
+    games = [GameClient(port, seats=seats) for seats in (1, 3, 8)]
+    states: dict[tuple[int, int], Any] = {}
+    for turn in range(20):
+        for number, game in enumerate(games):
+            seats = rng.permutation(game.welcome["seats"]).tolist()
+            begins = [turn == 0 or rng.random() < 0.2 for _ in seats]
+            observations = rng.standard_normal((len(seats), 4)).astype(np.float32)
+            flags = [FIRST if first else 0 for first in begins]
+            actions = game.act(observations, flags, seats)
+            for seat, first, observation in zip(seats, begins, observations, strict=True):
+                state = None if first else states[number, seat]
+                expected, states[number, seat] = policy(observation, state)
+                assert actions[seat] == expected
+    for game in games:
+        game.close()
+
+
+def test_one_message_for_each_seat_is_answered_as_one_message_for_all(port: int) -> None:
+    observations = np.random.default_rng(1).standard_normal((64, 4)).astype(np.float32)
+    with closing(GameClient(port, seats=64)) as one, closing(GameClient(port, seats=64)) as other:
+        expected = one.act(observations, [FIRST] * 64)
+        rows = other.rows(observations)
+        other.send(*(step([i], rows[16 * i : 16 * i + 16], [FIRST]) for i in range(64)))
+        actions: dict[int, int] = {}
+        while len(actions) < 64:
+            acts = other.read_acts()
+            actions |= zip(acts.seats, acts.actions["action"], strict=True)
+        assert actions == expected
+
+
+def test_bytes_that_arrive_one_by_one_are_messages(port: int) -> None:
+    with closing(GameClient(port)) as game:
+        expected = game.act(AT_REST, [FIRST])
+        for byte in framed(step([0], game.rows(AT_REST), [FIRST])):
+            game.socket.sendall(bytes([byte]))
+            time.sleep(0.001)
+        assert game.read_acts().actions["action"].tolist() == [*expected.values()]
+
+
+def test_an_ended_episode_is_not_answered_and_the_next_one_is(game: GameClient) -> None:
+    row = game.rows(AT_REST)
+    game.act(AT_REST.repeat(2, 0), [FIRST, FIRST])
+    game.send(
+        step([0], row, [TERMINATED]), step([0], row, [FIRST]), step([1], row, [TRUNCATED])
+    )
+    assert game.read_acts().seats == [0]
+    game.send(step([0, 1], row + row, [0, FIRST]))
+    assert sorted(game.read_acts().seats) == [0, 1]
+    game.send(step([0, 1], row + row, [LEAVES, 0]))
+    assert game.read_acts().seats == [1]
+
+
+def test_a_game_that_says_end_is_closed(game: GameClient) -> None:
+    game.send(struct.pack("<I", END) + b"{}")
+    assert game.receive() == (0, b"")
+
+
+def test_seats_of_a_closed_connection_are_free_for_the_next(policy: LoadedPolicy) -> None:
+    with served(Service(policy, most_seats=8)) as port:
+        for _ in range(5):
+            game = GameClient(port, seats=8)
+            game.act(AT_REST.repeat(8, 0), [FIRST] * 8)
+            game.send(struct.pack("<I", END) + b"{}")
+            assert game.receive() == (0, b"")
+            game.close()
+
+
+# ------------------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize(
+    ("flags", "reward", "value", "field"),
+    [
+        (0, np.nan, 0.0, "reward"),
+        (TERMINATED, 2e6, 0.0, "reward"),
+        (0, 0.0, np.nan, "observation"),
+        (TERMINATED, 0.0, np.inf, "observation"),
+        (128, 0.0, 0.0, "flags"),
+        (FIRST | TERMINATED, 0.0, 0.0, "flags"),
+    ],
+)
+def test_a_fault_names_seat_and_field_and_the_other_seats_go_on(
+    game: GameClient, flags: int, reward: float, value: float, field: str
+) -> None:
+    observations = np.zeros((3, 4), np.float32)
+    game.act(observations, [FIRST] * 3)
+    observations[1, 2] = value
+    game.send(step([0, 2, 1], game.rows(observations), [0, flags, 0], [0.0, reward, 0.0]))
+    fault = game.read_fault()
+    assert (fault["seat"], fault["field"]) == (2, field)
+    assert game.read_acts().seats == [0, 1]
+
+    # The seat goes on with a new episode.
+    assert [*game.act(AT_REST, [FIRST], [2])] == [2]
+
+
+def test_a_row_before_the_first_one_is_a_fault(game: GameClient) -> None:
+    game.send(step([1], game.rows(AT_REST), [0]))
+    assert game.read_fault() | {"error": ""} == {"seat": 1, "field": "flags", "error": ""}
+
+
+def test_a_seat_that_does_not_exist_is_a_fault(game: GameClient) -> None:
+    game.send(step([0, 4], game.rows(AT_REST.repeat(2, 0)), [FIRST, FIRST]))
+    fault = game.read_fault()
+    assert (fault["seat"], fault["field"]) == (4, "seat")
+    assert "this game has 0 to 3" in fault["error"]
+    assert game.read_acts().seats == [0]
+
+
+def test_a_seat_twice_in_a_step_is_a_fault(game: GameClient) -> None:
+    game.send(step([1, 1], game.rows(AT_REST.repeat(2, 0)), [FIRST, FIRST]))
+    fault = game.read_fault()
+    assert (fault["seat"], fault["field"]) == (1, "seat")
+
+
+def test_a_seat_that_does_not_await_its_action_is_at_fault(game: GameClient) -> None:
+    game.send(*[step([1], game.rows(AT_REST), [flags]) for flags in (FIRST, 0)])
+    fault = game.read_fault()
+    assert (fault["seat"], fault["field"]) == (1, "seat")
+
+
+def test_more_faults_than_a_turn_may_have_close_the_connection(port: int) -> None:
+    with closing(GameClient(port, seats=1000)) as game:
+        game.send(step(range(1000), game.rows(AT_REST.repeat(1000, 0)), [64] * 1000))
+        content = wait_for_end(game.socket)
+    assert content.count(b'"seat": null') == 1
+    assert content.count(b'"field": "flags"') == port_module.MOST_FAULTS + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        (framed(step([0], bytes(16), [FIRST])), "hello"),
+        (framed(hello(protocol=3)), "protocol"),
+        (framed(hello(seats=100_000)), "seats"),
+        (framed(hello(action={"Discrete": [3, 0]})), "action"),
+        (framed(hello()) * 2, "hello"),
+        (framed(hello()) + framed(struct.pack("<II", STEP, 0)), "message"),
+        (framed(hello()) + framed(struct.pack("<I", STEP)), "message"),
+        (framed(hello()) + framed(step([0], bytes(15), [FIRST])), "message"),
+        (framed(hello()) + framed(step([0, 0], bytes(32), [FIRST] * 2)), "message"),
+        (framed(hello()) + framed(struct.pack("<I", 77)), "message"),
+        (framed(hello()) + framed(struct.pack("<I", WELCOME)), "message"),
+        (framed(hello()) + struct.pack("<I", 1 << 17), "message"),
+        (struct.pack("<I", 0xFFFFFFFF), "message"),
+        (struct.pack("<I", 3) + b"abc", "message"),
+    ],
+)
+def test_a_message_of_another_form_ends_its_connection_with_the_field(
+    port: int, content: bytes, field: str
+) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+        connection.sendall(content)
+        received = wait_for_end(connection)
+    _, _, last = received.rpartition(struct.pack("<I", FAULT))
+    fault = json.loads(last)
+    assert (fault["seat"], fault["field"]) == (None, field)
+
+
+# ----------------------------------------------------------------------------------- doing harm
+
+
+class HonestGame:
+    """A game of several seats whose answers are checked, and timed."""
+
+    def __init__(self, port: int, policy: LoadedPolicy) -> None:
+        self.client = GameClient(port, seats=16)
+        self.observations = np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32)
+        expected, _ = policy(self.observations)
+        self.expected = dict(enumerate(expected.tolist()))
+        self.slowest_s = 0.0
+
+    def play(self, steps: int = 20) -> None:
+        for _ in range(steps):
+            began_s = time.perf_counter()
+            assert self.client.act(self.observations, [FIRST] * 16) == self.expected
+            self.slowest_s = max(self.slowest_s, time.perf_counter() - began_s)
+
+
+@pytest.fixture
+def honest(port: int, policy: LoadedPolicy) -> Iterator[HonestGame]:
+    game = HonestGame(port, policy)
+    game.play()
+    yield game
+    game.play()
+    assert game.slowest_s < 5  # also on a machine that does much else
+    game.client.close()
+
+
+def test_a_game_that_does_not_read_is_closed_and_delays_nobody(
+    port: int, honest: HonestGame, service: Service
+) -> None:
+    with closing(GameClient(port, seats=2048)) as deaf:
+        message = framed(step(range(2048), bytes(16 * 2048), [FIRST] * 2048))
+        deaf.socket.settimeout(0.2)
+        closed = False
+        for _ in range(2000):
+            try:
+                deaf.socket.sendall(message)
+            except TimeoutError:
+                continue  # the service is slower than this loop
+            except OSError:
+                closed = True
+                break
+            if service.figures.batches % 8 == 0:
+                honest.play(1)
+        assert closed
+
+
+def test_half_sent_messages_delay_nobody(port: int, honest: HonestGame) -> None:
+    half = framed(step(range(16), bytes(256), [FIRST] * 16))[:-1]
+    games = [GameClient(port, seats=16) for _ in range(20)]
+    for game in games:
+        game.socket.sendall(half)
+    honest.play()
+    for game in games:
+        game.close()
+
+
+def test_silent_connections_are_closed_and_delay_nobody(
+    port: int, honest: HonestGame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(20)]
+    begun = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(20)]
+    for connection in begun:
+        connection.sendall(framed(hello())[:9])
+    honest.play()
+    for connection in silent:
+        assert wait_for_end(connection) == b""
+        connection.close()
+    for connection in begun:
+        assert b"no HELLO came within" in wait_for_end(connection)
+        connection.close()
+
+
+def test_more_connections_than_there_is_room_for_take_the_place_of_nameless_ones(
+    port: int, honest: HonestGame
+) -> None:
+    flood = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(300)]
+    for connection in flood:
+        connection.sendall(framed(hello())[:9])
+    honest.play()
+    with closing(GameClient(port)) as late:
+        assert late.act(AT_REST, [FIRST])
+    for connection in flood:
+        connection.close()
+
+
+def test_no_game_takes_the_place_of_one_that_plays(policy: LoadedPolicy) -> None:
+    with served(Service(policy), most_games=3) as port:
+        games = [GameClient(port) for _ in range(3)]
+        assert answer_to(port, framed(hello()))["field"] == "connection"
+        for game in games:
+            assert game.act(AT_REST, [FIRST])
+            game.close()
+
+
+# --------------------------------------------------------------------------------------- WebSocket
+
+
+def read(web: ClientConnection) -> tuple[int, bytes]:
+    """The kind and the body of the next message."""
+    content = web.recv(timeout=20)
+    assert isinstance(content, bytes)
+    return int.from_bytes(content[:4], "little"), content[4:]
+
+
+def test_a_game_over_web_socket_gets_the_same_actions(port: int, game: GameClient) -> None:
+    observations = np.random.default_rng(2).standard_normal((4, 4)).astype(np.float32)
+    expected = game.act(observations, [FIRST] * 4)
+    message = step(range(4), observations.tobytes(), [FIRST] * 4)
+    with connect(f"ws://127.0.0.1:{port}/play") as web:
+        web.send(hello(seats=4))
+        kind, body = read(web)
+        assert kind == WELCOME
+        assert json.loads(body) == game.welcome
+        web.send(message)
+        kind, body = read(web)
+        assert (kind, body[:20]) == (ACT, struct.pack("<I4I", 4, *range(4)))
+        assert np.frombuffer(body, "<i8", 4, 20).tolist() == [*expected.values()]
+        web.send([message[:7], message[7:40], message[40:]])  # in fragments
+        assert read(web) == (ACT, body)
+
+
+@pytest.mark.parametrize("content", ["text", b"", b"abc", struct.pack("<I", 9), bytes(70_000)])
+def test_what_is_no_message_ends_the_web_socket(port: int, content: str | bytes) -> None:
+    with connect(f"ws://127.0.0.1:{port}/play") as web:
+        web.send(content)
+        with pytest.raises(ConnectionClosed):
+            while True:
+                kind, _ = read(web)
+                assert kind == FAULT
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/play", {"origin": "http://evil.example"}, 403),
+        ("/play", {"origin": "http://localhost:9"}, 403),
+        ("/play", {"origin": "null"}, 403),
+        ("/play", {"host": "evil.example"}, 403),
+        ("/other", {}, 404),
+    ],
+)
+def test_an_upgrade_from_elsewhere_is_refused(
+    port: int, path: str, headers: dict[str, str], status: int
+) -> None:
+    with (
+        pytest.raises(InvalidStatus) as refusal,
+        connect(f"ws://127.0.0.1:{port}{path}", additional_headers=headers),
+    ):
+        pass
+    assert refusal.value.response.status_code == status
+
+
+def test_a_page_of_an_admitted_origin_may_play_and_ask(policy: LoadedPolicy) -> None:
+    origin = "http://localhost:8000"
+    with served(Service(policy), origins=(origin,)) as port:
+        address = f"127.0.0.1:{port}"
+        with connect(f"ws://{address}/play", origin=origin) as web:  # type: ignore[arg-type]
+            web.send(hello())
+            assert read(web)[0] == WELCOME
+
+        headers = {"origin": origin}
+        asked = {"access-control-request-method": "POST"}
+        preflight = httpx2.options(f"http://{address}/act", headers=headers | asked)
+        assert preflight.status_code == 204
+        assert "content-type" in preflight.headers["access-control-allow-headers"]
+        reply = httpx2.post(
+            f"http://{address}/act", json={"observation": [0, 0, 0, 0]}, headers=headers
+        )
+        assert reply.status_code == 200
+        assert reply.headers["access-control-allow-origin"] == origin
+        assert httpx2.options(f"http://{address}/act", headers=asked).status_code == 405
+
+
+# -------------------------------------------------------------------------------------------- HTTP
+
+
+def post(port: int, body: Any, **headers: str) -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    media_type = {"content-type": "application/json"}
+    return httpx2.post(
+        f"http://127.0.0.1:{port}/act", content=content, headers=media_type | headers, timeout=20
+    )
+
+
+def test_post_act_returns_the_action_and_the_next_state(port: int, policy: LoadedPolicy) -> None:
+    state: Any = None
+    expected_state: Any = None
+    for observation in np.random.default_rng(5).standard_normal((6, 4)).astype(np.float32):
+        reply = post(port, {"observation": observation.tolist(), "state": state})
+        assert reply.status_code == 200, reply.text
+        expected, expected_state = policy(observation, expected_state)
+        assert reply.json()["action"] == expected
+        state = reply.json()["state"]
+        np.testing.assert_allclose(state, expected_state, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "the body is no"),
+        (b"[" * 5000, "the body is no"),
+        ({}, "the body is no"),
+        ({"observation": [1, 2, 3]}, "does not fit"),
+        ({"observation": [[0] * 4] * 3}, "does not fit"),
+        ({"observation": [0, "x", 0, 0]}, "does not fit"),
+        ({"observation": [0, [1], 0, 0]}, "does not fit"),
+        ({"observation": [0, 1e999, 0, 0]}, "inf at"),
+        ({"observation": [0] * 4, "state": [1.0]}, "state has shape"),
+        ({"observation": [0] * 4, "state": [1e999] * 32}, "not finite"),
+    ],
+)
+def test_post_act_refuses_what_is_no_observation(port: int, body: Any, reason: str) -> None:
+    reply = post(port, body)
+    assert reply.status_code == 400
+    assert reason in reply.json()["error"]
+
+
+def test_post_act_of_a_page_of_another_site_is_refused(port: int) -> None:
+    body = {"observation": [0] * 4}
+    assert post(port, body, origin="http://evil.example").status_code == 403
+    assert post(port, body, host="evil.example").status_code == 403
+    assert post(port, body, **{"content-type": "text/plain"}).status_code == 415
+    assert post(port, b" " * (1 << 20)).status_code == 413
+
+
+def test_figures_count_what_was_served(port: int, game: GameClient) -> None:
+    game.act(AT_REST.repeat(4, 0), [FIRST] * 4)
+    game.act(AT_REST.repeat(4, 0), [0] * 4)
+    game.send(step([1], game.rows(AT_REST), [64]))
+    game.read_fault()
+    figures = httpx2.get(f"http://127.0.0.1:{port}/figures").json()
+    assert (figures["games"], figures["seats"], figures["decisions"]) == (1, 4, 8)
+    assert (figures["batches"], figures["mean_batch"]) == (2, 4)
+    assert figures["faults"] == {"flags": 1}
+    assert 0 < figures["latency_p50_s"] <= figures["latency_p99_s"] < 20
+
+
+def test_the_token_is_asked_of_games_and_requests(policy: LoadedPolicy) -> None:
+    token = "0123456789abcdef"
+    with served(Service(policy), token=token) as port:
+        for wrong in ({}, {"token": "x" * 16}, {"token": "é"}):
+            assert answer_to(port, framed(hello(**wrong)))["field"] == "token"
+        with closing(GameClient(port, token=token)) as game:
+            assert game.act(AT_REST, [FIRST])
+
+        body = {"observation": [0] * 4}
+        assert post(port, body).status_code == 401
+        assert post(port, body, authorization="Bearer " + "x" * 16).status_code == 401
+        assert post(port, body, authorization=f"Bearer {token}").status_code == 200
+        assert httpx2.get(f"http://127.0.0.1:{port}/figures").status_code == 401
