@@ -63,4 +63,3 @@ def watch(
     )
     serve(target, listen, print_address)
     sys.exit(0)
-

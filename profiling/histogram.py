@@ -48,9 +48,7 @@ def add_spread(histogram: Histogram, least_s: float, most_s: float, count: float
     histogram[last] = histogram.get(last, 0.0) + last_count
 
 
-def quantile(
-    histogram: Mapping[int, float], q: float, floor_s: float = FLOOR_S
-) -> float | None:
+def quantile(histogram: Mapping[int, float], q: float, floor_s: float = FLOOR_S) -> float | None:
     """Returns the duration in seconds that a share ``q`` of all does not exceed; None without any.
 
     Bin 0 holds what is at most ``floor_s``. Within a bin durations are taken as evenly spread.

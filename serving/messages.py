@@ -148,9 +148,7 @@ def _text(content: dict[str, Any], field: str, most: int) -> str:
     return text
 
 
-def _space(
-    content: dict[str, Any], field: str, most_nbytes: int
-) -> spaces.Space[Any] | None:
+def _space(content: dict[str, Any], field: str, most_nbytes: int) -> spaces.Space[Any] | None:
     """Returns a field of HELLO that is a space, or None. Raises MessageError."""
     encoded = content.get(field)
     if encoded is None:

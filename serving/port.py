@@ -20,10 +20,10 @@ import numpy as np
 from penstock.serving.messages import (
     HEAD,
     JSON_NBYTES,
+    KIND,
     LENGTH,
     MESSAGE_NBYTES,
     STEP_HEAD,
-    KIND,
     Kind,
     MessageError,
     act_records,

@@ -164,9 +164,7 @@ class ObservationReader:
 
     def _describe(self, packed_row: Array) -> str:
         """Returns what is wrong with one packed row, in words."""
-        words = find_bad_observation(
-            packed_row[None, None], self._packer.parts, None, self._counts
-        )
+        words = find_bad_observation(packed_row[None, None], self._packer.parts, None, self._counts)
         assert words is not None
         # The words name the place in a vector of environments, which a game does not know.
         return words.replace("environment 0's", "its").removesuffix(" in row 0")

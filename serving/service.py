@@ -66,9 +66,7 @@ class _Pending(NamedTuple):
 class Service:
     """One policy, and the seats that it decides for."""
 
-    def __init__(
-        self, policy: LoadedPolicy, name: str = "", most_seats: int = MOST_SEATS
-    ) -> None:
+    def __init__(self, policy: LoadedPolicy, name: str = "", most_seats: int = MOST_SEATS) -> None:
         """Create a service without games.
 
         Args:
@@ -85,9 +83,7 @@ class Service:
             most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
         self.seats = SeatTable(most_seats, state_size)
         env_id = policy.config.env.id
-        self.observations = ObservationReader(
-            env_id, policy.observation_space, policy.action_space
-        )
+        self.observations = ObservationReader(env_id, policy.observation_space, policy.action_space)
         self.actions = RowLayout(policy.action_space, "action")
         self.most_space_nbytes = 2 * max(
             claimed_nbytes(to_json(space)) + SPACE_NBYTES
@@ -135,9 +131,7 @@ class Service:
 
     def describe(self) -> dict[str, Any]:
         """Returns the policy, the spaces and the layouts of rows, as JSON."""
-        observation, action = brief_spaces(
-            self.policy.observation_space, self.policy.action_space
-        )
+        observation, action = brief_spaces(self.policy.observation_space, self.policy.action_space)
         return {
             "observation": _with_finite_bounds(observation),
             "action": _with_finite_bounds(action),

@@ -34,9 +34,7 @@ def row_dtype(columns: Sequence[Sequence[Any]], nbytes: int) -> np.dtype[Any]:
     """The record of a row, by the columns of WELCOME."""
     names, dtypes, shapes, offsets = zip(*columns, strict=True)
     formats = [(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
-    return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes}
-    )
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes})
 
 
 def step(
@@ -59,8 +57,10 @@ class GameClient:
         self.file = self.socket.makefile("rb")
         self.send(struct.pack("<I", HELLO) + json.dumps({"protocol": 1} | hello).encode())
         kind, body = self.receive()
+        if kind != WELCOME:
+            self.close()
+            raise AssertionError((kind, body))
         self.welcome = json.loads(body)
-        assert kind == WELCOME, self.welcome
         self.row = row_dtype(self.welcome["row"], self.welcome["row_nbytes"])
         self.action = row_dtype(self.welcome["action_row"], self.welcome["action_nbytes"])
 

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from penstock.core.web import peers
 from penstock.core.web.peers import user_of
 
 CONNECT = """
@@ -20,6 +21,13 @@ connection.connect(("127.0.0.1", int(sys.argv[1])))
 print(*connection.getsockname(), flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True, params=["netlink", "tables"])
+def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the user is read: from netlink, or without it from the tables."""
+    if request.param == "tables":
+        monkeypatch.setattr(peers, "NETLINK_SOCK_DIAG", 31)
 
 
 @pytest.fixture
@@ -35,6 +43,14 @@ def test_connection_of_this_user_is_recognised(listener: closing[socket.socket])
         assert user_of(client.getsockname(), server.getsockname()) == os.geteuid()
         nobody = (client.getsockname()[0], client.getsockname()[1] ^ 1)
         assert user_of(nobody, server.getsockname()) is None
+
+
+def test_a_listener_at_the_port_of_a_client_is_not_taken_for_it(
+    listener: closing[socket.socket],
+) -> None:
+    with listener as server:
+        port = server.getsockname()[1]
+        assert user_of(("127.0.0.1", port), ("127.0.0.1", 9)) is None
 
 
 def test_address_of_another_host_belongs_to_no_user(listener: closing[socket.socket]) -> None:
