@@ -1,8 +1,8 @@
 """Decides for the seats of all games: rows come in, one batch is decided, actions go out.
 
 It knows nothing of connections and loops (`port.py`), so it is tested without them. In each turn
-its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn. All
-that happens to a seat passes through these two calls: what records games for a learner belongs
+its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn.
+All that happens to a seat passes through these two calls: what records games for a learner belongs
 there.
 """
 

@@ -1,6 +1,6 @@
 """Games over WebSocket: each binary message is a message of a game, without its length.
 
-The handshake is checked by the `Guard` like a request of HTTP, but for the token, which is in HELLO.
+The handshake is checked by the `Guard` as a request of HTTP is, but for the token, which HELLO has.
 """
 
 from __future__ import annotations
