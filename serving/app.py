@@ -104,9 +104,10 @@ def _act(service: Service, body: bytes) -> dict[str, Any]:
 
     policy = service.policy
     try:
-        observation = _observation(policy.observation_space, encoded)
-        if state is not None:
-            state = np.array(state, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # found as infinite below
+            observation = _observation(policy.observation_space, encoded)
+            if state is not None:
+                state = np.array(state, np.float32)
     except DAMAGE as error:
         raise UserError(
             f"the observation or the state does not fit its space ({str(error)[:120]}); send "

@@ -362,6 +362,8 @@ class Port:
         if not is_inside.all():
             inside = is_inside.reshape(-1)
             self._refuse_seats(records["seat"].reshape(-1)[~inside], taken.message[~inside], runs)
+            if not inside.any():
+                return
             taken = StepRows(*(field[inside] for field in taken))
             observations = observations[inside]
 
