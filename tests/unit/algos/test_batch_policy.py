@@ -23,7 +23,7 @@ FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 MASKED = spaces.Dict({"speed": NUMBERS, "action_mask": spaces.MultiBinary(5)})
 CHOICES = spaces.Discrete(5)
 
-NETWORKS = {
+NETWORKS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "mlp": (NUMBERS, CHOICES, ()),
     "normalized": (NUMBERS, CHOICES, ("model.normalize_observations=true",)),
     "torch": (NUMBERS, CHOICES, ("actors.inference=torch",)),
@@ -70,10 +70,13 @@ def test_a_batch_of_any_size_is_decided_as_its_rows_one_by_one(name: str, count:
             policy.decide(seen[row : row + 1], state[row : row + 1], sample=False)
             for row in range(count)
         ]
-        policy.decide(observations(info, 9, 7), np.ones((9, policy.state_size)), sample=True)
+        policy.decide(
+            observations(info, 9, 7), np.ones((9, policy.state_size), np.float32), sample=True
+        )
         actions, state = policy.decide(seen, state, sample=False)
-        np.testing.assert_allclose(actions, np.concatenate([one[0] for one in alone]), atol=1e-5)
-        np.testing.assert_allclose(state, np.concatenate([one[1] for one in alone]), atol=1e-5)
+        one_by_one: list[Any] = [np.concatenate(arrays) for arrays in zip(*alone, strict=True)]
+        np.testing.assert_allclose(np.asarray(actions, float), one_by_one[0], atol=1e-5)
+        np.testing.assert_allclose(state, one_by_one[1], atol=1e-5)
     if name == "lstm":
         assert np.abs(state).min(axis=1).all()
 

@@ -358,7 +358,8 @@ def test_details_of_numbers_are_those_of_a_normal_distribution(
     assert (np.abs(numbers - mean.numpy()).max() > 1e-3) is np.bool_(sample)
     expected = torch.distributions.Normal(mean, log_std.exp())
     log_prob = expected.log_prob(torch.from_numpy(numbers)).sum(1)
-    np.testing.assert_allclose(found.log_prob, log_prob, rtol=1e-4, atol=1e-4)
+    assert found.log_prob is not None
+    np.testing.assert_allclose(np.array(found.log_prob), log_prob, rtol=1e-4, atol=1e-4)
     assert_close(found.entropy, expected.entropy().sum(1))
     assert (found.logits, found.probabilities, found.q) == (None, None, None)
 
