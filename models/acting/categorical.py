@@ -64,7 +64,7 @@ class ActionSampler(ABC):
     column that it is recorded in: arrays ``[envs, ...]``."""
     untrained = False
     """Whether the outputs are those of a network before its first update."""
-    squashes = False
+    squashed = False
     """Whether actions are tanh of normal numbers."""
 
     def __init__(

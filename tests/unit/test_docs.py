@@ -237,7 +237,7 @@ def test_the_code_that_explains_an_action_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    exec(code("python-api.md", "python", 3), {"penstock": penstock})
+    exec(code("python-api.md", "python", 5), {"penstock": penstock})
     printed = capsys.readouterr().out
     assert re.fullmatch(
         r"action \d with probability [01]\.\d\d\nreturn expected from here on: .+\n", printed
