@@ -54,10 +54,10 @@ FIELDS = {
     "action", "connection", "flags", "hello", "message", "name", "observation", "protocol",
     "reward", "seat", "seats", "token",
 }  # fmt: skip
-ATTACKERS = 2
-SEATS = 8
+ATTACKERS = 4
+BURST = 64
+SEATS = 2 * BURST + 1  # two for each message of a burst, which are acting when it is sent
 PROBE = SEATS - 1  # the seat whose ACT shows that a burst has been read
-BURST = 32
 FATAL_SHARE = 0.1  # of the bursts that end with a message which ends the connection
 HTTP_SHARE = 0.01  # of the bursts that are a request instead
 WAIT_S = 20
@@ -232,17 +232,23 @@ class Attacker:
         if self._socket is None:
             self._socket = self._connect(hello({"protocol": 1, "seats": SEATS}))
             assert next(self._answers())[0] == WELCOME
-        bursts = [hostile_step(rng) for _ in range(BURST)]
-        names = [name for name, _ in bursts]
-        data = b"".join([message for _, message in bursts])
+        seats = [*range(PROBE)]
+        begin = step(seats, [FIRST] * PROBE, [0.0] * PROBE, np.zeros((PROBE, 4), "<f4"))
+        if not self._expect_acts(begin, seats):
+            return 1
+
+        burst = [hostile_step(rng, [2 * number, 2 * number + 1]) for number in range(BURST)]
+        names = [name for name, _ in burst]
+        data = b"".join([message for _, message in burst])
         if rng.random() < FATAL_SHARE:
             name, message = fatal_message(rng)
             self._finish(name, data + message)
         else:
             name = "sound"
-            self._expect_probe(data + step([PROBE], [FIRST], [0.0], np.zeros((1, 4), "<f4")))
+            probe = step([PROBE], [FIRST], [0.0], np.zeros((1, 4), "<f4"))
+            self._expect_acts(data + probe, [PROBE])
         self.tally.sent.update([*names, name])
-        return BURST + 1
+        return BURST + 2
 
     def _greet_badly(self) -> None:
         """Begin a connection with something that is no HELLO, or one that must be refused."""
@@ -273,16 +279,22 @@ class Attacker:
         else:
             self.tally.untyped.append(f"{answer[:60]!r} to {request[:80]!r}")
 
-    def _expect_probe(self, data: bytes) -> None:
-        """Send messages, and count the answers until that of the probe."""
+    def _expect_acts(self, data: bytes, seats: Sequence[int]) -> bool:
+        """Send messages, and count the answers until these seats have theirs.
+
+        Returns whether they got them. A STEP may also end the connection with a FAULT.
+        """
         assert self._socket is not None
         self._socket.sendall(data)
+        waiting = set(seats)
         for kind, body in self._answers():
             self._count(kind, body, "steps")
-            if kind == ACT and PROBE in acting_seats(body):
-                return
-        # A STEP of the burst has ended the connection, with a FAULT that was counted.
+            if kind == ACT:
+                waiting -= {*acting_seats(body)}
+            if not waiting:
+                return True
         self._close()
+        return False
 
     def _finish(self, name: str, data: bytes) -> None:
         """Send messages of which the last, ``name``, ends the connection."""
@@ -350,16 +362,18 @@ class Attacker:
             self._socket = None
 
 
-def hostile_step(rng: random.Random) -> tuple[str, bytes]:
-    """Returns a STEP that is sound as a message, with a wrong row; and what is wrong."""
-    seats = rng.sample(range(PROBE), rng.randint(1, 3))
-    flags = [rng.choice((0, FIRST, 2, 4)) for _ in seats]
-    rewards = [0.0] * len(seats)
-    rows = np.zeros((len(seats), 4), "<f4")
-    name = rng.choice(("seat", "flags", "reward", "observation", "order"))
+def hostile_step(rng: random.Random, seats: list[int]) -> tuple[str, bytes]:
+    """Returns a STEP of two acting ``seats`` whose first row is wrong, and what is wrong."""
+    flags = [0, rng.choice((0, FIRST, 2, 4))]
+    rewards = [0.0, 0.0]
+    rows = np.zeros((2, 4), "<f4")
+    name = rng.choice(("seat", "order", "flags", "reward", "observation"))
     match name:
         case "seat":
-            seats[0] = rng.choice((SEATS, 2**16, 2**31, 2**32 - 1))
+            seats = [rng.choice((SEATS, 2**16, 2**31, 2**32 - 1)), seats[1]]
+        case "order":
+            # The seat of another message, which has stepped already or is to step.
+            seats = [rng.randrange(PROBE) // 2 * 2, seats[1]]
         case "flags":
             flags[0] = rng.randrange(256)
         case "reward":

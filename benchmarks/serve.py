@@ -1,10 +1,11 @@
 """How fast `penstock serve` decides for games: latency, and decisions a second.
 
 Each row is a served process of its own and a client in this process, over loopback. A client asks
-for a seat's next decision as soon as it has the last one.
+for a seat's next decision as soon as it has the last one, unless it is paced.
 
-    latency    from sending the STEP of one observation until its ACT is read: of one client, and of
-               64 clients at once, for CartPole's MLP and for the Nature CNN of docs/agents/pong
+    latency    from sending the STEP of one observation until its ACT is read, for CartPole's MLP
+               and for the Nature CNN of docs/agents/pong: of one client, of 64 clients at once, and
+               of 64 that ask 15 times a second each, as Atari's games do with a skip of 4 frames
     rates      one message a decision, of 256 seats on one connection and on 256 connections,
                against a pyzmq ROUTER that echoes the same bytes to DEALER sockets, in turns
     rows       256 seats in each message, of one game and of two
@@ -49,6 +50,7 @@ FIRST = 1
 HEAD = struct.Struct("<III")  # length, kind, number of rows
 SEATS = 256
 CLIENTS = 64
+PACE = 15  # decisions a second of a paced client
 WAIT_S = 60
 PONG = Path(__file__).parents[1] / "docs" / "agents" / "pong.safetensors"
 
@@ -183,7 +185,7 @@ def main() -> None:
     rows: list[list[Any]] = [
         ["", "p50 ms", "p99 ms", "decisions/s", "of the echo", "processor us"],
         *(
-            [f"{name}, clients: {clients}", times["p50_ms"], times["p99_ms"], None, None, None]
+            [f"{name}, {clients}", times["p50_ms"], times["p99_ms"], None, None, None]
             for name, measured in latencies.items()
             for clients, times in measured.items()
         ),
@@ -229,7 +231,9 @@ def measure_latency(agent: Agent, calls: int) -> dict[str, dict[str, float]]:
     with serving(agent) as served:
         check_actions(agent, served)
         return {
-            str(clients): client_latency(agent, served, clients, calls) for clients in (1, CLIENTS)
+            "1 client": client_latency(agent, served, 1, calls),
+            f"{CLIENTS} clients": client_latency(agent, served, CLIENTS, calls),
+            f"{CLIENTS} clients, {PACE}/s each": paced_latency(agent, served, calls),
         }
 
 
@@ -255,7 +259,44 @@ def client_latency(agent: Agent, served: Served, clients: int, calls: int) -> di
     for game in games:
         game.close()
 
-    # The first tenth warms up.
+    return percentiles(times_ns)
+
+
+def paced_latency(agent: Agent, served: Served, calls: int) -> dict[str, float]:
+    """Returns the latency of `CLIENTS` clients that ask in turn, `PACE` times a second each.
+
+    It counts from the time at which a client was to ask, also where that one was late.
+    """
+    observations = agent.observations(CLIENTS)
+    games = [Game(served.port, observations[[number]]) for number in range(CLIENTS)]
+    interval_ns = round(1e9 / (CLIENTS * PACE))
+    began_ns = time.perf_counter_ns()
+    times_ns: list[int] = []
+    asked = 0
+    due_ns: dict[Game, int] = {}  # of the clients that wait for an answer
+    with selectors.DefaultSelector() as selector:
+        for game in games:
+            selector.register(game.socket, selectors.EVENT_READ, game)
+        while len(times_ns) < calls:
+            game = games[asked % CLIENTS]
+            next_ns = began_ns + asked * interval_ns
+            wait_ns = next_ns - time.perf_counter_ns()
+            if wait_ns <= 0 and game not in due_ns:
+                due_ns[game] = next_ns
+                game.send([0])
+                asked += 1
+                continue
+            # A client that is late waits for its answer first.
+            for key, _ in selector.select(wait_ns / 1e9 if wait_ns > 0 else None):
+                if key.data.receive():
+                    times_ns.append(time.perf_counter_ns() - due_ns.pop(key.data))
+    for game in games:
+        game.close()
+    return percentiles(times_ns)
+
+
+def percentiles(times_ns: Sequence[int]) -> dict[str, float]:
+    """Returns the latencies in ms, without the first tenth, which warms up."""
     times_ms = np.array(times_ns[len(times_ns) // 10 :]) / 1e6
     p50, p99 = np.percentile(times_ms, [50, 99])
     return {"p50_ms": float(p50), "p99_ms": float(p99)}
