@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from penstock.models.acting.policy import ActingNetwork, make_network, state_siz
 from penstock.models.fitting import mask_of
 
 MOST_ROWS = 1024
-"""Rows that are decided at once, which bounds the memory of a network; more are decided in turn. A
-decision of CartPole's MLP or of the Nature CNN takes no less time in larger batches."""
+"""Rows that are decided at once, which bounds the memory of a network; more are decided in turn.
+CartPole's MLP needs a fifth more time for 4,096 rows at once than for four times 1,024."""
 
 
 class Workspace(NamedTuple):
@@ -98,12 +98,12 @@ class BatchPolicy:
                 self.decide(observations[rows], state[rows], sample=sample)
                 for rows in _slices(count)
             ]
-            actions, states = zip(*parts, strict=True)
-            return np.concatenate(actions), np.concatenate(states)
+            actions = np.concatenate([part for part, _ in parts])
+            return actions, np.concatenate([next_state for _, next_state in parts])
 
         workspace = self._compute(observations, state)
-        actions = workspace.sampler.decide(sample=sample)[:count].copy()
-        return actions, workspace.state[:count].copy()
+        decided = workspace.sampler.decide(sample=sample)
+        return decided[:count].copy(), workspace.state[:count].copy()
 
     def explain(self, observations: Array, state: Float32, *, sample: bool) -> ExplainedBatch:
         """Decide as `decide` does, and return what the decisions were made of."""
@@ -113,19 +113,16 @@ class BatchPolicy:
                 self.explain(observations[rows], state[rows], sample=sample)
                 for rows in _slices(count)
             ]
-            explanations, values, states = zip(*batches, strict=True)
-            fields = zip(*explanations, strict=True)
+            explanations = [batch.explanation for batch in batches]
+            columns = zip(*explanations, strict=True)
             return ExplainedBatch(
-                Explanation(*map(_joined, fields)), _joined(values), np.concatenate(states)
+                Explanation(*map(_joined, columns)),
+                _joined([batch.values for batch in batches]),
+                _joined([batch.next_state for batch in batches]),
             )
 
         workspace = self._compute(observations, state)
-        explanation = Explanation(
-            *(
-                None if array is None else array[:count]
-                for array in workspace.sampler.explain(sample=sample)
-            )
-        )
+        explanation = workspace.sampler.explain(sample=sample).first(count)
         values = state_values(self._critic, explanation, observations, state)
         return ExplainedBatch(explanation, values, workspace.state[:count].copy())
 
@@ -141,7 +138,7 @@ class BatchPolicy:
         outputs[:, count:] = 0
 
         if self._mask is not None:
-            (mask,) = views((self._mask,), observations).values()
+            (mask,) = views((self._mask,), np.asarray(observations, np.uint8)).values()
             forbidden = np.zeros(outputs.shape, np.bool_)
             forbidden[:, :count] = mask.T == 0
             workspace.sampler.forbid(forbidden)
@@ -176,7 +173,6 @@ def _slices(count: int) -> list[slice]:
     return [slice(first, first + MOST_ROWS) for first in range(0, count, MOST_ROWS)]
 
 
-def _joined(parts: Sequence[Array | None]) -> Array | None:
-    """Returns an array of all rows, None where the parts have none."""
-    arrays = [part for part in parts if part is not None]
-    return np.concatenate(arrays) if arrays else None
+def _joined(parts: Sequence[Any]) -> Any:
+    """Returns the array of all rows, given those of their parts; None where these are None."""
+    return None if parts[0] is None else np.concatenate(parts)

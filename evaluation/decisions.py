@@ -97,7 +97,7 @@ class DecisionTrack:
         explanation = decider.explain(sample=self._sample)
         values = state_values(self._critic, explanation, obs, previous_state)
 
-        self._kind, rows = _shown(explanation, squashes=decider.squashes)
+        self._kind, rows = _shown(explanation, squashed=decider.squashed)
         self._value_count = len(rows)
         std = explanation.std
         action = np.ravel(explanation.actions[0])
@@ -205,10 +205,10 @@ def parse_decisions(text: str | None) -> Row | None:
     }
 
 
-def _shown(explanation: Explanation, *, squashes: bool) -> tuple[str | None, Float32]:
+def _shown(explanation: Explanation, *, squashed: bool) -> tuple[str | None, Float32]:
     """Returns the one of `KINDS` that the decision in one environment is of, and its numbers.
 
-    Means are shown as actions, so after tanh where that ``squashes`` them.
+    Means are shown as actions, so after tanh where these are ``squashed``.
     """
     if explanation.probabilities is not None:
         return "probabilities", explanation.probabilities[0]
@@ -216,7 +216,7 @@ def _shown(explanation: Explanation, *, squashes: bool) -> tuple[str | None, Flo
         return "q", explanation.q[0]
     if explanation.mean is not None:
         mean = explanation.mean[0]
-        return "mean", np.tanh(mean) if squashes else mean
+        return "mean", np.tanh(mean) if squashed else mean
     return None, np.empty(0, np.float32)
 
 

@@ -65,14 +65,14 @@ class ActionDetails:
     std: Array | None
     """Standard deviations of the same numbers."""
     log_prob: float | Array | None
-    """Log-probability of the action by the policy's distribution, or log-density, in training's
-    units; of a greedy action too. None for DQN."""
+    """Log-probability of the action, or its log-density if it is numbers; of the most probable
+    action too. None for DQN."""
     entropy: float | Array | None
     """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
     closed form."""
 
 
-class Batch(NamedTuple):
+class PackedObservations(NamedTuple):
     """The arguments of a call, as a batch of B observations."""
 
     packed: Array
@@ -237,7 +237,7 @@ class LoadedPolicy:
             "it one of these, or a batch with one more axis in front"
         )
 
-    def _batch(self, observation: Any, state: Array | None) -> Batch:
+    def _batch(self, observation: Any, state: Array | None) -> PackedObservations:
         """Returns the arguments of a call as a batch; UserError as `__call__` says."""
         # A single observation becomes a batch of one.
         leading = self._leading_axes(observation)
@@ -250,7 +250,7 @@ class LoadedPolicy:
         self._packer.write(observation, packed)
         if bad := find_bad_observation(packed[None], self.info.parts, None, self.info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
-        return Batch(packed, self._state(state, leading, count), is_single=not leading)
+        return PackedObservations(packed, self._state(state, leading, count), is_single=not leading)
 
     def _state(self, state: Array | None, leading: tuple[int, ...], count: int) -> Float32:
         """Returns the ``state`` of ``count`` observations with these ``leading`` axes as a batch.
@@ -272,14 +272,14 @@ class LoadedPolicy:
             )
         return np.reshape(state, (count, size))
 
-    def _action(self, env_actions: Any, batch: Batch) -> Any:
+    def _action(self, env_actions: Any, batch: PackedObservations) -> Any:
         """Returns the actions of a batch as `__call__` does."""
         if not batch.is_single:
             return env_actions
         is_discrete = isinstance(self.action_space, spaces.Discrete)
         return int(env_actions[0]) if is_discrete else env_actions[0]
 
-    def _next_state(self, state: Float32, batch: Batch) -> Array | None:
+    def _next_state(self, state: Float32, batch: PackedObservations) -> Array | None:
         """Returns the state after a batch as `__call__` does."""
         if not self.batch_policy.state_size:
             return None
@@ -343,12 +343,12 @@ def load_policy(
     )
 
 
-def _row(array: Array | None, batch: Batch) -> Array | None:
+def _row(array: Array | None, batch: PackedObservations) -> Array | None:
     """Returns ``array`` ``[B, ...]``, without the axis of the batch for a single observation."""
     return array[0] if array is not None and batch.is_single else array
 
 
-def _number(array: Array | None, batch: Batch) -> float | Array | None:
+def _number(array: Array | None, batch: PackedObservations) -> float | Array | None:
     """Returns ``array`` ``[B]``, or its one number for a single observation."""
     return float(array[0]) if array is not None and batch.is_single else array
 

@@ -48,6 +48,13 @@ class Explanation(NamedTuple):
     entropy: Float32 | None = None
     """Of the distribution of each action, in nats, ``[E]``."""
 
+    def first(self, count: int) -> Explanation:
+        """Returns that of the first ``count`` environments."""
+        arrays = self._asdict()
+        return Explanation(
+            **{name: array[:count] for name, array in arrays.items() if array is not None}
+        )
+
 
 class ActionSampler(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
@@ -57,7 +64,7 @@ class ActionSampler(ABC):
     column that it is recorded in: arrays ``[envs, ...]``."""
     untrained = False
     """Whether the outputs are those of a network before its first update."""
-    squashes = False
+    squashed = False
     """Whether actions are tanh of normal numbers."""
 
     def __init__(
@@ -181,17 +188,8 @@ class CategoricalSampler(ActionSampler):
 
     def explain(self, *, sample: bool) -> Explanation:
         logits = self.outputs.T.copy()
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        probabilities = np.exp(log_probs)
         actions = self.decide(sample=sample).copy()
-        return Explanation(
-            actions,
-            logits=logits,
-            probabilities=probabilities,
-            log_prob=log_probs[self._offsets, actions],
-            entropy=-(probabilities * log_probs).sum(axis=1),
-        )
+        return _explanation(actions, logits, (logits.shape[1],))
 
 
 class MultiCategoricalSampler(ActionSampler):
@@ -210,6 +208,7 @@ class MultiCategoricalSampler(ActionSampler):
     ) -> None:
         """``counts`` has the number of actions of each choice, in the order of ``shape``."""
         super().__init__(sum(counts), envs, rng)
+        self._counts = counts
 
         # A sampler for each choice, which decides by its part of the outputs.
         parts = np.split(self.outputs, np.cumsum(counts[:-1]))
@@ -237,16 +236,37 @@ class MultiCategoricalSampler(ActionSampler):
         return self._actions
 
     def explain(self, *, sample: bool) -> Explanation:
-        choices = [sampler.explain(sample=sample) for sampler in self._samplers]
-        for column, choice in zip(self._columns, choices, strict=True):
-            column[:] = choice.actions
-        return Explanation(
-            self._actions.copy(),
-            logits=np.concatenate([choice.logits for choice in choices], axis=1),
-            probabilities=np.concatenate([choice.probabilities for choice in choices], axis=1),
-            log_prob=np.sum([choice.log_prob for choice in choices], axis=0),
-            entropy=np.sum([choice.entropy for choice in choices], axis=0),
-        )
+        logits = self.outputs.T.copy()
+        actions = self.decide(sample=sample).copy()
+        return _explanation(actions, logits, self._counts)
+
+
+def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Explanation:
+    """Returns how choices were made.
+
+    Args:
+        actions: the choices, ``[envs, *shape]``.
+        logits: of all choices, ``[envs, sum of counts]``.
+        counts: the number of actions of each choice, in the order of ``shape``.
+    """
+    rows = np.arange(len(actions))
+    parts = []
+    log_prob = np.zeros(len(actions), np.float32)
+    columns = actions.reshape(len(actions), -1).T
+    for column, part in zip(columns, np.split(logits, np.cumsum(counts[:-1]), axis=1), strict=True):
+        shifted = part - part.max(axis=1, keepdims=True)
+        parts.append(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+        log_prob += parts[-1][rows, column]
+
+    log_probs = np.concatenate(parts, axis=1)
+    probabilities = np.exp(log_probs)
+    return Explanation(
+        actions,
+        logits=logits,
+        probabilities=probabilities,
+        log_prob=log_prob,
+        entropy=-(probabilities * log_probs).sum(axis=1),
+    )
 
 
 class EpsilonGreedySampler(ActionSampler):

@@ -30,7 +30,7 @@ class GaussianSampler(ActionSampler):
     ) -> None:
         size = math.prod(shape)
         super().__init__(2 * size, envs, rng)
-        self.squashes = squashed
+        self.squashed = squashed
         self._mean = self.outputs[:size]
         self._log_std = self.outputs[size:]
         self._noise, self._std = np.empty((2, size, envs), np.float32)
@@ -59,7 +59,7 @@ class GaussianSampler(ActionSampler):
         np.multiply(noise, -0.5, out=noise)
         np.subtract(noise, self._log_std, out=noise)
         np.subtract(noise, np.float32(HALF_LOG_2PI), out=noise)
-        if self.squashes:
+        if self.squashed:
             np.tanh(self._numbers, out=self._actions)
             np.subtract(noise, _log_slope(flat), out=noise)
         np.add.reduce(noise, axis=0, out=self._logp)
@@ -67,7 +67,7 @@ class GaussianSampler(ActionSampler):
 
     def greedy(self) -> Float32:
         np.copyto(self._flat, self._mean)
-        if self.squashes:
+        if self.squashed:
             np.tanh(self._numbers, out=self._actions)
         return self._actions
 
@@ -76,7 +76,7 @@ class GaussianSampler(ActionSampler):
         log_std = self._log_std.copy()
         actions = self.decide(sample=sample).copy()
         numbers = self._flat
-        return _explanation(actions, numbers, mean, log_std, squashed=self.squashes)
+        return _explanation(actions, numbers, mean, log_std, squashed=self.squashed)
 
 
 class SquashedGaussianSampler(ActionSampler):
@@ -88,7 +88,7 @@ class SquashedGaussianSampler(ActionSampler):
     code). Records nothing.
     """
 
-    squashes = True
+    squashed = True
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class SquashedGaussianSampler(ActionSampler):
         super().__init__(2 * size, envs, rng)
         self._mean = self.outputs[:size]
         self._log_std = self.outputs[size:]
-        self._log_std_bounds = log_std
+        self.log_std_bounds = log_std
         self._noise = np.empty(self._flat.shape, np.float32)
         self.recorded = {}
 
@@ -117,7 +117,7 @@ class SquashedGaussianSampler(ActionSampler):
 
         # The logarithms are overwritten by the standard deviations.
         std = self._log_std
-        np.clip(std, *self._log_std_bounds, out=std)
+        np.clip(std, *self.log_std_bounds, out=std)
         np.exp(std, out=std)
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, std, out=noise)
@@ -131,7 +131,7 @@ class SquashedGaussianSampler(ActionSampler):
 
     def explain(self, *, sample: bool) -> Explanation:
         mean = self._mean.copy()
-        log_std = np.clip(self._log_std, *self._log_std_bounds)
+        log_std = np.clip(self._log_std, *self.log_std_bounds)
         actions = self.decide(sample=sample).copy()
         # `sample` leaves the numbers before tanh in the memory of its noise.
         numbers = self._noise if sample else mean

@@ -34,12 +34,12 @@ class TorchNetwork:
         tensors = dict(self._net.named_parameters()) | dict(self._net.named_buffers())
         self._targets = [(name, tensor.numpy()) for name, tensor in tensors.items()]
         self._layout = shape.layout
-        self._outputs = outputs
+        self._outputs = torch.from_numpy(outputs)
         self._weights: list[Tensor] = []
 
     def sharing_weights(self, outputs: Float32, state: Float32) -> TorchNetwork:
         network = copy.copy(self)
-        network._outputs = outputs
+        network._outputs = torch.from_numpy(outputs)
         return network
 
     def load(self, flat: Float32) -> None:
@@ -53,8 +53,11 @@ class TorchNetwork:
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
-        outputs = self._net.acting_outputs(torch.from_numpy(obs), self._weights)
-        np.copyto(self._outputs[:, : len(obs)], outputs.numpy().T)
+        outputs = self._outputs
+        rows = len(obs)
+        if rows < outputs.shape[1]:
+            outputs = outputs[:, :rows]
+        outputs.copy_(self._net.acting_outputs(torch.from_numpy(obs), self._weights).t())
 
 
 class GeneralNetwork:
@@ -77,13 +80,13 @@ class GeneralNetwork:
             self._net: GeneralNet = general_net(shape, dtype).requires_grad_(False).eval()
         tensors = (*self._net.named_parameters(), *self._net.named_buffers())
         self._targets = [tensor.numpy() for _, tensor in tensors]
-        self._outputs = outputs
-        self._state = state
+        self._outputs = torch.from_numpy(outputs)
+        self._state = torch.from_numpy(state)
 
     def sharing_weights(self, outputs: Float32, state: Float32) -> GeneralNetwork:
         network = copy.copy(self)
-        network._outputs = outputs
-        network._state = state
+        network._outputs = torch.from_numpy(outputs)
+        network._state = torch.from_numpy(state)
         return network
 
     def load(self, flat: Float32) -> None:
@@ -103,8 +106,14 @@ class GeneralNetwork:
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
-        state = self._state[: len(obs)]
-        outputs, next_state = self._net.act(torch.from_numpy(obs)[None], torch.from_numpy(state))
+        outputs = self._outputs
+        state = self._state
+        rows = len(obs)
+        if rows < len(state):
+            outputs = outputs[:, :rows]
+            state = state[:rows]
+
+        next_outputs, next_state = self._net.act(torch.from_numpy(obs)[None], state)
         assert next_state is not None
-        np.copyto(self._outputs[:, : len(obs)], outputs.numpy().T)
-        np.copyto(state, next_state.numpy())
+        outputs.copy_(next_outputs.t())
+        state.copy_(next_state)
