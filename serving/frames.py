@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core.web.connections import LimitedProtocol
 from penstock.core.web.guard import Scope
-from penstock.serving.port import HELLO_S, UNREAD_NBYTES, Game, Port
+from penstock.serving.port import CLOSE_S, HELLO_S, UNREAD_NBYTES, Game, Port
 
 # How a request of HTTP begins: as the length of a message these bytes would be beyond every limit.
 METHODS = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
@@ -27,11 +27,15 @@ class FrameProtocol(asyncio.Protocol):
         """Open a game."""
         transport.set_write_buffer_limits(high=UNREAD_NBYTES)
         self.send: Callable[[bytes], None] = transport.write
-        self.close = transport.close
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
-        self._abort = transport.abort
+        self._transport = transport
         self._game = self._port.open(self)
+
+    def close(self) -> None:
+        """Close the connection when all is sent, or cannot be."""
+        self._transport.close()
+        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Hand bytes to the port."""
@@ -42,7 +46,7 @@ class FrameProtocol(asyncio.Protocol):
         """Close a game that does not read what waits for it."""
         if self._game is not None:
             self._game.is_closed = True
-        self._abort()
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the port."""

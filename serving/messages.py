@@ -33,7 +33,7 @@ NAME_LENGTH = 200  # characters of a game's name
 SHOWN_LENGTH = 80  # characters of a foreign text in a sentence
 
 
-class Kind(IntEnum):
+class GameMessageKind(IntEnum):
     """What a message is."""
 
     HELLO = 1
@@ -44,7 +44,7 @@ class Kind(IntEnum):
     END = 6
 
 
-class Flag(IntFlag):
+class RowFlag(IntFlag):
     """What a row of a STEP says about its seat."""
 
     FIRST = 1
@@ -54,9 +54,9 @@ class Flag(IntFlag):
 
 
 # Plain numbers for arithmetic with many rows: a member of an enum takes longer to look up.
-FIRST = int(Flag.FIRST)
-LEAVES = int(Flag.LEAVES)
-ENDED = int(Flag.TERMINATED | Flag.TRUNCATED | Flag.LEAVES)
+FIRST = int(RowFlag.FIRST)
+LEAVES = int(RowFlag.LEAVES)
+ENDED = int(RowFlag.TERMINATED | RowFlag.TRUNCATED | RowFlag.LEAVES)
 ALL_FLAGS = FIRST | ENDED
 
 
@@ -90,7 +90,7 @@ class Hello:
     name: str = ""
 
 
-def json_message(kind: Kind, content: dict[str, Any]) -> bytes:
+def json_message(kind: GameMessageKind, content: dict[str, Any]) -> bytes:
     """Returns a message of JSON, with its length in front."""
     body = json.dumps(content, allow_nan=False).encode()
     return HEAD.pack(4 + len(body), kind) + body
@@ -98,7 +98,7 @@ def json_message(kind: Kind, content: dict[str, Any]) -> bytes:
 
 def fault_message(seat: int | None, field: str, reason: str) -> bytes:
     """Returns a FAULT; without a ``seat`` the connection is closed after it."""
-    return json_message(Kind.FAULT, {"seat": seat, "field": field, "error": reason})
+    return json_message(GameMessageKind.FAULT, {"seat": seat, "field": field, "error": reason})
 
 
 def read_hello(body: bytes, most_space_nbytes: int) -> Hello:
@@ -229,7 +229,7 @@ def act_records(count: int, seats: npt.NDArray[np.uint32], rows: npt.NDArray[np.
     dtype = act_dtype(count, rows.shape[1])
     records = np.zeros(len(seats) // count, dtype)
     records["length"] = dtype.itemsize - LENGTH.size
-    records["kind"] = Kind.ACT
+    records["kind"] = GameMessageKind.ACT
     records["count"] = count
     records["seat"] = seats.reshape(-1, count)
     records["rows"] = rows.reshape(-1, count, rows.shape[1])

@@ -24,7 +24,7 @@ from penstock.serving.messages import (
     LENGTH,
     MESSAGE_NBYTES,
     STEP_HEAD,
-    Kind,
+    GameMessageKind,
     MessageError,
     act_records,
     fault_message,
@@ -34,10 +34,12 @@ from penstock.serving.messages import (
     step_nbytes,
 )
 from penstock.serving.seats import StepRows
-from penstock.serving.service import Decisions, Service
+from penstock.serving.service import DecidedRows, Service
 
 # A game that has not sent HELLO by then is closed.
 HELLO_S = 5
+# A game that is closed has so long to read what was sent before.
+CLOSE_S = 5
 # A game that does not read is closed when so many bytes wait for it.
 UNREAD_NBYTES = 4 << 20
 # So many runs of messages, and so many faults, of one game in one turn: what is beyond waits for
@@ -45,7 +47,7 @@ UNREAD_NBYTES = 4 << 20
 MOST_RUNS = 64
 MOST_FAULTS = 256
 MOST_GAMES = 4096
-STEP = int(Kind.STEP)  # numbers of an enum are found and compared slowly
+STEP = int(GameMessageKind.STEP)  # numbers of an enum are found and compared slowly
 
 
 class Wire(Protocol):
@@ -64,7 +66,7 @@ class Wire(Protocol):
         """Read again."""
 
 
-class Run(NamedTuple):
+class StepRun(NamedTuple):
     """STEPs of one game that follow each other, and have the same number of rows."""
 
     rows: int
@@ -100,12 +102,12 @@ class Game:
         """Add bytes that have arrived."""
         if not self._unread:
             self._unread = content
-        else:
-            if isinstance(self._unread, bytes):
-                self._unread = bytearray(self._unread)
-            self._unread += content
+            return
+        if isinstance(self._unread, bytes):
+            self._unread = bytearray(self._unread)
+        self._unread += content
 
-    def next_run(self, row_nbytes: int) -> Run | None:
+    def next_run(self, row_nbytes: int) -> StepRun | None:
         """Returns the next complete STEPs, or None if there are none that are well formed.
 
         Args:
@@ -134,7 +136,7 @@ class Game:
             steps = steps if is_same.all() else int(np.argmin(is_same))
             del records, is_same  # while they live, the bytes cannot be added to
         self._position = position + steps * nbytes
-        return Run(rows, steps, bytes(unread[position : self._position]))
+        return StepRun(rows, steps, bytes(unread[position : self._position]))
 
     def next_message(self, row_nbytes: int) -> bytes | None:
         """Returns the next complete message, from its kind on, or None if there is none.
@@ -235,7 +237,9 @@ class Port:
     def open(self, wire: Wire) -> Game | None:
         """Returns the game of a new connection; None if there is no room, after a FAULT."""
         if len(self.games) >= self._most_games:
-            nameless = [game for game in self.games.values() if game.places is None]
+            nameless = [
+                game for game in self.games.values() if game.places is None and not game.is_closed
+            ]
             if not nameless:
                 self.service.figures.faults["connection"] += 1
                 reason = f"{self._most_games} games are connected, the most; try again later"
@@ -268,7 +272,7 @@ class Port:
     def end(self, reason: str) -> None:
         """Tell all games that the service ends, and close them."""
         for game in [*self.games.values()]:
-            game.wire.send(json_message(Kind.END, {"reason": reason}))
+            game.wire.send(json_message(GameMessageKind.END, {"reason": reason}))
             self._close(game)
 
     def _schedule(self, game: Game) -> None:
@@ -285,9 +289,9 @@ class Port:
         games, self._arrived = self._arrived, []
         active = [game for game in games if not game.is_closed]
         for _ in range(MOST_RUNS):
-            runs: dict[int, list[tuple[Game, Run]]] = {}
+            runs: dict[int, list[tuple[Game, StepRun]]] = {}
             for game in active:
-                run = self._next_run(game)
+                run = game.next_run(self._row_nbytes) or self._next_run(game)
                 if run is not None:
                     runs.setdefault(run.rows, []).append((game, run))
             if not runs:
@@ -302,17 +306,17 @@ class Port:
         for game in games:
             self._finish_turn(game)
 
-    def _next_run(self, game: Game) -> Run | None:
-        """Returns the next STEPs of a game; other messages before them are handled."""
+    def _next_run(self, game: Game) -> StepRun | None:
+        """Handle other messages than STEPs; returns the next STEPs, or None if there are none."""
         try:
             while not game.is_closed:
+                message = game.next_message(self._row_nbytes)
+                if message is None:
+                    return None
+                self._handle(game, message)
                 run = game.next_run(self._row_nbytes)
                 if run is not None:
                     return run
-                message = game.next_message(self._row_nbytes)
-                if message is None:
-                    break
-                self._handle(game, message)
         except MessageError as error:
             self._fail(game, error)
         return None
@@ -320,10 +324,10 @@ class Port:
     def _handle(self, game: Game, message: bytes) -> None:
         """Handle a message that is no STEP. Raises MessageError."""
         (kind,) = KIND.unpack_from(message)
-        if kind == Kind.END:
+        if kind == GameMessageKind.END:
             self._close(game)
             return
-        if kind != Kind.HELLO:
+        if kind != GameMessageKind.HELLO:
             raise MessageError("message", f"a message of kind {kind}; games send HELLO, STEP, END")
         if game.places is not None:
             raise MessageError("hello", "a second HELLO; open another connection")
@@ -338,9 +342,9 @@ class Port:
         game.name = hello.name
         largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
         game.most_nbytes = max(largest_step, game.most_nbytes)
-        game.wire.send(json_message(Kind.WELCOME, self.service.welcome(hello.seats)))
+        game.wire.send(json_message(GameMessageKind.WELCOME, self.service.welcome(hello.seats)))
 
-    def _take(self, rows: int, runs: Sequence[tuple[Game, Run]]) -> None:
+    def _take(self, rows: int, runs: Sequence[tuple[Game, StepRun]]) -> None:
         """Give the STEPs of several games, of ``rows`` rows each, to the service."""
         contents = [run.content for _, run in runs]
         content = contents[0] if len(contents) == 1 else b"".join(contents)
@@ -379,7 +383,7 @@ class Port:
         self,
         seats: np.typing.NDArray[np.uint32],
         messages: np.typing.NDArray[np.int64],
-        runs: Sequence[tuple[Game, Run]],
+        runs: Sequence[tuple[Game, StepRun]],
     ) -> None:
         """Tell games of seats that they do not have; ``messages`` counts the STEPs of the runs."""
         game_of = np.repeat(np.arange(len(runs)), [run.steps for _, run in runs])
@@ -404,7 +408,7 @@ class Port:
         else:
             game.wire.send(fault_message(seat, field, reason))
 
-    def _answer(self, decisions: Decisions) -> None:
+    def _answer(self, decisions: DecidedRows) -> None:
         """Send each game the actions of its seats, as one ACT."""
         # Rows of one game lie together, unless it sent STEPs of several sizes.
         seat, actions = decisions
@@ -416,7 +420,7 @@ class Port:
         answered = numbers[starts].tolist()
         if len(set(answered)) < len(answered):
             order = np.argsort(numbers, kind="stable")
-            return self._answer(Decisions(seat[order], actions[order]))
+            return self._answer(DecidedRows(seat[order], actions[order]))
         counts = np.diff(np.append(starts, len(seat)))
 
         games = [self.games[number] for number in answered]

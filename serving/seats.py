@@ -23,7 +23,7 @@ Bools = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 
 
-class Phase(IntEnum):
+class SeatPhase(IntEnum):
     """What a seat does."""
 
     IDLE = 0
@@ -35,7 +35,7 @@ class Phase(IntEnum):
     """Its rows are ignored until the turn ends."""
 
 
-class Outcome(IntEnum):
+class RowOutcome(IntEnum):
     """What becomes of a row."""
 
     DECIDE = 0
@@ -51,21 +51,21 @@ class Outcome(IntEnum):
 
 
 # Plain numbers for arithmetic with many rows, as in `messages`.
-IDLE, ACTING, WAITING, AT_FAULT = map(int, Phase)
-DECIDE = int(Outcome.DECIDE)
-END = int(Outcome.END)
-IGNORE = int(Outcome.IGNORE)
-FIRST_FAULT = int(Outcome.UNKNOWN_FLAG)
+IDLE, ACTING, WAITING, AT_FAULT = map(int, SeatPhase)
+DECIDE = int(RowOutcome.DECIDE)
+END = int(RowOutcome.END)
+IGNORE = int(RowOutcome.IGNORE)
+FIRST_FAULT = int(RowOutcome.UNKNOWN_FLAG)
 FAULTS = {
-    Outcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {ALL_FLAGS}; send the known ones"),
-    Outcome.FIRST_AND_LAST: (
+    RowOutcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {ALL_FLAGS}; send the known ones"),
+    RowOutcome.FIRST_AND_LAST: (
         "flags",
         "a row begins an episode and ends it; send two rows, as a first one awaits its action",
     ),
-    Outcome.NOT_BEGUN: ("flags", "the seat is in no episode; begin one by a row with flag 1"),
-    Outcome.NOT_ANSWERED: ("seat", "the seat waits for an action; send its row after the ACT"),
-    Outcome.REPEATED: ("seat", "the seat has two rows in one STEP; send one"),
-    Outcome.REWARD: (
+    RowOutcome.NOT_BEGUN: ("flags", "the seat is in no episode; begin one by a row with flag 1"),
+    RowOutcome.NOT_ANSWERED: ("seat", "the seat waits for an action; send its row after the ACT"),
+    RowOutcome.REPEATED: ("seat", "the seat has two rows in one STEP; send one"),
+    RowOutcome.REWARD: (
         "reward",
         f"the reward is not between {-MOST_REWARD:g} and {MOST_REWARD:g}; scale it",
     ),
@@ -73,30 +73,30 @@ FAULTS = {
 """The field and the sentence of each fault."""
 
 
-def outcome_of(phase: Phase, flags: int) -> Outcome:
+def outcome_of(phase: SeatPhase, flags: int) -> RowOutcome:
     """Returns what becomes of a row with ``flags`` of a seat in ``phase``."""
-    if phase is Phase.AT_FAULT:
-        return Outcome.IGNORE
+    if phase is SeatPhase.AT_FAULT:
+        return RowOutcome.IGNORE
     if flags & ~ALL_FLAGS:
-        return Outcome.UNKNOWN_FLAG
-    if phase is Phase.WAITING:
-        return Outcome.NOT_ANSWERED
+        return RowOutcome.UNKNOWN_FLAG
+    if phase is SeatPhase.WAITING:
+        return RowOutcome.NOT_ANSWERED
 
     is_first = bool(flags & FIRST)
     if flags & ENDED:
         if is_first:
-            return Outcome.FIRST_AND_LAST
-        is_idle = phase is Phase.IDLE
-        return Outcome.NOT_BEGUN if is_idle and not flags & LEAVES else Outcome.END
-    return Outcome.DECIDE if is_first or phase is Phase.ACTING else Outcome.NOT_BEGUN
+            return RowOutcome.FIRST_AND_LAST
+        is_idle = phase is SeatPhase.IDLE
+        return RowOutcome.NOT_BEGUN if is_idle and not flags & LEAVES else RowOutcome.END
+    return RowOutcome.DECIDE if is_first or phase is SeatPhase.ACTING else RowOutcome.NOT_BEGUN
 
 
 _OUTCOMES = np.array(
-    [[outcome_of(phase, flags) for flags in range(256)] for phase in Phase], np.uint8
+    [[outcome_of(phase, flags) for flags in range(256)] for phase in SeatPhase], np.uint8
 )
-_NEXT_PHASE = np.full(len(Outcome), Phase.AT_FAULT, np.uint8)
-_NEXT_PHASE[Outcome.DECIDE] = Phase.WAITING
-_NEXT_PHASE[Outcome.END] = Phase.IDLE
+_NEXT_PHASE = np.full(len(RowOutcome), SeatPhase.AT_FAULT, np.uint8)
+_NEXT_PHASE[RowOutcome.DECIDE] = SeatPhase.WAITING
+_NEXT_PHASE[RowOutcome.END] = SeatPhase.IDLE
 
 
 class StepRows(NamedTuple):
@@ -157,7 +157,7 @@ class SeatTable:
         self._free = merged
 
     def take(self, rows: StepRows) -> npt.NDArray[np.uint8]:
-        """Move the seats of ``rows`` on; returns the `Outcome` of each row, uint8 [rows].
+        """Move the seats of ``rows`` on; returns the `RowOutcome` of each row, uint8 [rows].
 
         Rows of the same seat are taken in their order.
         """
@@ -176,14 +176,14 @@ class SeatTable:
         starts = np.flatnonzero(~is_repeated)
         ranks = numbers - starts.repeat(np.diff(np.append(starts, count)))
 
-        outcomes = np.full(count, Outcome.NOT_ANSWERED, np.uint8)
+        outcomes = np.full(count, RowOutcome.NOT_ANSWERED, np.uint8)
         for rank in range(MOST_ROWS_A_TURN):
             some = by_seat[ranks == rank]
             outcomes[some] = self._take_different(StepRows(*(field[some] for field in rows)))
 
         is_same_step = is_repeated
         is_same_step[1:] &= sorted_message[1:] == sorted_message[:-1]
-        outcomes[by_seat[is_same_step]] = Outcome.REPEATED
+        outcomes[by_seat[is_same_step]] = RowOutcome.REPEATED
         self.fail(rows.seat[by_seat[is_same_step | (ranks >= MOST_ROWS_A_TURN)]])
         return outcomes
 
@@ -211,7 +211,7 @@ class SeatTable:
         if not is_sound.all():
             # The reward of a row that begins an episode means nothing.
             counts = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
-            outcomes[counts & ~is_sound & (rows.flags & FIRST == 0)] = Outcome.REWARD
+            outcomes[counts & ~is_sound & (rows.flags & FIRST == 0)] = RowOutcome.REWARD
 
         self.phase[rows.seat] = _NEXT_PHASE[outcomes]
         if outcomes.max(initial=0) >= FIRST_FAULT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
@@ -60,6 +61,11 @@ def serve(
     port = Port(Service(policy, name), listen.token, most_games)
     server = make_server(port, listen, ended)
     with closing(listen.bind()) as listener:
+        # Connections inherit it: a host that has vanished gives up its seats within two minutes.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         ready(listen.url(listener.getsockname()[1]))
         with suppress(KeyboardInterrupt):
             server.run([listener])

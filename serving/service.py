@@ -26,8 +26,9 @@ from penstock.serving.seats import (
     END,
     FAULTS,
     FIRST_FAULT,
+    Bools,
     Indices,
-    Outcome,
+    RowOutcome,
     SeatTable,
     StepRows,
 )
@@ -46,7 +47,7 @@ class RowFault(NamedTuple):
     reason: str
 
 
-class Decisions(NamedTuple):
+class DecidedRows(NamedTuple):
     """The actions of one batch."""
 
     seat: Indices
@@ -160,26 +161,32 @@ class Service:
             return self._take_shown(rows.seat, observations)
 
         faults = [
-            RowFault(int(row), *FAULTS[Outcome(outcomes[row])])
+            RowFault(int(row), *FAULTS[RowOutcome(outcomes[row])])
             for row in np.flatnonzero(outcomes >= FIRST_FAULT)
         ]
         # An observation is checked also where an episode ends.
         is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)
         if len(shown):
-            further = self._take_shown(rows.seat[shown], observations[shown])
+            goes_on = outcomes[shown] == DECIDE
+            further = self._take_shown(rows.seat[shown], observations[shown], goes_on)
             faults += [fault._replace(row=int(shown[fault.row])) for fault in further]
         return faults
 
-    def _take_shown(self, seat: Indices, observations: Rows) -> list[RowFault]:
-        """Read observations; `decide` leaves out those of seats that do not wait by then."""
+    def _take_shown(
+        self, seat: Indices, observations: Rows, goes_on: Bools | None = None
+    ) -> list[RowFault]:
+        """Read observations, and keep those of rows that go on; all do if it is None."""
         packed, reasons = self.observations.read(observations)
         if reasons:
             self.seats.fail(seat[list(reasons)])
-        self._pending.append(_Pending(seat, packed))
+        if goes_on is None:
+            self._pending.append(_Pending(seat, packed))
+        else:
+            self._pending.append(_Pending(seat[goes_on], packed[goes_on]))
         return [RowFault(row, "observation", reason) for row, reason in reasons.items()]
 
-    def decide(self) -> Decisions | None:
+    def decide(self) -> DecidedRows | None:
         """Decide for all rows that wait, and end the turn; None if no row waits."""
         pending, self._pending = self._pending, []
         if not pending:
@@ -209,7 +216,7 @@ class Service:
 
         rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
         self.actions.write(self._to_env_actions(actions), rows)
-        return Decisions(seat, rows)
+        return DecidedRows(seat, rows)
 
 
 def _with_finite_bounds(encoded: Any) -> Any:

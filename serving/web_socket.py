@@ -16,12 +16,11 @@ from websockets.server import ServerProtocol
 
 from penstock.core.web.guard import Guard, Refusal
 from penstock.serving.messages import JSON_NBYTES, LENGTH
-from penstock.serving.port import UNREAD_NBYTES, Game, Port
+from penstock.serving.port import CLOSE_S, UNREAD_NBYTES, Game, Port
 
 PATH = "/play"
-# A peer that does not answer a ping within this time, or says nothing of the end, is closed.
+# A peer that does not answer a ping within this time is closed.
 PING_S = 20
-CLOSE_S = 5
 
 
 class WebSocketProtocol(asyncio.Protocol):

@@ -56,14 +56,14 @@ class Field:
     def attack(self, *chunks: bytes, awaits_answer: bool = False) -> bytes:
         """Send chunks on a connection of its own; returns what came back."""
         received = b""
-        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=5)) as peer:
-            with suppress(OSError):
-                for chunk in chunks:
-                    peer.sendall(chunk)
-                peer.settimeout(SETTLE_S if awaits_answer else READ_S)
-                while data := peer.recv(1 << 16):
-                    received += data
-                    peer.settimeout(READ_S)
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        with closing(peer), suppress(OSError):
+            for chunk in chunks:
+                peer.sendall(chunk)
+            peer.settimeout(SETTLE_S if awaits_answer else READ_S)
+            while data := peer.recv(1 << 16):
+                received += data
+                peer.settimeout(READ_S)
         self.check()
         return received
 
@@ -134,9 +134,7 @@ def steps(draw: st.DrawFn, dtype: np.dtype[Any]) -> bytes:
             | st.lists(unsigned(32), min_size=count, max_size=count)
         )
         flags = draw(
-            st.lists(
-                st.sampled_from([0, 1, 2, 4, 8]) | unsigned(8), min_size=count, max_size=count
-            )
+            st.lists(st.sampled_from([0, 1, 2, 4, 8]) | unsigned(8), min_size=count, max_size=count)
         )
         rewards = draw(
             st.lists(

@@ -11,7 +11,6 @@ import ssl
 import struct
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -66,9 +65,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     paths = folder / "cert.pem", folder / "key.pem"
     paths[0].write_bytes(made.public_bytes(pem))
     paths[1].write_bytes(
-        key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return paths
 

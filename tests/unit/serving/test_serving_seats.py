@@ -10,8 +10,8 @@ import pytest
 from penstock.serving.seats import (
     FIRST_FAULT,
     MOST_ROWS_A_TURN,
-    Outcome,
-    Phase,
+    RowOutcome,
+    SeatPhase,
     SeatTable,
     StepRows,
     outcome_of,
@@ -42,60 +42,62 @@ def playing(count: int = 4) -> SeatTable:
 @pytest.mark.parametrize(
     ("phase", "flags", "outcome"),
     [
-        (Phase.IDLE, FIRST, Outcome.DECIDE),
-        (Phase.IDLE, 0, Outcome.NOT_BEGUN),
-        (Phase.IDLE, TERMINATED, Outcome.NOT_BEGUN),
-        (Phase.IDLE, LEAVES, Outcome.END),
-        (Phase.ACTING, 0, Outcome.DECIDE),
-        (Phase.ACTING, FIRST, Outcome.DECIDE),
-        (Phase.ACTING, TERMINATED, Outcome.END),
-        (Phase.ACTING, TRUNCATED, Outcome.END),
-        (Phase.ACTING, TERMINATED | TRUNCATED, Outcome.END),
-        (Phase.ACTING, LEAVES, Outcome.END),
-        (Phase.ACTING, FIRST | TERMINATED, Outcome.FIRST_AND_LAST),
-        (Phase.ACTING, 16, Outcome.UNKNOWN_FLAG),
-        (Phase.WAITING, 0, Outcome.NOT_ANSWERED),
-        (Phase.WAITING, FIRST, Outcome.NOT_ANSWERED),
-        (Phase.AT_FAULT, FIRST, Outcome.IGNORE),
+        (SeatPhase.IDLE, FIRST, RowOutcome.DECIDE),
+        (SeatPhase.IDLE, 0, RowOutcome.NOT_BEGUN),
+        (SeatPhase.IDLE, TERMINATED, RowOutcome.NOT_BEGUN),
+        (SeatPhase.IDLE, LEAVES, RowOutcome.END),
+        (SeatPhase.ACTING, 0, RowOutcome.DECIDE),
+        (SeatPhase.ACTING, FIRST, RowOutcome.DECIDE),
+        (SeatPhase.ACTING, TERMINATED, RowOutcome.END),
+        (SeatPhase.ACTING, TRUNCATED, RowOutcome.END),
+        (SeatPhase.ACTING, TERMINATED | TRUNCATED, RowOutcome.END),
+        (SeatPhase.ACTING, LEAVES, RowOutcome.END),
+        (SeatPhase.ACTING, FIRST | TERMINATED, RowOutcome.FIRST_AND_LAST),
+        (SeatPhase.ACTING, 16, RowOutcome.UNKNOWN_FLAG),
+        (SeatPhase.WAITING, 0, RowOutcome.NOT_ANSWERED),
+        (SeatPhase.WAITING, FIRST, RowOutcome.NOT_ANSWERED),
+        (SeatPhase.AT_FAULT, FIRST, RowOutcome.IGNORE),
     ],
 )
-def test_a_row_has_the_outcome_of_its_phase(phase: Phase, flags: int, outcome: Outcome) -> None:
+def test_a_row_has_the_outcome_of_its_phase(
+    phase: SeatPhase, flags: int, outcome: RowOutcome
+) -> None:
     assert outcome_of(phase, flags) is outcome
 
 
 @pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf, 1.1e6, -1.1e6])
 def test_a_reward_out_of_bounds_is_a_fault_of_its_row(reward: float) -> None:
     outcomes = playing().take(rows([0, 1, 2], [0, 0, TERMINATED], [1e6, reward, reward]))
-    assert outcomes.tolist() == [Outcome.DECIDE, Outcome.REWARD, Outcome.REWARD]
+    assert outcomes.tolist() == [RowOutcome.DECIDE, RowOutcome.REWARD, RowOutcome.REWARD]
 
 
 def test_the_reward_of_a_first_row_means_nothing() -> None:
-    assert playing().take(rows([0], [FIRST], [np.nan])).tolist() == [Outcome.DECIDE]
+    assert playing().take(rows([0], [FIRST], [np.nan])).tolist() == [RowOutcome.DECIDE]
 
 
 def test_an_episode_may_end_and_the_next_begin_in_one_turn() -> None:
     outcomes = playing().take(rows([3, 3, 1], [TERMINATED, FIRST, 0]))
-    assert outcomes.tolist() == [Outcome.END, Outcome.DECIDE, Outcome.DECIDE]
+    assert outcomes.tolist() == [RowOutcome.END, RowOutcome.DECIDE, RowOutcome.DECIDE]
 
 
 def test_a_seat_that_waits_may_not_step() -> None:
     table = playing()
-    assert table.take(rows([2, 2], [0, 0])).tolist() == [Outcome.DECIDE, Outcome.NOT_ANSWERED]
+    assert table.take(rows([2, 2], [0, 0])).tolist() == [RowOutcome.DECIDE, RowOutcome.NOT_ANSWERED]
     assert not table.are_waiting(np.array([2])).any()
     table.finish_turn(np.zeros(0, np.int64))
-    assert table.take(rows([2], [0])).tolist() == [Outcome.NOT_BEGUN]
+    assert table.take(rows([2], [0])).tolist() == [RowOutcome.NOT_BEGUN]
 
 
 def test_rows_beyond_those_that_can_be_right_are_faults() -> None:
     table = playing()
     outcomes = table.take(rows([2] * 5, [TERMINATED, LEAVES, LEAVES, FIRST, 0]))
-    assert outcomes.tolist() == [Outcome.END] * 3 + [Outcome.NOT_ANSWERED] * 2
+    assert outcomes.tolist() == [RowOutcome.END] * 3 + [RowOutcome.NOT_ANSWERED] * 2
     assert not table.are_waiting(np.array([2])).any()
 
 
 def test_a_seat_with_two_rows_in_one_step_is_at_fault() -> None:
     twice = rows([2, 2], [TERMINATED, FIRST])._replace(message=np.zeros(2, np.int64))
-    assert playing().take(twice).tolist() == [Outcome.END, Outcome.REPEATED]
+    assert playing().take(twice).tolist() == [RowOutcome.END, RowOutcome.REPEATED]
 
 
 def test_what_the_network_remembers_is_forgotten_where_an_episode_begins() -> None:
@@ -108,7 +110,7 @@ def test_what_the_network_remembers_is_forgotten_where_an_episode_begins() -> No
 def test_many_rows_at_once_are_taken_as_one_after_another() -> None:
     draw = random.Random(3)
     table = playing(6)
-    phases = [Phase.ACTING] * 6
+    phases = [SeatPhase.ACTING] * 6
     for turn in range(400):
         seats = draw.sample([*range(6)] * MOST_ROWS_A_TURN, draw.randrange(1, 12))
         flags = [draw.choice([0, 0, 0, 1, 1, 2, 4, 8, 3, 32]) for _ in seats]
@@ -116,22 +118,24 @@ def test_many_rows_at_once_are_taken_as_one_after_another() -> None:
 
         for seat, flag, outcome in zip(seats, flags, outcomes.tolist(), strict=True):
             expected = outcome_of(phases[seat], flag)
-            if phases[seat] is Phase.AT_FAULT:  # how often a fault is told does not matter
-                assert outcome >= Outcome.IGNORE
+            if phases[seat] is SeatPhase.AT_FAULT:  # how often a fault is told does not matter
+                assert outcome >= RowOutcome.IGNORE
             else:
                 assert outcome == expected, (turn, seats, flags)
             if expected >= FIRST_FAULT:
-                phases[seat] = Phase.AT_FAULT
-            elif expected == Outcome.DECIDE:
-                phases[seat] = Phase.WAITING
-            elif expected == Outcome.END:
-                phases[seat] = Phase.IDLE
+                phases[seat] = SeatPhase.AT_FAULT
+            elif expected == RowOutcome.DECIDE:
+                phases[seat] = SeatPhase.WAITING
+            elif expected == RowOutcome.END:
+                phases[seat] = SeatPhase.IDLE
         assert table.phase.tolist() == phases
 
         waiting = np.flatnonzero(table.are_waiting(np.arange(6)))
         table.finish_turn(waiting)
         phases = [
-            {Phase.WAITING: Phase.ACTING, Phase.AT_FAULT: Phase.IDLE}.get(phase, phase)
+            {SeatPhase.WAITING: SeatPhase.ACTING, SeatPhase.AT_FAULT: SeatPhase.IDLE}.get(
+                phase, phase
+            )
             for phase in phases
         ]
         assert table.phase.tolist() == phases
@@ -151,7 +155,7 @@ def test_places_of_games_do_not_overlap_and_are_used_again() -> None:
             games.append(places)
         taken = [place for places in games for place in places]
         assert len(set(taken)) == len(taken) == table.taken
-        table.phase[taken] = Phase.ACTING
+        table.phase[taken] = SeatPhase.ACTING
     for places in games:
         table.release(places)
     assert table.allocate(100, 0) == range(100)
