@@ -27,6 +27,7 @@ class FrameProtocol(asyncio.Protocol):
         """Open a game."""
         transport.set_write_buffer_limits(high=UNREAD_NBYTES)
         self.send: Callable[[bytes], None] = transport.write
+        self.is_closing: Callable[[], bool] = transport.is_closing
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
         self._transport = transport

@@ -59,6 +59,9 @@ class Wire(Protocol):
     def close(self) -> None:
         """Close the connection when all is sent."""
 
+    def is_closing(self) -> bool:
+        """Whether the connection is closed, or about to be."""
+
     def pause_reading(self) -> None:
         """Leave what arrives from now on to the kernel."""
 
@@ -368,7 +371,7 @@ class Port:
             self._refuse_seats(records["seat"].reshape(-1)[~inside], taken.message[~inside], runs)
             if not inside.any():
                 return
-            taken = StepRows(*(field[inside] for field in taken))
+            taken = taken.select(inside)
             observations = observations[inside]
 
         faults = self.service.take(taken, observations)
@@ -399,6 +402,9 @@ class Port:
 
     def _send_fault(self, game: Game, seat: int, field: str, reason: str) -> None:
         """Send a FAULT of a seat, and close a game with too many in one turn."""
+        if game.wire.is_closing():  # it has gone in the middle of the turn
+            game.is_closed = True
+            return
         self.service.figures.faults[field] += 1
         game.turn_faults += 1
         if game.turn_faults > MOST_FAULTS:

@@ -109,6 +109,15 @@ class StepRows(NamedTuple):
     message: Indices
     """Number of the STEP that each is of."""
 
+    def select(self, some: Indices | Bools) -> StepRows:
+        """Returns some of the rows."""
+        return StepRows(
+            self.seat[some],
+            flags=self.flags[some],
+            reward=self.reward[some],
+            message=self.message[some],
+        )
+
 
 class SeatTable:
     """All seats, by their place."""
@@ -179,7 +188,7 @@ class SeatTable:
         outcomes = np.full(count, RowOutcome.NOT_ANSWERED, np.uint8)
         for rank in range(MOST_ROWS_A_TURN):
             some = by_seat[ranks == rank]
-            outcomes[some] = self._take_different(StepRows(*(field[some] for field in rows)))
+            outcomes[some] = self._take_different(rows.select(some))
 
         is_same_step = is_repeated
         is_same_step[1:] &= sorted_message[1:] == sorted_message[:-1]

@@ -41,6 +41,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Keep the transport; the request follows as the first data."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
+        self.is_closing = self._transport.is_closing
         self.pause_reading = self._transport.pause_reading
         self.resume_reading = self._transport.resume_reading
 
