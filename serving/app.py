@@ -131,7 +131,8 @@ def _observation(space: spaces.Space[Any], encoded: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _observation(part, encoded[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(map(_observation, space.spaces, encoded, strict=True))
+        pairs = zip(space.spaces, encoded, strict=True)
+        return tuple(_observation(part, inner) for part, inner in pairs)
     array = np.array(encoded, space.dtype)
     if array.shape != space.shape:
         raise ValueError(f"shape {[*array.shape]} where {[*(space.shape or ())]} belongs")

@@ -49,7 +49,7 @@ PARTS = spaces.Dict(
     {
         "place": spaces.Discrete(4, start=2),
         "inner": spaces.Dict({"speed": spaces.Box(-1, 1, (3,), np.float32)}),
-        "flags": spaces.Box(0, 1, (5,), np.bool_),
+        "flags": spaces.Box(0, 1, (5,), np.bool_),  # type: ignore[arg-type]
         "lamps": spaces.MultiBinary(3),
         "ways": spaces.MultiDiscrete([3, 2], start=[1, 0]),
         "action_mask": spaces.Box(0, 1, (3,), np.int8),
@@ -72,13 +72,18 @@ def bounded() -> Pretended:
     return Pretended(seen, spaces.Box(low, high, dtype=np.float32))
 
 
+def paired() -> Pretended:
+    seen = spaces.Tuple([spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(3)])
+    return Pretended(seen, spaces.MultiBinary(3))
+
+
 def frames() -> Pretended:
     return Pretended(spaces.Box(0, 255, (3, 3, 1), np.uint8), spaces.Discrete(2))
 
 
 def random_policy(folder: Path, target: str, *overrides: str, seed: int = 0) -> LoadedPolicy:
     """A policy of random weights, of a preset or a function of this module."""
-    own = {"parts", "numbered", "bounded", "frames"}
+    own = {"parts", "numbered", "bounded", "paired", "frames"}
     config = resolve(f"{__name__}:{target}" if target in own else target, [*overrides])
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(dump(config))

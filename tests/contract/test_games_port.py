@@ -451,7 +451,7 @@ def test_a_page_of_an_admitted_origin_may_play_and_ask(policy: LoadedPolicy) -> 
     origin = "http://localhost:8000"
     with served(Service(policy), origins=(origin,)) as port:
         address = f"127.0.0.1:{port}"
-        with connect(f"ws://{address}/play", origin=origin) as web:  # type: ignore[arg-type]
+        with connect(f"ws://{address}/play", additional_headers={"origin": origin}) as web:
             web.send(hello())
             assert read(web)[0] == WELCOME
 
@@ -489,6 +489,38 @@ def test_post_act_returns_the_action_and_the_next_state(port: int, policy: Loade
         assert reply.json()["action"] == expected
         state = reply.json()["state"]
         np.testing.assert_allclose(state, expected_state, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("target", "observation"),
+    [
+        ("paired", [[[0, 255], [7, 8]], 2]),
+        (
+            "parts",
+            {
+                "place": 2,
+                "inner": {"speed": [0.5, 0, -1]},
+                "flags": [0, 1, 1, 0, True],
+                "lamps": [0, 1, 0],
+                "ways": [1, 1],
+                "action_mask": [0, 1, 0],
+            },
+        ),
+    ],
+)
+def test_post_act_takes_observations_of_parts(
+    target: str, observation: Any, tmp_path: Path
+) -> None:
+    policy = random_policy(tmp_path, target)
+    with served(Service(policy)) as port:
+        reply = post(port, {"observation": observation})
+        assert reply.status_code == 200, reply.text
+        action = reply.json()["action"]
+        assert policy.action_space.contains(np.array(action, policy.action_space.dtype))
+        if target == "parts":
+            assert action == 6  # the only one that the mask allows
+        too_few = observation[:1] if target == "paired" else {"place": 2}
+        assert post(port, {"observation": too_few}).status_code == 400
 
 
 @pytest.mark.parametrize(

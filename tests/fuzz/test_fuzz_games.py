@@ -129,10 +129,9 @@ def steps(draw: st.DrawFn, dtype: np.dtype[Any]) -> bytes:
     stream = b""
     for _ in range(draw(st.integers(1, 6))):
         count = draw(st.integers(1, SEATS))
-        seats = draw(
-            st.permutations(range(SEATS)).map(lambda order, count=count: [*order[:count]])
-            | st.lists(unsigned(32), min_size=count, max_size=count)
-        )
+        seats = draw(st.permutations(range(SEATS)))[:count]
+        if draw(st.booleans()):
+            seats = draw(st.lists(unsigned(32), min_size=count, max_size=count))
         flags = draw(
             st.lists(st.sampled_from([0, 1, 2, 4, 8]) | unsigned(8), min_size=count, max_size=count)
         )

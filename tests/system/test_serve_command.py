@@ -144,6 +144,7 @@ def test_sampled_actions_are_those_of_the_policy_s_distribution(
         one = np.tile(OBSERVATIONS[:1], (4000, 1))
         share = np.mean([*game.act(one, [FIRST] * 4000).values()])
     logits = policy.details(OBSERVATIONS[0]).logits
+    assert logits is not None
     expected = 1 / (1 + np.exp(logits[0] - logits[1]))
     assert abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / 4000)
 

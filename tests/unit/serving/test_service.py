@@ -56,6 +56,7 @@ def play(service: Service, seats: Any, flags: list[int], observations: Any) -> A
         ("parts", ()),
         ("numbered", RECURRENT),
         ("bounded", ()),
+        ("paired", ()),
         ("frames", ()),
     ],
 )
