@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -41,7 +42,7 @@ def serve(
         policy: decides.
         name: of the run or the file that it comes from.
         listen: where it is served, and to whom.
-        ready: gets the address of the page before the first request is answered.
+        ready: gets the address of the page as soon as it is served.
         ended: gets the figures when no further request is answered.
 
     Raises UserError, also if an extra package or a free port is missing.
@@ -59,22 +60,35 @@ def serve(
 
     most_games = min(MOST_GAMES, raise_limit() - RESERVED_DESCRIPTORS)
     port = Port(Service(policy, name), listen.token, most_games)
-    server = make_server(port, listen, ended)
     with closing(listen.bind()) as listener:
         # Connections inherit it: a host that has vanished gives up its seats within two minutes.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        ready(listen.url(listener.getsockname()[1]))
+        # A collection that leaves out what is loaded by now delays no answer by milliseconds.
+        gc.freeze()
+        address = listen.url(listener.getsockname()[1])
+        server = make_server(port, listen, started=partial(ready, address), ended=ended)
         with suppress(KeyboardInterrupt):
             server.run([listener])
 
 
 def make_server(
-    port: Port, listen: Listen, ended: Callable[[dict[str, Any]], None]
+    port: Port,
+    listen: Listen,
+    *,
+    started: Callable[[], object],
+    ended: Callable[[dict[str, Any]], object],
 ) -> uvicorn.Server:
-    """Returns the server of games and of HTTP; the arguments are those of `serve`."""
+    """Returns the server of games and of HTTP.
+
+    Args:
+        port: the games.
+        listen: to whom they are served.
+        started: called as soon as requests are answered, and signals end the server.
+        ended: gets the figures when no further request is answered.
+    """
     import uvicorn
 
     from penstock.serving.app import make_app, most_act_nbytes
@@ -85,6 +99,11 @@ def make_server(
     class ServerOfGames(uvicorn.Server):
         """uvicorn, which does not know the games."""
 
+        async def startup(self, sockets: Any = None) -> None:
+            """Start, and tell it."""
+            await super().startup(sockets)
+            started()
+
         async def shutdown(self, sockets: Any = None) -> None:
             """End the games, then all else."""
             port.end("the service ends")
@@ -93,6 +112,7 @@ def make_server(
 
     guard = listen.guard()
     guard.open_posts = {"/act": most_act_nbytes(port.service)}
+    guard.cookie_name = "penstock_serve"
     config = uvicorn.Config(
         make_app(port, guard),
         log_level="error",  # requests of any kind are refused

@@ -30,7 +30,6 @@ BODY_NBYTES = 4096
 MOST_FIELDS = 8  # fields of the query that shows a token
 METHODS = ("GET", "HEAD", "POST")
 ORDER_HEADER = "x-penstock-token"
-COOKIE = "penstock_watch"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 # The value of a Host header: a name or an address, and a port.
 HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
@@ -96,6 +95,8 @@ class Guard:
     """The most bytes of a POST to each path that needs no token of the page."""
     token: str | None = None
     """What each request must show; None if none is needed."""
+    cookie_name: str = "penstock_watch"
+    """Of the cookie with the token: servers at several ports of a host share the cookies."""
     secure: bool = False
     """Whether the server speaks TLS."""
     is_own: Callable[[Scope], bool] = is_own_peer
@@ -150,7 +151,7 @@ class Guard:
         if self.token is None:
             return
         tokens = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
-        tokens += [value for name, value in _cookies(headers) if name == COOKIE]
+        tokens += [value for name, value in _cookies(headers) if name == self.cookie_name]
         if not any(_equal(token, self.token) for token in tokens):
             raise Refusal(401, "the token is missing or wrong; open the address with ?token=TOKEN")
 
@@ -185,7 +186,7 @@ class Guard:
     def cookie(self) -> str:
         """Returns the header that keeps the token in a browser, until it is closed."""
         secure = "; Secure" if self.secure else ""
-        return f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        return f"{self.cookie_name}={self.token}; HttpOnly; SameSite=Strict; Path=/{secure}"
 
     def _is_ours(self, host: str) -> bool:
         """Whether a Host header names this server."""
