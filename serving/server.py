@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # an extra, as the CLI reads this file
 FIRST_PORT = 8800
 END_S = 2  # seconds that requests in progress get when the server ends
 REQUEST_NBYTES = 1 << 14  # line and headers
-RESERVED_DESCRIPTORS = 64  # that are not connections of games
+# Connections that are not games: of a browser, or not yet known. As many may have no request in
+# progress (`frames.SniffingProtocol`) as may have one.
+HTTP_CONNECTIONS = 2048
 # The packages of the extra that serves.
 PACKAGES = ("starlette", "uvicorn", "websockets")
 
@@ -58,7 +60,8 @@ def serve(
     from penstock.serving.port import MOST_GAMES, Port
     from penstock.serving.service import Service
 
-    most_games = min(MOST_GAMES, raise_limit() - RESERVED_DESCRIPTORS)
+    descriptors = raise_limit()
+    most_games = min(MOST_GAMES, max(descriptors - 2 * HTTP_CONNECTIONS, descriptors // 2))
     port = Port(Service(policy, name), listen.token, most_games)
     with closing(listen.bind()) as listener:
         # Connections inherit it: a host that has vanished gives up its seats within two minutes.
@@ -119,6 +122,7 @@ def make_server(
         access_log=False,
         lifespan="off",
         backlog=BACKLOG,
+        limit_concurrency=HTTP_CONNECTIONS,
         timeout_keep_alive=HELLO_S,
         timeout_graceful_shutdown=END_S,
         h11_max_incomplete_event_size=REQUEST_NBYTES,
