@@ -14,7 +14,7 @@ import pytest
 from full_disk import full_disk
 from penstock.replay.buffer import Replay
 from penstock.replay.errors import DamagedSnapshotError, ReplayError
-from penstock.replay.samplers import Prioritized, Uniform, Weights
+from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
 from penstock.replay.snapshot import MANIFEST, MARKER
 from penstock.replay.sum_tree import Rows
@@ -122,7 +122,7 @@ class CountingSampler(Uniform):
     def __len__(self) -> int:
         return self.drawn
 
-    def sample(self, count: int) -> tuple[Rows, Weights | None]:
+    def sample(self, count: int) -> tuple[Rows, None]:
         self.drawn += count
         return super().sample(count)
 
