@@ -22,7 +22,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 CLI_DOCS = TERM=dumb $(BIN)/python -m typer penstock.cli.app utils docs --name penstock --title Commands
 
 SOURCES := actors algos autotune bench benchmarks cli configs core device envs evaluation examples launch \
-	learner models monitor penstock profiling replay tests transport watch
+	learner models monitor penstock profiling replay serving tests transport watch
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports wheel format docs reference pictures bench peers clean

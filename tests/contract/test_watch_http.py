@@ -26,16 +26,16 @@ import httpx2
 from starlette.testclient import TestClient
 
 from penstock.configs.errors import UserError
+from penstock.core.web import connections
+from penstock.core.web.guard import HEADERS, ORDER_HEADER, Guard
+from penstock.core.web.listen import Listen
 from penstock.evaluation.decisions import FORMAT, NBYTES
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
-from penstock.watch import connections
 from penstock.watch import server as server_module
 from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.guard import HEADERS, ORDER_HEADER, Guard
 from penstock.watch.page_files import STATIC
-from penstock.watch.server import Listen
 from penstock.watch.views import Views
 
 BASE = "http://127.0.0.1:8700"
