@@ -23,13 +23,13 @@ HALF_WIDTH = 1.5
 HALF_HEIGHT = 1.0
 BALL_RADIUS = 0.03
 PADDLE_X = 1.4
-PADDLE_HALF = 0.2  # half its length
+PADDLE_HALF = 0.18  # half its length
 PADDLE_SPEED = 0.03
 PADDLE_ACCELERATION = 0.005
-SERVE_SPEED = 0.022
-FASTER = 1.07  # the ball after each hit
-BALL_SPEED = 0.05  # the fastest, in x
-STEEPNESS = 0.034  # speed in y after a hit with the end of a paddle
+SERVE_SPEED = 0.024
+FASTER = 1.1  # the ball after each hit
+BALL_SPEED = 0.06  # the fastest, in x
+STEEPNESS = 0.045  # speed in y after a hit with the end of a paddle
 DRAG = 0.35  # share of the paddle's speed that the ball takes along
 
 STAY, UP, DOWN = range(3)
@@ -38,7 +38,7 @@ SCALE = (HALF_WIDTH, 1.0, BALL_SPEED, BALL_SPEED, 1.0, PADDLE_SPEED, 1.0, PADDLE
 # The agent decides every fourth tick, and a match ends at so many points of one side.
 TICKS_PER_STEP = 4
 POINTS = 5
-MOST_STEPS = 3_000
+MOST_STEPS = 2_000
 
 
 class Paddle:
@@ -202,7 +202,9 @@ class Duel(gymnasium.Env[npt.NDArray[np.float32], Any]):
         self._serve()
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(
+        self, action: Any
+    ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         rival_action = self._rival.act(self._court)
         reward = 0.0
         for _ in range(TICKS_PER_STEP):

@@ -6,13 +6,13 @@ export const HALF_WIDTH = 1.5;
 export const HALF_HEIGHT = 1.0;
 export const BALL_RADIUS = 0.03;
 export const PADDLE_X = 1.4;
-export const PADDLE_HALF = 0.2; // half its length
+export const PADDLE_HALF = 0.18; // half its length
 export const PADDLE_SPEED = 0.03;
 const PADDLE_ACCELERATION = 0.005;
-const SERVE_SPEED = 0.022;
-const FASTER = 1.07; // the ball after each hit
-const BALL_SPEED = 0.05; // the fastest, in x
-const STEEPNESS = 0.034; // speed in y after a hit with the end of a paddle
+const SERVE_SPEED = 0.024;
+const FASTER = 1.1; // the ball after each hit
+const BALL_SPEED = 0.06; // the fastest, in x
+const STEEPNESS = 0.045; // speed in y after a hit with the end of a paddle
 const DRAG = 0.35; // share of the paddle's speed that the ball takes along
 
 export const STAY = 0, UP = 1, DOWN = 2;
