@@ -84,7 +84,7 @@ def test_another_policy_computes_something_else(cells: Path, tmp_path: Path) -> 
     (tmp_path / "policy.onnx").symlink_to(cells / name / "policy.onnx")
     cases = json.loads((cells / name / "cases.json").read_text())
     outputs: dict[str, Any] = cases[-1]["outputs"]
-    values = next(array["values"] for array in outputs.values() if array["dtype"] == "float32")
+    values = next(array["data"] for array in outputs.values() if array["dtype"] == "float32")
     values[-1] += 1e-4 * max(1.0, abs(values[-1]))
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     given = {
