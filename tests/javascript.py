@@ -41,7 +41,7 @@ def run_node(program: str, given: object = None, timeout_s: float = 60.0) -> Any
         timeout=timeout_s,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

@@ -1,6 +1,9 @@
 // Computes the cases of tests/onnx_cells.py by ONNX Runtime, in Node (onnxruntime-node) or in a page (onnxruntime-web).
 
-const ARRAYS = { float32: Float32Array, uint8: Uint8Array, int32: Int32Array, int64: BigInt64Array, int8: Int8Array };
+const ARRAYS = {
+  float32: Float32Array, float64: Float64Array, int8: Int8Array, uint8: Uint8Array, int32: Int32Array, int64: BigInt64Array,
+  bool: Uint8Array,
+};
 
 /**
  * Run a policy over its cases, which are steps in a row: what a recurrent network remembers goes from each into the next.
