@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from javascript import WEB_GAME, run_node
+import penstock as library
+from chromium import chromium
+from javascript import ROOT, WEB_GAME, npm_packages, run_node, served
+from train_command import Penstock, address_of
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 STEPS = 20_000
+WAIT_MS = 30_000
 
 REPLAY = """
 const { Court } = await import(given.game);
@@ -54,3 +68,156 @@ def test_both_files_of_the_game_compute_the_same_numbers(monkeypatch: pytest.Mon
 
     game = (WEB_GAME / "game.mjs").as_uri()
     assert run_node(REPLAY, {"game": game, "script": script}) == expected
+
+
+ACTIONS_OF_BOTH = """async ({ url, observations }) => {
+  const { PageAgent, ServedAgent } = await import("./agents.mjs");
+  const served = await ServedAgent.connect({ url }, 2);
+  const inPage = await PageAgent.load("duel.onnx");
+  const found = { served: [], inPage: [] };
+  for (const pair of observations) {
+    found.served.push(await served.act(pair, [0, 0]));
+    found.inPage.push(await inPage.act(pair, [0, 0]));
+  }
+  await served.end(observations[0], [0, 0]);
+  served.close();
+  inPage.close();
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The game as the tutorial serves it, with its agent as an ONNX file. Returns its address."""
+    pytest.importorskip("onnxscript")
+    packages = npm_packages()
+    folder = tmp_path_factory.mktemp("site")
+    game = folder / "examples" / "web_game"
+    shutil.copytree(WEB_GAME, game, ignore=shutil.ignore_patterns("node_modules", "*.onnx"))
+    (game / "node_modules").symlink_to(packages)
+    shutil.copytree(ROOT / "clients", folder / "clients")
+    words = ["-m", "penstock", "export", "duel.safetensors", "duel.onnx"]
+    subprocess.run([sys.executable, *words], cwd=game, check=True, timeout=100)
+    with served(folder) as origin:
+        yield f"{origin}/examples/web_game/"
+
+
+@pytest.fixture
+def service(site: str, penstock: Penstock) -> str:
+    """`penstock serve`, which admits the page of the game. Returns the address of its WebSocket."""
+    origin = site.removesuffix("/examples/web_game/")
+    agent = str(WEB_GAME / "duel.safetensors")
+    command = penstock("serve", agent, "--greedy", "--port", "0", "--origin", origin, "--json")
+    return address_of(command).replace("http://", "ws://") + "play"
+
+
+@pytest.fixture
+def page(site: str) -> Iterator[Any]:
+    """The page of the game. An error in it fails the test."""
+    errors: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1000, "height": 1000})
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(site)
+        yield page
+    assert errors == []
+
+
+def decisions(page: Any) -> int:
+    """Returns how many decisions of the agent the page counts."""
+    text = page.text_content("#latency")
+    return int(text.partition(" ")[0].replace(",", "")) if text else 0
+
+
+def test_the_agent_at_a_server_and_in_the_page_choose_the_same_actions(
+    page: Any, service: str
+) -> None:
+    rng = np.random.default_rng(1)
+    observations = rng.uniform(-1, 1, (300, 2, 8)).astype(np.float32)
+    given = {"url": service, "observations": observations.tolist()}
+    found = page.evaluate(ACTIONS_OF_BOTH, given)
+    policy = library.load_policy(WEB_GAME / "duel.safetensors", sample=False)
+    expected = [policy(pair)[0].tolist() for pair in observations]
+    assert {action for pair in expected for action in pair} == {0, 1, 2}
+    assert found == {"served": expected, "inPage": expected}
+
+
+@pytest.mark.parametrize("place", ["page", "server"])
+def test_a_person_plays_against_the_agent_for_20_seconds(
+    page: Any, service: str, place: str
+) -> None:
+    page.select_option("#place", place)
+    if place == "server":
+        page.fill("#url", service)
+    page.click("#serve")
+    page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+
+    # The person moves up and down; a match that is over is followed by another.
+    for key in itertools.islice(itertools.cycle(["ArrowUp", "ArrowDown"]), 20):
+        page.keyboard.down(key)
+        page.wait_for_timeout(1000)
+        page.keyboard.up(key)
+        if page.get_attribute("body", "data-state") == "over":
+            page.keyboard.press("Space")
+
+    assert page.text_content("#trouble") == ""
+    assert page.get_attribute("body", "data-state") == "playing"
+    # At most 15 decisions a second; a busy machine draws fewer frames.
+    assert 60 < decisions(page) <= 320
+
+
+def test_the_agent_plays_against_itself_until_a_side_wins(page: Any) -> None:
+    page.select_option("#players", "agents")
+    page.click("#serve")
+    page.wait_for_function("document.body.dataset.state === 'over'", timeout=250_000)
+    points = sorted(int(page.input_value(side)) for side in ("#left-points", "#right-points"))
+    assert points[1] == 5
+    assert points[0] < 5
+    assert "wins" in page.text_content("#message")
+
+
+def test_space_pauses_and_r_restarts(page: Any) -> None:
+    page.click("#serve")
+    page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+    page.wait_for_function("document.querySelector('#latency').textContent", timeout=WAIT_MS)
+    page.keyboard.press("Space")
+    count = decisions(page)
+    page.wait_for_timeout(1000)
+    assert page.get_attribute("body", "data-state") == "paused"
+    assert decisions(page) == count
+    page.keyboard.press("KeyR")
+    page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+
+
+def test_the_page_says_what_to_do_where_no_server_answers(page: Any) -> None:
+    page.select_option("#place", "server")
+    page.fill("#url", "ws://127.0.0.1:9/play")
+    page.click("#serve")
+    page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
+    assert "start penstock serve there" in page.text_content("#trouble")
+    assert page.get_attribute("body", "data-state") == "ready"
+
+
+def test_the_page_says_when_the_server_leaves(page: Any, site: str, penstock: Penstock) -> None:
+    origin = site.removesuffix("/examples/web_game/")
+    agent = str(WEB_GAME / "duel.safetensors")
+    command = penstock("serve", agent, "--port", "0", "--origin", origin, "--json")
+    page.select_option("#place", "server")
+    page.fill("#url", address_of(command).replace("http://", "ws://") + "play")
+    page.click("#serve")
+    page.wait_for_function("document.querySelector('#latency').textContent", timeout=WAIT_MS)
+    command.process.send_signal(signal.SIGINT)
+    page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
+    assert page.get_attribute("body", "data-state") == "ready"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_accessibility_problem_in_the_game(page: Any, scheme: str) -> None:
+    package = find_spec("axe_playwright_python")
+    if package is None or package.origin is None:
+        pytest.skip("needs the extra browser")
+    page.emulate_media(color_scheme=scheme)
+    page.select_option("#place", "server")
+    page.evaluate(Path(package.origin).with_name("axe.min.js").read_text())
+    found = page.evaluate("async () => (await axe.run()).violations.map(({ id }) => id)")
+    assert found == []
