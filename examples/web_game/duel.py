@@ -28,8 +28,8 @@ PADDLE_SPEED = 0.03
 PADDLE_ACCELERATION = 0.005
 SERVE_SPEED = 0.024
 FASTER = 1.1  # the ball after each hit
-BALL_SPEED = 0.06  # the fastest, in x
-STEEPNESS = 0.045  # speed in y after a hit with the end of a paddle
+BALL_SPEED = 0.08  # the fastest, in x
+STEEPNESS = 0.055  # speed in y after a hit with the end of a paddle
 DRAG = 0.35  # share of the paddle's speed that the ball takes along
 
 STAY, UP, DOWN = range(3)

@@ -11,8 +11,8 @@ export const PADDLE_SPEED = 0.03;
 const PADDLE_ACCELERATION = 0.005;
 const SERVE_SPEED = 0.024;
 const FASTER = 1.1; // the ball after each hit
-const BALL_SPEED = 0.06; // the fastest, in x
-const STEEPNESS = 0.045; // speed in y after a hit with the end of a paddle
+const BALL_SPEED = 0.08; // the fastest, in x
+const STEEPNESS = 0.055; // speed in y after a hit with the end of a paddle
 const DRAG = 0.35; // share of the paddle's speed that the ball takes along
 
 export const STAY = 0, UP = 1, DOWN = 2;
