@@ -269,8 +269,9 @@ async function openSocket(url) {
   const host = hostname.replace(/^\[|\]$/g, "");
   const isSecure = protocol === "tls:";
   const { connect: dial } = await import(isSecure ? "node:tls" : "node:net");
+  const { isIP } = await import("node:net");
   return new Promise((resolve, reject) => {
-    const socket = dial({ host, port: Number(port), servername: isSecure ? host : undefined });
+    const socket = dial({ host, port: Number(port), servername: isIP(host) ? undefined : host });
     socket.setNoDelay(true);
     let failure = new Error("the connection was lost");
     socket.on("error", (error) => {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,29 @@ def test_a_service_that_ends_calls_onclose_and_rejects_later_steps(serve: Any) -
     )
     assert told
     assert "the connection is closed; connect again" in later["message"]
+
+
+def test_over_tls_the_client_checks_the_certificate(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl, which makes the certificate")
+    key = tmp_path / "key.pem"
+    certificate = tmp_path / "certificate.pem"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    _, address = serve("--tls-cert", str(certificate), "--tls-key", str(key), "--token", TOKEN)
+    program = """
+        const game = await connect({ url: given.url, token: given.token }).catch((error) => error);
+        console.log(JSON.stringify(game instanceof Error ? game.message : game.seats));
+        if (game.close) game.close();
+    """
+    given = {"url": address.replace("https://", "tls://"), "token": TOKEN}
+    assert "self-signed certificate" in client(program, **given)
+
+    monkeypatch.setenv("NODE_EXTRA_CA_CERTS", str(certificate))
+    assert client(program, **given) == 1
 
 
 def test_where_nobody_serves_connecting_fails_with_the_next_step(tmp_path: Path) -> None:
