@@ -1,9 +1,10 @@
-"""The web game: its physics in two languages, and its page in a real browser."""
+"""The web game: its physics in two languages, its page in a real browser, and its tutorial."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 import penstock as library
 from chromium import chromium
 from javascript import ROOT, WEB_GAME, npm_packages, run_node, served
+from pages import blocks
 from train_command import Penstock, address_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -87,17 +89,23 @@ ACTIONS_OF_BOTH = """async ({ url, observations }) => {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The game as the tutorial serves it, with its agent as an ONNX file. Returns its address."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a checkout's part for the game, with its agent as an ONNX file."""
     pytest.importorskip("onnxscript")
     packages = npm_packages()
-    folder = tmp_path_factory.mktemp("site")
+    folder = tmp_path_factory.mktemp("checkout")
     game = folder / "examples" / "web_game"
     shutil.copytree(WEB_GAME, game, ignore=shutil.ignore_patterns("node_modules", "*.onnx"))
     (game / "node_modules").symlink_to(packages)
     shutil.copytree(ROOT / "clients", folder / "clients")
     words = ["-m", "penstock", "export", "duel.safetensors", "duel.onnx"]
     subprocess.run([sys.executable, *words], cwd=game, check=True, timeout=100)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[str]:
+    """Serves the game as the tutorial does. Returns the address of its page."""
     with served(folder) as origin:
         yield f"{origin}/examples/web_game/"
 
@@ -222,3 +230,45 @@ def test_axe_finds_no_accessibility_problem_in_the_game(page: Any, scheme: str) 
     page.evaluate(Path(package.origin).with_name("axe.min.js").read_text())
     found = page.evaluate("async () => (await axe.run()).violations.map(({ id }) => id)")
     assert found == []
+
+
+def test_the_code_of_the_tutorial_for_a_page_and_for_node_decides_as_the_policy(
+    page: Any, folder: Path
+) -> None:
+    in_page, in_node, _ = blocks("ship-the-agent.md", "js")
+    game = folder / "examples" / "web_game"
+    (game / "in_page.mjs").write_text(in_page)
+    (game / "in_node.mjs").write_text(in_node)
+    observations = np.random.default_rng(2).uniform(-1, 1, (50, 8)).astype(np.float32)
+    expected = library.load_policy(WEB_GAME / "duel.safetensors", sample=False)(observations)[0]
+
+    # Both read duel.onnx from the folder where they run.
+    one_by_one = """async (observations) => {
+      const { decide } = await import("./in_page.mjs");
+      const found = [];
+      for (const observation of observations) found.push(await decide(observation));
+      return found;
+    }"""
+    assert page.evaluate(one_by_one, observations.tolist()) == expected.tolist()
+    at_once = """
+        process.chdir(given.folder);
+        const { decide } = await import(`file://${given.folder}/in_node.mjs`);
+        console.log(JSON.stringify(await decide(given.observations)));
+    """
+    given = {"folder": str(game), "observations": observations.tolist()}
+    assert run_node(at_once, given) == expected.tolist()
+
+
+def test_the_code_of_the_tutorial_and_of_the_readme_for_a_service_runs(
+    folder: Path, service: str
+) -> None:
+    url = service.replace("ws://", "tcp://").removesuffix("/play")
+    readme = (ROOT / "clients" / "js" / "README.md").read_text()
+    programs = [blocks("ship-the-agent.md", "js")[2], readme.split("```js\n")[1].split("```")[0]]
+    for number, program in enumerate(programs):
+        name = f"program_{number}.mjs"
+        text = re.sub(r"tcp://127\.0\.0\.1:\d+", url, program)
+        assert url in text
+        (folder / "clients" / "js" / name).write_text(text)
+        path = (folder / "clients" / "js" / name).as_uri()
+        run_node("await import(given); console.log(null);", path)
