@@ -5,8 +5,8 @@
 
 In Node and in a page of Chromium, for one row and for `BATCH` rows at once: by ONNX Runtime with
 one thread (onnxruntime-node; onnxruntime-web as WebAssembly), and by clients/js/penstock.mjs over
-loopback (TCP from Node, a WebSocket from the page). Times are medians of the wall clock, so the
-machine should be idle. Chromium's clock counts in tenths of a millisecond.
+loopback (TCP from Node, a WebSocket from the page). Times are of the wall clock, medians of blocks of
+ten decisions, so the machine should be idle.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ AGENTS: dict[str, dict[str, Any]] = {
     "duel": {
         "file": ROOT / "examples" / "web_game" / "duel.safetensors",
         "observation": {"dtype": "float32", "shape": [8]},
-        "calls": 2000,
+        "blocks": 200,
     },
     "pong": {
         "file": ROOT / "docs" / "agents" / "pong.safetensors",
         "observation": {"dtype": "uint8", "shape": [4, 84, 84]},
-        "calls": 100,
+        "blocks": 20,
     },
 }
 BATCH = 64
@@ -107,7 +107,7 @@ def _measure(
     command = [sys.executable, "-m", "penstock"]
     subprocess.run([*command, "export", agent["file"], model], check=True, stdout=sys.stderr)
     asks = [
-        {**agent["observation"], "rows": rows, "calls": max(agent["calls"] // rows, 20)}
+        {**agent["observation"], "rows": rows, "blocks": max(agent["blocks"] // rows, 5)}
         for rows in (1, BATCH)
     ]
     service = subprocess.Popen(

@@ -1,6 +1,6 @@
 // A game's end of `penstock serve`, for browsers and Node, without dependencies (docs/games-protocol.md).
 //
-//   const game = await connect({ url: "tcp://127.0.0.1:7801", seats: 2 });
+//   const game = await connect({ url: "tcp://127.0.0.1:8800", seats: 2 });
 //   const rows = game.rows([0, 1]);                 // a row of each seat, made once
 //   for (;;) {
 //     rows.views[0].obs.set(seen);                  // typed arrays into the message itself
