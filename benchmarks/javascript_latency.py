@@ -5,8 +5,8 @@
 
 In Node and in a page of Chromium, for one row and for `BATCH` rows at once: by ONNX Runtime with
 one thread (onnxruntime-node; onnxruntime-web as WebAssembly), and by clients/js/penstock.mjs over
-loopback (TCP from Node, a WebSocket from the page). Times are of the wall clock, medians of blocks of
-ten decisions, so the machine should be idle.
+loopback (TCP from Node, a WebSocket from the page). Times are of the wall clock, medians of blocks
+of ten decisions, so the machine should be idle.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ export class Rows {
     this.flags = new Uint8Array(this.buffer, flagsAt, count);
     /** @type {Float32Array} what the last action of each row's seat brought, 0 again after each step. */
     this.reward = new Float32Array(this.buffer, rewardAt, count);
-    /** @type {Record<string, TypedArray>[]} of each row, its arrays by their names; "obs" if there is one alone. */
+    /** @type {Record<string, any>[]} of each row, typed arrays by their names; "obs" if there is one alone. */
     this.views = seats.map((_, i) => views(this.buffer, rowsAt + i * welcome.row_nbytes, welcome.row));
     new Uint32Array(this.buffer, 0, 2).set([STEP, count]);
     new Uint32Array(this.buffer, 8, count).set(seats);
