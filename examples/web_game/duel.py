@@ -151,16 +151,17 @@ class Rival:
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random
-        self._watches_from = random.uniform(-HALF_WIDTH, 0.8)  # sees no ball left of this
+        self._watches_from = random.uniform(-1.0, 1.0)  # sees no ball left of this
         self._foresees = random.random() < 0.7  # where the ball arrives, or only where it is
-        self._aim = 0.0  # with which place of the paddle it hits
+        self._spread = random.uniform(0.8, 2.5)  # of its aim, in halves of its paddle
+        self._aim = 0.0  # with which place of the paddle it wants to hit; beyond the end it misses
         self._was_coming = False
 
     def act(self, court: Court) -> int:
         """Returns its action of this step."""
         is_coming = court.speed_x > 0
         if is_coming and not self._was_coming:
-            self._aim = self._random.uniform(-0.95, 0.95) * PADDLE_HALF
+            self._aim = self._random.uniform(-1, 1) * self._spread * PADDLE_HALF
         self._was_coming = is_coming
 
         target = 0.0
