@@ -84,7 +84,7 @@ def main() -> None:
         (folder / "index.html").write_text("<!doctype html><title>Latency</title>")
         shutil.copy(ROOT / "benchmarks" / "javascript_latency.mjs", folder / "benchmark.mjs")
         shutil.copy(ROOT / "clients" / "js" / "penstock.mjs", folder)
-        origin = stack.enter_context(_served(folder))
+        origin = stack.enter_context(served(folder))
         browser = stack.enter_context(chromium())
         for name, agent in AGENTS.items():
             measured[name] = _measure(name, agent, folder, origin, browser)
@@ -104,26 +104,19 @@ def _measure(
 ) -> dict[str, list[dict[str, float]]]:
     """Returns the medians of one agent: by place, for one row and for a batch."""
     model = folder / f"{name}.onnx"
-    command = [sys.executable, "-m", "penstock"]
-    subprocess.run([*command, "export", agent["file"], model], check=True, stdout=sys.stderr)
+    export = [sys.executable, "-m", "penstock", "export", agent["file"], model]
+    subprocess.run(export, check=True, stdout=sys.stderr)
     asks = [
         {**agent["observation"], "rows": rows, "blocks": max(agent["blocks"] // rows, 5)}
         for rows in (1, BATCH)
     ]
-    service = subprocess.Popen(
-        [*command, "serve", agent["file"], "--port", "0", "--origin", origin, "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert service.stdout is not None
-        address = json.loads(service.stdout.readline())["address"].removeprefix("http://")
+    with service_of(agent["file"], origin) as address:
         given = {
             "benchmark": (folder / "benchmark.mjs").as_uri(),
             "client": (folder / "penstock.mjs").as_uri(),
             "packages": str(PACKAGES.parent / "package.json"),
             "model": str(model),
-            "url": f"tcp://{address.rstrip('/')}",
+            "url": f"tcp://{address}",
             "asks": asks,
         }
         done = subprocess.run(
@@ -135,17 +128,30 @@ def _measure(
         )
         page = browser.new_page()
         page.goto(origin)
-        asked = {"model": f"/{model.name}", "url": f"ws://{address}play", "asks": asks}
+        asked = {"model": f"/{model.name}", "url": f"ws://{address}/play", "asks": asks}
         in_page = page.evaluate(IN_PAGE, asked)
         page.close()
-        return {"Node": json.loads(done.stdout), "page": in_page}
+    return {"Node": json.loads(done.stdout), "page": in_page}
+
+
+@contextmanager
+def service_of(agent: Path, origin: str) -> Iterator[str]:
+    """Run `penstock serve` for pages of an origin. Yields its host and port."""
+    command = [sys.executable, "-m", "penstock", "serve", str(agent), "--greedy", "--port", "0"]
+    service = subprocess.Popen(
+        [*command, "--origin", origin, "--json"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert service.stdout is not None
+        address = json.loads(service.stdout.readline())["address"]
+        yield address.removeprefix("http://").rstrip("/")
     finally:
         service.terminate()
         service.communicate()
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[str]:
+def served(folder: Path) -> Iterator[str]:
     """Serve the files of a folder. Yields the origin."""
     handler = partial(_QuietHandler, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
