@@ -131,6 +131,16 @@ def page(site: str) -> Iterator[Any]:
     assert errors == []
 
 
+# The middle of the right paddle, 0 at the top of the court and 1 at its bottom, from its pixels.
+PADDLE = """() => {
+  const canvas = document.querySelector("#court");
+  const x = Math.round(canvas.width * (0.5 + 0.5 * 1.42 / 1.5));
+  const pixels = canvas.getContext("2d").getImageData(x, 0, 1, canvas.height).data;
+  const rows = [...Array(canvas.height).keys()].filter((y) => pixels[4 * y + 3] === 255);
+  return rows.reduce((sum, y) => sum + y, 0) / rows.length / canvas.height;
+}"""
+
+
 def decisions(page: Any) -> int:
     """Returns how many decisions of the agent the page counts."""
     text = page.text_content("#latency")
@@ -196,6 +206,19 @@ def test_space_pauses_and_r_restarts(page: Any) -> None:
     assert decisions(page) == count
     page.keyboard.press("KeyR")
     page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+
+
+def test_keys_and_the_pointer_move_the_paddle(page: Any) -> None:
+    page.click("#serve")
+    page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+    assert page.evaluate(PADDLE) == pytest.approx(0.5, abs=0.05)
+    page.keyboard.down("ArrowUp")
+    page.wait_for_function(f"({PADDLE})() < 0.2", timeout=WAIT_MS)
+    page.keyboard.up("ArrowUp")
+
+    box = page.locator("#court").bounding_box()
+    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.7 * box["height"])
+    page.wait_for_function(f"Math.abs(({PADDLE})() - 0.7) < 0.03", timeout=WAIT_MS)
 
 
 def test_the_page_says_what_to_do_where_no_server_answers(page: Any) -> None:
