@@ -161,7 +161,8 @@ def test_over_tls_the_client_checks_the_certificate(
     key = tmp_path / "key.pem"
     certificate = tmp_path / "certificate.pem"
     words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    words += ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", *words], check=True, capture_output=True)
     _, address = serve("--tls-cert", str(certificate), "--tls-key", str(key), "--token", TOKEN)
     program = """
