@@ -252,7 +252,9 @@ function openWebSocket(url) {
     if (!globalThis.WebSocket) throw new Error("this Node has no WebSocket; connect to tcp://HOST:PORT instead");
     const socket = new WebSocket(url);
     socket.binaryType = "arraybuffer";
-    socket.onerror = () => reject(new Error(`nobody answers at ${url}; start penstock serve there`));
+    // A browser does not say whether nobody listens or this page's origin was refused.
+    const origin = globalThis.location ? ` with --origin ${location.origin}` : "";
+    socket.onerror = () => reject(new Error(`${url} does not answer; start penstock serve there${origin}`));
     socket.onopen = () => resolve({
       send: (buffer) => socket.send(buffer),
       close: () => socket.close(),

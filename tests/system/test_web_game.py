@@ -222,12 +222,20 @@ def test_keys_and_the_pointer_move_the_paddle(page: Any) -> None:
     page.wait_for_function(f"Math.abs(({PADDLE})() - 0.7) < 0.03", timeout=WAIT_MS)
 
 
-def test_the_page_says_what_to_do_where_no_server_answers(page: Any) -> None:
+@pytest.mark.parametrize("serves", [False, True])
+def test_the_page_says_what_to_do_where_no_server_answers_or_one_refuses_its_origin(
+    page: Any, site: str, penstock: Penstock, serves: bool
+) -> None:
+    address = "ws://127.0.0.1:9/"
+    if serves:
+        agent = str(WEB_GAME / "duel.safetensors")
+        address = address_of(penstock("serve", agent, "--port", "0", "--json"))
     page.select_option("#place", "server")
-    page.fill("#url", "ws://127.0.0.1:9/play")
+    page.fill("#url", address.replace("http://", "ws://") + "play")
     page.click("#serve")
     page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
-    assert "start penstock serve there" in page.text_content("#trouble")
+    origin = site.removesuffix("/examples/web_game/")
+    assert f"start penstock serve there with --origin {origin}" in page.text_content("#trouble")
     assert page.get_attribute("body", "data-state") == "ready"
 
 
