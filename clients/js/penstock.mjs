@@ -60,7 +60,7 @@ export class Fault extends Error {
  * @param {string} [options.token] the token of the service, if it has one.
  * @param {object} [options.observation] the space that the game shows, as in WELCOME; another policy's is refused.
  * @param {object} [options.action] the space of the actions that it takes, likewise.
- * @param {string} [options.name] of the game, for the service's page.
+ * @param {string} [options.name] of the game, for messages of the service.
  * @returns {Promise<Connection>} rejects with a Fault if the service refuses, with an Error if nobody answers.
  */
 export async function connect({ url, seats = 1, token, observation, action, name }) {

@@ -209,6 +209,21 @@ def test_space_pauses_and_r_restarts(page: Any) -> None:
     page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
 
 
+def test_another_choice_of_players_in_a_match_begins_anew_without_trouble(
+    page: Any, service: str
+) -> None:
+    page.select_option("#place", "server")
+    page.fill("#url", service)
+    for players in ["agents", "person"] * 4:
+        page.select_option("#players", players)
+        assert page.get_attribute("body", "data-state") == "ready"
+        page.click("#serve")
+        page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
+        page.wait_for_timeout(1000)
+    assert page.text_content("#trouble") == ""
+    assert page.get_attribute("body", "data-state") == "playing"
+
+
 def test_keys_and_the_pointer_move_the_paddle(page: Any) -> None:
     page.click("#serve")
     page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
