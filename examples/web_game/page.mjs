@@ -303,7 +303,7 @@ class Page {
   #advance() {
     const match = this.#match, sides = this.#sides;
     if (match.ballFlies && this.#tick++ % Number($("reaction").value) === 0)
-      sides.ask(match.court, (error) => this.#fail(error));
+      sides.ask(match.court, (error) => sides === this.#sides && this.#fail(error)); // unless it was sent away
     const isPerson = $("players").value === "person";
     const rightAction = isPerson ? this.#hands.action(match.court.right) : sides.actions[RIGHT];
     const winner = match.tick(sides.actions[LEFT], rightAction);
@@ -329,6 +329,7 @@ class Page {
     $("message").textContent = messages[state];
     $("serve").textContent = orders[state];
     $("serve").disabled = state === "loading";
+    $("settings").inert = state === "loading";
     $("pause").disabled = state !== "playing" && state !== "paused";
     $("pause").textContent = state === "paused" ? "Go on" : "Pause";
     document.body.dataset.state = state;
