@@ -22,7 +22,7 @@ import penstock as library
 from chromium import chromium
 from javascript import ROOT, WEB_GAME, npm_packages, run_node, served
 from pages import blocks
-from train_command import Penstock, address_of
+from train_command import Command, Penstock, address_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -111,13 +111,18 @@ def site(folder: Path) -> Iterator[str]:
         yield f"{origin}/examples/web_game/"
 
 
-@pytest.fixture
-def service(site: str, penstock: Penstock) -> str:
-    """`penstock serve`, which admits the page of the game. Returns the address of its WebSocket."""
+def start_service(penstock: Penstock, site: str) -> tuple[Command, str]:
+    """Start `penstock serve` for the page of the game. Returns it and its WebSocket's address."""
     origin = site.removesuffix("/examples/web_game/")
     agent = str(WEB_GAME / "duel.safetensors")
     command = penstock("serve", agent, "--greedy", "--port", "0", "--origin", origin, "--json")
-    return address_of(command).replace("http://", "ws://") + "play"
+    return command, address_of(command).replace("http://", "ws://") + "play"
+
+
+@pytest.fixture
+def service(site: str, penstock: Penstock) -> str:
+    """Returns the address of the WebSocket of a running service."""
+    return start_service(penstock, site)[1]
 
 
 @pytest.fixture
@@ -209,19 +214,22 @@ def test_space_pauses_and_r_restarts(page: Any) -> None:
     page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
 
 
-def test_another_choice_of_players_in_a_match_begins_anew_without_trouble(
-    page: Any, service: str
+def test_another_choice_of_players_begins_anew_while_a_decision_is_awaited(
+    page: Any, site: str, penstock: Penstock
 ) -> None:
+    command, url = start_service(penstock, site)
     page.select_option("#place", "server")
-    page.fill("#url", service)
-    for players in ["agents", "person"] * 4:
-        page.select_option("#players", players)
-        assert page.get_attribute("body", "data-state") == "ready"
-        page.click("#serve")
-        page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
-        page.wait_for_timeout(1000)
+    page.fill("#url", url)
+    page.click("#serve")
+    page.wait_for_function("document.querySelector('#latency').textContent", timeout=WAIT_MS)
+    command.process.send_signal(signal.SIGSTOP)
+    page.wait_for_timeout(500)
+    page.select_option("#players", "agents")
+    command.process.send_signal(signal.SIGCONT)
+    page.wait_for_timeout(500)
     assert page.text_content("#trouble") == ""
-    assert page.get_attribute("body", "data-state") == "playing"
+    page.click("#serve")
+    page.wait_for_function("document.body.dataset.state === 'playing'", timeout=WAIT_MS)
 
 
 def test_keys_and_the_pointer_move_the_paddle(page: Any) -> None:
@@ -255,11 +263,9 @@ def test_the_page_says_what_to_do_where_no_server_answers_or_one_refuses_its_ori
 
 
 def test_the_page_says_when_the_server_leaves(page: Any, site: str, penstock: Penstock) -> None:
-    origin = site.removesuffix("/examples/web_game/")
-    agent = str(WEB_GAME / "duel.safetensors")
-    command = penstock("serve", agent, "--port", "0", "--origin", origin, "--json")
+    command, url = start_service(penstock, site)
     page.select_option("#place", "server")
-    page.fill("#url", address_of(command).replace("http://", "ws://") + "play")
+    page.fill("#url", url)
     page.click("#serve")
     page.wait_for_function("document.querySelector('#latency').textContent", timeout=WAIT_MS)
     command.process.send_signal(signal.SIGINT)
