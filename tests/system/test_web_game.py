@@ -73,6 +73,31 @@ def test_both_files_of_the_game_compute_the_same_numbers(monkeypatch: pytest.Mon
     assert run_node(REPLAY, {"game": game, "script": script}) == expected
 
 
+def test_the_game_passes_the_checks_of_environments(tmp_path: Path, penstock: Penstock) -> None:
+    shutil.copy(WEB_GAME / "duel.py", tmp_path)
+    status, _, errors = penstock("check-env", "duel:Duel", "--steps", "2000", "--json").end()
+    assert status == 0, errors
+
+
+def test_the_shipped_agent_wins_most_of_its_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(WEB_GAME))
+    env = import_module("duel").Duel()
+    policy = library.load_policy(WEB_GAME / "duel.safetensors")
+    returns = []
+    for seed in range(20):
+        observation, _ = env.reset(seed=seed)
+        total = 0.0
+        ended = False
+        while not ended:
+            action, _ = policy(observation)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += reward
+            ended = terminated or truncated
+        returns.append(total)
+    # Random players win less than one match of ten.
+    assert np.mean(np.array(returns) > 0) > 0.6
+
+
 ACTIONS_OF_BOTH = """async ({ url, observations }) => {
   const { PageAgent, ServedAgent } = await import("./agents.mjs");
   const served = await ServedAgent.connect({ url }, 2);
