@@ -30,7 +30,7 @@ class GaussianSampler(ActionSampler):
     ) -> None:
         size = math.prod(shape)
         super().__init__(2 * size, envs, rng)
-        self._squashed = squashed
+        self.squashed = squashed
         self._mean = self.outputs[:size]
         self._log_std = self.outputs[size:]
         self._noise, self._std = np.empty((2, size, envs), np.float32)
@@ -59,7 +59,7 @@ class GaussianSampler(ActionSampler):
         np.multiply(noise, -0.5, out=noise)
         np.subtract(noise, self._log_std, out=noise)
         np.subtract(noise, np.float32(HALF_LOG_2PI), out=noise)
-        if self._squashed:
+        if self.squashed:
             np.tanh(self._numbers, out=self._actions)
             np.subtract(noise, _log_slope(flat), out=noise)
         np.add.reduce(noise, axis=0, out=self._logp)
@@ -67,12 +67,12 @@ class GaussianSampler(ActionSampler):
 
     def greedy(self) -> Float32:
         np.copyto(self._flat, self._mean)
-        if self._squashed:
+        if self.squashed:
             np.tanh(self._numbers, out=self._actions)
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        mean = np.tanh(self._mean) if self._squashed else self._mean.copy()
+        mean = np.tanh(self._mean) if self.squashed else self._mean.copy()
         return {"mean": mean, "std": np.exp(self._log_std)}
 
 
@@ -98,7 +98,7 @@ class SquashedGaussianSampler(ActionSampler):
         super().__init__(2 * size, envs, rng)
         self._mean = self.outputs[:size]
         self._log_std = self.outputs[size:]
-        self._log_std_bounds = log_std
+        self.log_std_bounds = log_std
         self._noise = np.empty(self._flat.shape, np.float32)
         self.recorded = {}
 
@@ -112,7 +112,7 @@ class SquashedGaussianSampler(ActionSampler):
 
         # The logarithms are overwritten by the standard deviations.
         std = self._log_std
-        np.clip(std, *self._log_std_bounds, out=std)
+        np.clip(std, *self.log_std_bounds, out=std)
         np.exp(std, out=std)
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, std, out=noise)
@@ -125,7 +125,7 @@ class SquashedGaussianSampler(ActionSampler):
         return self._actions
 
     def basis(self) -> dict[str, Float32]:
-        log_std = np.clip(self._log_std, *self._log_std_bounds)
+        log_std = np.clip(self._log_std, *self.log_std_bounds)
         return {"mean": np.tanh(self._mean), "std": np.exp(log_std)}
 
 

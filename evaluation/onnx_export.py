@@ -1,0 +1,179 @@
+"""A policy as an ONNX file, for programs in which neither Python nor Penstock runs.
+
+The graph is that of `policy_module.PolicyModule`, which torch's exporter writes, with a batch of any
+size. What its inputs and outputs are stands in the file too, as JSON in `metadata_props`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import penstock
+from penstock.configs.errors import UserError
+from penstock.envs.space_json import to_json
+from penstock.evaluation.estimates import way_of
+from penstock.evaluation.exported import ONNX_SUFFIX, Exported, check_path, replace_file
+
+if TYPE_CHECKING:
+    from penstock.evaluation.policy_module import GraphArray, PolicyModule
+
+KEY = "penstock"
+FORMAT = 1
+OPSET = 20
+LEAST_TORCH = "2.9"  # the first whose exporter is tested here
+# A larger file would need a second one for its parameters.
+MOST_NBYTES = 2**31 - 2**20
+ROWS = 2  # of the batch that the network is traced with
+
+
+class OnnxFile(NamedTuple):
+    """A file that was written."""
+
+    nbytes: int
+    inputs: tuple[GraphArray, ...]
+    outputs: tuple[GraphArray, ...]
+
+
+def write(
+    path: Path, policy: Exported, *, sampled: bool = False, program: bool = False
+) -> OnnxFile:
+    """Write a policy to a file, or replace that.
+
+    Args:
+        path: of the file, which ends in `ONNX_SUFFIX`.
+        policy: what is written.
+        sampled: whether the graph also draws an action, by an input "noise".
+        program: whether the parameters are an input, "weights", instead of a part of the file.
+
+    Raises:
+        UserError: if it cannot be written, or the exporter refuses the policy.
+    """
+    check_path(path, ONNX_SUFFIX)
+    _check_installed()
+    nbytes = 0 if program else policy.weights.nbytes
+    if nbytes > MOST_NBYTES:
+        raise UserError(
+            f"{path} would have {nbytes:,} bytes of parameters, and an ONNX file holds at most "
+            f"{MOST_NBYTES:,}; set --program, with which they are an input"
+        )
+
+    from penstock.evaluation.policy_module import PolicyModule
+
+    module = PolicyModule(
+        policy.config, policy.info, policy.weights, sampled=sampled, program=program
+    )
+    model = _graph_of(module, policy.config.model.entry)
+    about = model.metadata_props.add()
+    about.key = KEY
+    about.value = json.dumps(metadata(policy, module))
+
+    data: bytes = model.SerializeToString()
+    replace_file(path, data)
+    return OnnxFile(len(data), module.inputs, module.outputs)
+
+
+def metadata(policy: Exported, module: PolicyModule) -> dict[str, Any]:
+    """Returns what a file says of its policy, JSON-ready."""
+    about = {
+        "format": FORMAT,
+        "penstock": penstock.__version__,
+        "env": policy.config.env.id,
+        "algo": policy.config.algo.name,
+        "spaces": [to_json(space) for space in policy.spaces],
+        "inputs": [described(array) for array in module.inputs],
+        "outputs": [described(array) for array in module.outputs],
+        "play": way_of(policy.play),
+        "state_size": module.state_size,
+    }
+    if any(array.name == "weights" for array in module.inputs):
+        about["layout"] = module.layout.to_list()
+    return about
+
+
+def described(array: GraphArray) -> dict[str, Any]:
+    """Returns an input or an output, JSON-ready."""
+    leading = ["batch"] if array.has_batch else []
+    return {
+        "name": array.name,
+        "dtype": array.dtype,
+        "shape": [*leading, *array.shape],
+        "meaning": array.meaning,
+    }
+
+
+def _check_installed() -> None:
+    """Raise UserError where torch is too old, or what its exporter needs is missing."""
+    import torch
+
+    if torch.__version__ < LEAST_TORCH:
+        raise UserError(
+            f"torch {torch.__version__} is installed, and ONNX files need {LEAST_TORCH} or later; "
+            f"run: pip install 'torch>={LEAST_TORCH}', or export a .safetensors file"
+        )
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"ONNX files need {error.name}, which is not installed; run: "
+            "pip install 'penstock[onnx]', or export a .safetensors file"
+        ) from error
+
+
+def _graph_of(module: PolicyModule, entry: str | None) -> Any:
+    """Returns the graph of a module as an `onnx.ModelProto`.
+
+    ``entry`` is the `model.entry` of its network, for the message of the UserError if torch's
+    exporter refuses the module.
+    """
+    import torch
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    batch = torch.export.Dim("batch")
+    inputs = tuple(array.zeros(ROWS) for array in module.inputs)
+    dynamic_axes = tuple({0: batch} if array.has_batch else {} for array in module.inputs)
+
+    # The exporter warns of its own deprecated calls, and of packages that no network here needs.
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            exported = torch.onnx.export(
+                module,
+                inputs,
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=[array.name for array in module.inputs],
+                output_names=[array.name for array in module.outputs],
+                dynamic_shapes=(dynamic_axes,),
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:
+        raise _refusal(error, entry) from error
+    finally:
+        logger.setLevel(level)
+
+    assert exported is not None
+    # Nodes carry the lines of code that they come from, with paths of this machine.
+    ClearMetadataAndDocStringPass()(exported.model)
+    return exported.model_proto
+
+
+def _refusal(error: BaseException, entry: str | None) -> UserError:
+    """Returns the error for a network that torch's exporter refuses."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split())[:300]
+    network = "the network" if entry is None else f"model.entry {entry}"
+    way_out = "rewrite that operation, or " if entry is not None else ""
+    return UserError(
+        f"torch's ONNX exporter refuses {network} ({type(error).__name__}: {text}); {way_out}"
+        "export a .safetensors file"
+    )
