@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +23,10 @@ from penstock.configs.for_actors import for_actors
 from penstock.configs.schema import Config
 from penstock.core.params import Float32
 from penstock.envs import EnvInfo
+from penstock.envs.packing import leaves_of, value_at
 from penstock.envs.space_json import brief_spaces
+from penstock.evaluation import onnx_export
+from penstock.evaluation.exported import Exported
 
 PAGE = Path(__file__).parents[1] / "docs" / "forward-pass.md"
 DEFAULTS = {
@@ -213,6 +217,76 @@ def observations_by_rule(space: dict[str, Any], rows: int, name: str = "") -> An
     return (j % 3 != 1).astype(np.int8)
 
 
+def noise_by_rule(action_space: dict[str, Any], rows: int) -> Float32:
+    """Returns the noise of actions ``[rows, numbers]``, by the page's rule.
+
+    Numbers of a Box are of the normal distribution, one for each choice is uniform.
+    """
+    kind, content = next(iter(action_space.items()))
+    size = 1
+    if kind == "Box":
+        size = int(np.prod(content[2]))
+    elif kind == "MultiDiscrete":
+        size = np.size(content[0])
+    j = np.arange(size) + 7 * np.arange(rows)[:, None]
+    number = (j * 29) % 31
+    noise = (number - 15) / 8 if kind == "Box" else number / 31
+    return noise.astype(np.float32)
+
+
+def forgets_before(row: int) -> bool:
+    """Returns whether the state of a network with memory is zero before a row."""
+    return row in (0, 2)
+
+
+def program_outputs(network: Network) -> dict[str, Array]:
+    """Returns what ONNX Runtime computes of the rows of a network's vector.
+
+    The program is exported of other weights than those that it is fed with.
+    """
+    import onnxruntime
+
+    welcome = network.welcome()
+    weights = weights_by_rule(welcome["layout"], network.divisor)
+    policy = Exported(
+        network.config, (network.observation, network.action), network.info, 0 * weights, play=None
+    )
+    is_drawn = network.algo["name"] != "dqn"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "actor.onnx"
+        written = onnx_export.write(path, policy, sampled=is_drawn, program=True)
+        session = onnxruntime.InferenceSession(path.read_bytes())
+
+    # Names of inputs are those of the parts, as none of these networks has a part of another name.
+    observations = observations_by_rule(welcome["spaces"][0], network.rows)
+    feed: dict[str, Array] = {"weights": weights}
+    for keys, _ in leaves_of(network.observation):
+        feed[".".join(map(str, keys)) or "obs"] = value_at(keys, observations)
+    if is_drawn:
+        feed["noise"] = noise_by_rule(welcome["spaces"][1], network.rows)
+    names = [array.name for array in written.outputs]
+    dtypes = {array.name: array.dtype for array in written.inputs}
+    feed = {name: array.astype(dtypes[name]) for name, array in feed.items()}
+
+    if "core" not in network.model:
+        return dict(zip(names, session.run(names, feed), strict=True))
+    steps = []
+    (state_shape,) = (array.shape for array in written.inputs if array.name == "state")
+    state = np.zeros((1, *state_shape), np.float32)
+    for row in range(network.rows):
+        if forgets_before(row):
+            state = np.zeros_like(state)
+        row_feed = {
+            name: array if name == "weights" else array[row : row + 1]
+            for name, array in feed.items()
+        }
+        step = dict(zip(names, session.run(names, row_feed | {"state": state}), strict=True))
+        state = step["state_out"]
+        steps.append(step)
+    joined = {name: np.concatenate([step[name] for step in steps]) for name in names}
+    return joined | {"state_out": state}
+
+
 def blocks() -> Iterator[tuple[str, Vector]]:
     """Yield the name and the content of each vector of the page."""
     pattern = re.compile(r"<!-- vector (\w+) -->\n\n```json\n(.*?)```", re.DOTALL)
@@ -256,3 +330,20 @@ def rounded(values: Array) -> Any:
         return values.tolist()
     digits = [float(f"{value:.6g}") for value in np.ravel(values)]
     return np.reshape(digits, np.shape(values)).tolist()
+
+
+def write_page() -> None:
+    """Write the vectors into the page, from exported programs."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, network in NETWORKS.items():
+        outputs = program_outputs(network)
+        vector = network.welcome() | {key: rounded(values) for key, values in outputs.items()}
+        before, marker, after = text.partition(f"<!-- vector {name} -->\n")
+        assert marker, name
+        rest = re.sub(r"\A\n```json\n.*?```\n", "", after, flags=re.DOTALL)
+        text = f"{before}{marker}\n{as_block(vector)}\n{rest}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page()

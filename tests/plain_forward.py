@@ -23,6 +23,7 @@ CLIP = 10.0
 EPSILON = 1e-8
 LEAST_BYTE_VARIANCE = 16.0
 FORBIDDEN = -1e9
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LSTM_GATES = "ifgo"
 GRU_GATES = "rzn"
 LARGE = 36
@@ -221,20 +222,58 @@ class PlainNetwork:
 
     def greedy(self, outputs: Array) -> Array:
         """Returns the most probable actions of B rows of outputs, as the environment gets them."""
+        if "Box" in self.action_space:
+            return self._played(np.split(outputs, 2, 1)[0])
+        return self._played(np.stack([part.argmax(1) for part in self._choices(outputs)], 1))
+
+    def drawn(self, outputs: Array, noise: Array) -> tuple[Array, Array]:
+        """Returns actions of an actor-critic or of SAC, and their log-probabilities ``[B]``.
+
+        ``noise`` is ``[B, numbers]``, normal for a Box, uniform for each of several choices.
+        """
+        if "Box" in self.action_space:
+            mean, log_std = np.split(outputs, 2, 1)
+            number = mean + np.exp(log_std) * noise
+            logp = (-0.5 * noise**2 - log_std - HALF_LOG_2PI).sum(1)
+            if self.squashes:
+                slope = 2 * (math.log(2) - number - np.log1p(np.exp(-2 * number)))
+                logp -= slope.sum(1)
+            return self._played(number), logp
+
+        chosen = []
+        logp = np.zeros(len(outputs))
+        for part, uniform in zip(self._choices(outputs), noise.T, strict=True):
+            share = np.exp(part - part.max(1, keepdims=True))
+            share /= share.sum(1, keepdims=True)
+            choice = (share.cumsum(1) <= uniform[:, None]).sum(1)
+            chosen.append(choice)
+            logp += np.log(share[np.arange(len(part)), choice])
+        return self._played(np.stack(chosen, 1)), logp
+
+    @property
+    def squashes(self) -> bool:
+        """Whether numbers are kept within their bounds by tanh."""
+        return "head.weight" in self.arrays or self.model["gaussian"] == "squashed"
+
+    def _choices(self, outputs: Array) -> list[Array]:
+        """Returns the outputs of each choice, ``[B, n]``."""
+        kind, content = next(iter(self.action_space.items()))
+        counts = np.full(content, 2) if kind == "MultiBinary" else np.ravel(content[0])
+        return np.split(outputs, np.cumsum(counts.ravel())[:-1], 1)
+
+    def _played(self, actions: Array) -> Array:
+        """Returns actions ``[B, ...]`` as the environment gets them, of numbers or choices."""
         kind, content = next(iter(self.action_space.items()))
         if kind == "Box":
             low, high, shape, _ = content
-            mean = np.split(outputs, 2, 1)[0].reshape(-1, *shape)
-            is_squashed = "head.weight" in self.arrays or self.model["gaussian"] == "squashed"
-            number = np.tanh(mean) if is_squashed else np.clip(mean, -1, 1)
-            return np.asarray(low + (number + 1) * (np.asarray(high) - np.asarray(low)) / 2)
+            numbers = actions.reshape(-1, *shape)
+            numbers = np.tanh(numbers) if self.squashes else np.clip(numbers, -1, 1)
+            return np.asarray(low + (numbers + 1) * (np.asarray(high) - np.asarray(low)) / 2)
         if kind == "Discrete":
-            return content[1] + outputs.argmax(1)
-        counts = np.full(content, 2) if kind == "MultiBinary" else np.asarray(content[0])
-        start = 0 if kind == "MultiBinary" else np.asarray(content[1])
-        parts = np.split(outputs, np.cumsum(counts.ravel())[:-1], 1)
-        choices = np.stack([part.argmax(1) for part in parts], 1)
-        return np.asarray(choices.reshape(-1, *counts.shape) + start)
+            return actions[:, 0] + content[1]
+        if kind == "MultiBinary":
+            return actions.reshape(-1, *np.full(content, 2).shape)
+        return actions.reshape(-1, *np.shape(content[0])) + np.asarray(content[1])
 
     def _read(self, observation: Any) -> list[Array]:
         """Returns the inputs ``[B, *shape]``, scaled or normalised, images with channels first."""

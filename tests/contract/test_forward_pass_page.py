@@ -22,7 +22,10 @@ from forward_vectors import (
     Vector,
     blocks,
     box,
+    forgets_before,
+    noise_by_rule,
     observations_by_rule,
+    program_outputs,
     weights_by_rule,
 )
 from penstock.algos.acting import make_policy
@@ -36,6 +39,8 @@ from plain_forward import PlainNetwork
 Array = npt.NDArray[Any]
 
 VECTORS = dict(blocks())
+FAST = ("normalized_mlp", "lstm")
+"""Networks of which `make test` exports a program, which takes seconds."""
 
 
 def test_every_network_of_the_page_has_a_vector() -> None:
@@ -55,32 +60,41 @@ def played_plainly(vector: Vector) -> dict[str, Array]:
     flat = weights_by_rule(vector["layout"], vector["divisor"])
     network = PlainNetwork(config, vector["spaces"], vector["layout"], flat)
 
-    # With memory the rows are steps of one environment; before row 2 its state is forgotten.
     rows = len(vector["action"])
-    observation = observations_by_rule(vector["spaces"][0], rows)
+    observations = observations_by_rule(vector["spaces"][0], rows)
+    noise = noise_by_rule(vector["spaces"][1], rows)
     if not network.state_size:
-        return outputs_of(network, network(observation, np.zeros((rows, 0))))
+        return outputs_of(network, network(observations, np.zeros((rows, 0))), noise)
+
+    # The rows are steps of one environment.
     steps = []
     state = np.zeros((1, network.state_size), np.float32)
     for row in range(rows):
-        computed = network(observation[row : row + 1], np.zeros_like(state) if row == 2 else state)
+        if forgets_before(row):
+            state = np.zeros_like(state)
+        computed = network(observations[row : row + 1], state)
         state = computed.state
-        steps.append(outputs_of(network, computed))
+        steps.append(outputs_of(network, computed, noise[row : row + 1]))
     joined = {key: np.concatenate([step[key] for step in steps]) for key in steps[0]}
     return joined | {"state_out": state}
 
 
-def outputs_of(network: PlainNetwork, computed: plain_forward.Outputs) -> dict[str, Array]:
+def outputs_of(
+    network: PlainNetwork, computed: plain_forward.Outputs, noise: Array
+) -> dict[str, Array]:
     """Returns outputs by the names of the page."""
-    outputs = {"action": network.greedy(computed.decided_by)}
-    if "Box" in network.action_space:
-        outputs["mean"], outputs["log_std"] = np.split(computed.decided_by, 2, 1)
-    elif computed.value is None:
-        outputs["q"] = computed.decided_by
-    else:
-        outputs["logits"] = computed.decided_by
+    decided_by = computed.decided_by
+    outputs = {"action": network.greedy(decided_by)}
     if computed.value is not None:
         outputs["value"] = computed.value
+
+    if "Box" in network.action_space:
+        outputs["mean"], outputs["log_std"] = np.split(decided_by, 2, 1)
+    elif computed.value is None:
+        return outputs | {"q": decided_by}
+    else:
+        outputs["logits"] = decided_by
+    outputs["sampled_action"], outputs["log_prob"] = network.drawn(decided_by, noise)
     return outputs
 
 
@@ -102,6 +116,15 @@ def test_page_in_numpy_computes_its_vector(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NETWORKS],
+)
+def test_exported_program_computes_the_vector_of_the_page(name: str) -> None:
+    outputs = program_outputs(NETWORKS[name])
+    assert differing(VECTORS[name], outputs) == []
+
+
+@pytest.mark.parametrize(
     ("constant", "value", "name"),
     [
         ("CLIP", np.inf, "normalized_mlp"),
@@ -111,6 +134,8 @@ def test_page_in_numpy_computes_its_vector(name: str) -> None:
         ("LEAST_BYTE_VARIANCE", 15.0, "dqn_cnn"),
         ("FORBIDDEN", 0.0, "parts"),
         ("FORBIDDEN", 0.0, "dqn_parts"),
+        ("HALF_LOG_2PI", 0.0, "lstm"),
+        ("HALF_LOG_2PI", 0.0, "sac"),
         ("LSTM_GATES", "figo", "lstm"),
         ("LSTM_GATES", "igfo", "lstm"),
         ("LSTM_GATES", "ifog", "lstm"),
