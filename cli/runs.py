@@ -264,9 +264,8 @@ def _check_format_options(
     for option, is_set in (("--sampled", sampled), ("--program", program)):
         if is_set and not is_onnx:
             raise UserError(
-                f"{option} is for .onnx, and {path.name} is read by penstock.load_policy, which "
-                f"samples by itself; name the file {path.with_suffix('.onnx').name}, or leave out "
-                f"{option}"
+                f"{option} is for .onnx; name the file {path.with_suffix('.onnx').name}, or leave "
+                f"out {option}"
             )
 
 

@@ -1,14 +1,17 @@
 """A policy as an ONNX file, for programs in which neither Python nor Penstock runs.
 
-The graph is that of `policy_module.PolicyModule`, which torch's exporter writes, with a batch of any
-size. What its inputs and outputs are stands in the file too, as JSON in `metadata_props`.
+The graph is that of `policy_module.PolicyModule`, which torch's exporter writes, for any number of
+rows. What its inputs and outputs are stands in the file too, as JSON in `metadata_props`.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +22,9 @@ from penstock.evaluation.estimates import way_of
 from penstock.evaluation.exported import ONNX_SUFFIX, Exported, check_path, replace_file
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.onnx import ONNXProgram
+
     from penstock.evaluation.policy_module import GraphArray, PolicyModule
 
 KEY = "penstock"
@@ -133,47 +139,74 @@ def _graph_of(module: PolicyModule, entry: str | None) -> Any:
     import torch
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    batch = torch.export.Dim("batch")
     inputs = tuple(array.zeros(ROWS) for array in module.inputs)
-    dynamic_axes = tuple({0: batch} if array.has_batch else {} for array in module.inputs)
-
-    # The exporter warns of its own deprecated calls, and of packages that no network here needs.
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    batch = torch.export.Dim("batch")
+    shapes = (tuple({0: batch} if array.has_batch else {} for array in module.inputs),)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            exported = torch.onnx.export(
-                module,
-                inputs,
-                dynamo=True,
-                opset_version=OPSET,
-                input_names=[array.name for array in module.inputs],
-                output_names=[array.name for array in module.outputs],
-                dynamic_shapes=(dynamic_axes,),
-                external_data=False,
-                verbose=False,
-            )
+        with _quiet(), torch.no_grad():
+            program = _exported(module, module, inputs, shapes)
+            if not _takes_any_batch(program):
+                # A network of the user's reads `len` of a tensor, perhaps. The exporter's usual way
+                # takes it for a constant; the other one, which fails more often, does not.
+                traced = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
+                program = _exported(traced, module, (), None)
     except Exception as error:
         raise _refusal(error, entry) from error
-    finally:
-        logger.setLevel(level)
 
-    assert exported is not None
     # Nodes carry the lines of code that they come from, with paths of this machine.
-    ClearMetadataAndDocStringPass()(exported.model)
-    return exported.model_proto
+    ClearMetadataAndDocStringPass()(program.model)
+    return program.model_proto
+
+
+def _exported(
+    source: Any, module: PolicyModule, inputs: tuple[Tensor, ...], shapes: Any
+) -> ONNXProgram:
+    """Returns the graph of ``source``, the module or what was traced of it, with its names."""
+    import torch
+
+    program = torch.onnx.export(
+        source,
+        inputs,
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=[array.name for array in module.inputs],
+        output_names=[array.name for array in module.outputs],
+        dynamic_shapes=shapes,
+        external_data=False,
+        verbose=False,
+    )
+    assert program is not None
+    return program
+
+
+def _takes_any_batch(program: ONNXProgram) -> bool:
+    """Returns whether a graph computes any number of rows, not only those it was traced with."""
+    output_shape = program.model.graph.outputs[0].shape
+    return output_shape is not None and not isinstance(output_shape[0], int)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what the exporter writes: warnings of its own calls, and graphs that it could not
+    trace, whose errors it raises as well."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def _refusal(error: BaseException, entry: str | None) -> UserError:
     """Returns the error for a network that torch's exporter refuses."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = " ".join(str(error).split())[:300]
+    first_line = str(error).strip().partition("\n")[0][:200]
     network = "the network" if entry is None else f"model.entry {entry}"
-    way_out = "rewrite that operation, or " if entry is not None else ""
+    way_out = "" if entry is None else "write that in torch's operations on a whole batch, or "
     return UserError(
-        f"torch's ONNX exporter refuses {network} ({type(error).__name__}: {text}); {way_out}"
-        "export a .safetensors file"
+        f"torch's ONNX exporter refuses {network} ({type(error).__name__}: {first_line}); "
+        f"{way_out}export a .safetensors file"
     )

@@ -324,8 +324,9 @@ class _Network(nn.Module):
         Where the network has no values or no state, these are None. ``arrays`` are those of the
         observations by name, as recorded.
         """
-        # Rows are those of as many environments, one step of each.
-        first = None if state is None else torch.zeros(1, len(state), dtype=torch.bool)
+        # Rows are those of as many environments, one step of each. The exporter takes `len` of a
+        # tensor for a constant.
+        first = None if state is None else torch.zeros(1, state.shape[0], dtype=torch.bool)
         net = self.net
         if isinstance(net, GeneralActorCritic):
             return net.step_of(arrays, state, first)
@@ -385,7 +386,7 @@ class _Packing(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Returns packed values ``[B, ...]`` of the space's own ones."""
         if self._component is not None:
-            rows = values.reshape(len(values), -1)
+            rows = values.reshape(values.shape[0], -1)
             return (rows[:, self._component] == self._choices).to(self._packed_dtype)
         if self.is_mask:
             return values
