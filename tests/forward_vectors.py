@@ -51,7 +51,7 @@ def box(low: float, high: float, *shape: int, dtype: Any = np.float32) -> spaces
 
 
 @dataclass(frozen=True)
-class Network:
+class PageNetwork:
     """One network of the page."""
 
     algo: dict[str, Any]
@@ -103,8 +103,8 @@ THREE = spaces.Discrete(3)
 PADDLES = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 1], np.float32))
 
 NETWORKS = {
-    "mlp": Network(PPO, box(-2, 2, 3), spaces.Discrete(3, start=1), {"hidden": [5, 4]}),
-    "normalized_mlp": Network(
+    "mlp": PageNetwork(PPO, box(-2, 2, 3), spaces.Discrete(3, start=1), {"hidden": [5, 4]}),
+    "normalized_mlp": PageNetwork(
         PPO,
         box(-20, 20, 3),
         PADDLES,
@@ -115,12 +115,12 @@ NETWORKS = {
             "gaussian": "squashed",
         },
     ),
-    "nature_cnn": Network(PPO, SCREEN, THREE, divisor=500),
-    "small_cnn": Network(
+    "nature_cnn": PageNetwork(PPO, SCREEN, THREE, divisor=500),
+    "small_cnn": PageNetwork(
         PPO, box(0, 3, 6, 5, 2, dtype=np.uint8), THREE, {"filters": [3, 4], "hidden": [5]}
     ),
-    "impala_cnn": Network(PPO, box(2, 5, 9, 10, 3), THREE, {"kind": "impala_cnn"}, divisor=500),
-    "parts": Network(
+    "impala_cnn": PageNetwork(PPO, box(2, 5, 9, 10, 3), THREE, {"kind": "impala_cnn"}, divisor=500),
+    "parts": PageNetwork(
         PPO,
         spaces.Dict(
             {
@@ -140,16 +140,18 @@ NETWORKS = {
         },
         divisor=500,
     ),
-    "lstm": Network(
+    "lstm": PageNetwork(
         PPO,
         box(-2, 2, 3),
         PADDLES,
         {"hidden": [4], "core": "lstm", "core_size": 3, "critic": "separate"},
     ),
-    "gru": Network(PPO, spaces.Discrete(4), THREE, {"hidden": [4], "core": "gru", "core_size": 3}),
-    "dqn": Network(DUELLING, box(-2, 2, 3), THREE, {"hidden": [5, 4]}),
-    "dqn_cnn": Network(DUELLING, SCREEN, THREE, {"normalize_observations": True}, divisor=500),
-    "dqn_parts": Network(
+    "gru": PageNetwork(
+        PPO, spaces.Discrete(4), THREE, {"hidden": [4], "core": "gru", "core_size": 3}
+    ),
+    "dqn": PageNetwork(DUELLING, box(-2, 2, 3), THREE, {"hidden": [5, 4]}),
+    "dqn_cnn": PageNetwork(DUELLING, SCREEN, THREE, {"normalize_observations": True}, divisor=500),
+    "dqn_parts": PageNetwork(
         DUELLING,
         spaces.Dict(
             {
@@ -161,7 +163,7 @@ NETWORKS = {
         spaces.Discrete(4),
         {"filters": [3], "hidden": [4]},
     ),
-    "sac": Network(
+    "sac": PageNetwork(
         {"name": "sac", "log_std_min": -0.05, "log_std_max": 0.05},
         box(-2, 2, 3),
         PADDLES,
@@ -239,7 +241,7 @@ def forgets_before(row: int) -> bool:
     return row in (0, 2)
 
 
-def program_outputs(network: Network) -> dict[str, Array]:
+def program_outputs(network: PageNetwork) -> dict[str, Array]:
     """Returns what ONNX Runtime computes of the rows of a network's vector.
 
     The program is exported of other weights than those that it is fed with.

@@ -32,7 +32,7 @@ LEAST_SIDE = {"small_cnn": SMALLEST, "nature_cnn": LARGE, "impala_cnn": 8}
 
 
 @dataclass
-class Outputs:
+class PlainOutputs:
     """What a network computes of B rows."""
 
     decided_by: Array
@@ -44,7 +44,7 @@ class Outputs:
 
 
 @dataclass
-class Leaf:
+class PlainLeaf:
     """One array of an observation."""
 
     keys: tuple[Any, ...]
@@ -96,7 +96,7 @@ class Leaf:
         return array
 
 
-def leaves(space: Space, keys: tuple[Any, ...] = ()) -> Iterator[Leaf]:
+def leaves(space: Space, keys: tuple[Any, ...] = ()) -> Iterator[PlainLeaf]:
     """Yield the arrays of an observation, in the order of its space."""
     kind, content = next(iter(space.items()))
     if kind == "Dict":
@@ -106,13 +106,13 @@ def leaves(space: Space, keys: tuple[Any, ...] = ()) -> Iterator[Leaf]:
         for index, inner in enumerate(content):
             yield from leaves(inner, (*keys, index))
     else:
-        yield Leaf(keys, space)
+        yield PlainLeaf(keys, space)
 
 
-class Input:
+class PlainInput:
     """How a network reads one array."""
 
-    def __init__(self, leaf: Leaf, model: dict[str, Any]) -> None:
+    def __init__(self, leaf: PlainLeaf, model: dict[str, Any]) -> None:
         self.leaf = leaf
         self.is_bytes = leaf.dtype == "|u1"
         self.shape = self._shape(leaf.shape or (1,))
@@ -192,7 +192,7 @@ class PlainNetwork:
         all_leaves = list(leaves(spaces[0]))
         self.mask_leaf = next((leaf for leaf in all_leaves if leaf.keys == ("action_mask",)), None)
         read = [leaf for leaf in all_leaves if leaf is not self.mask_leaf]
-        self.inputs = [Input(leaf, self.model) for leaf in read if math.prod(leaf.shape)]
+        self.inputs = [PlainInput(leaf, self.model) for leaf in read if math.prod(leaf.shape)]
         self.cores = sum(name.endswith("input.weight") for name in self.arrays)
 
     @property
@@ -203,7 +203,7 @@ class PlainNetwork:
         size = self.arrays["cores.0.recurrent.weight"].shape[1]
         return size * self.cores * (2 if self.model["core"] == "lstm" else 1)
 
-    def __call__(self, observation: Any, state: Array) -> Outputs:
+    def __call__(self, observation: Any, state: Array) -> PlainOutputs:
         """Compute B rows; ``state`` is ``[B, state_size]``, 0 where an episode begins."""
         features = self._features(self._read(observation))
         if self.cores:
@@ -218,7 +218,7 @@ class PlainNetwork:
             if "head.weight" in self.arrays:
                 allowed |= ~allowed.any(1, keepdims=True)
             outputs = np.where(allowed, outputs, np.float32(FORBIDDEN))
-        return Outputs(outputs, value, state)
+        return PlainOutputs(outputs, value, state)
 
     def greedy(self, outputs: Array) -> Array:
         """Returns the most probable actions of B rows of outputs, as the environment gets them."""
@@ -278,7 +278,7 @@ class PlainNetwork:
     def _read(self, observation: Any) -> list[Array]:
         """Returns the inputs ``[B, *shape]``, scaled or normalised, images with channels first."""
         large = [one for one in self.inputs if one.is_image and not one.is_small]
-        normalized: list[Input] = []
+        normalized: list[PlainInput] = []
         if "normalizer.mean" in self.arrays:
             normalized = [one for one in self.inputs if one not in large] or large
 

@@ -18,7 +18,7 @@ import plain_forward
 from forward_vectors import (
     DEFAULTS,
     NETWORKS,
-    Network,
+    PageNetwork,
     Vector,
     blocks,
     box,
@@ -80,7 +80,7 @@ def played_plainly(vector: Vector) -> dict[str, Array]:
 
 
 def outputs_of(
-    network: PlainNetwork, computed: plain_forward.Outputs, noise: Array
+    network: PlainNetwork, computed: plain_forward.PlainOutputs, noise: Array
 ) -> dict[str, Array]:
     """Returns outputs by the names of the page."""
     decided_by = computed.decided_by
@@ -175,36 +175,38 @@ SCREENS = spaces.Dict({"a": box(0, 255, 40, 40, dtype=BYTES), "b": box(0, 9, 2, 
 
 OTHERS = [
     *NETWORKS.values(),
-    Network(PPO, box(0, 200, 3, dtype=BYTES), THREE),
-    Network(PPO, box(0, 200, 3, dtype=BYTES), THREE, {"scale": "bytes"}),
-    Network(PPO, box(-np.inf, np.inf, 3, dtype=np.float64), THREE),
-    Network(PPO, box(-1, 1), THREE, {"critic": "shared"}),
-    Network(PPO, box(0, 255, 2, 36, 40, dtype=BYTES), NUMBERS, {"normalize_observations": True}),
-    Network(PPO, box(-1, 3, 2, 36, 40), THREE, {"normalize_observations": True}),
-    Network(PPO, box(2, 3, 2, 36, 40), NUMBERS),
-    Network(PPO, box(2, 3, 36, 40, 2), THREE, {"kind": "impala_cnn", "core": "gru"}),
-    Network(PPO, box(0, 255, 6, 5, 2, dtype=BYTES), THREE, {"filters": []}),
-    Network(PPO, box(0, 1, 3, 6, 6, dtype=np.int64), THREE, {"normalize_observations": True}),
-    Network(PPO, box(-1, 1, 6, 6), THREE, {"filters": [3, 4, 5]}),
-    Network(PPO, box(-1, 1, 40, 41), THREE),
-    Network(PPO, box(0, 2, 40, 41), THREE, {"kind": "mlp"}),
-    Network(PPO, box(0, 2, 40, 41, 2), THREE, {"kind": "small_cnn", "filters": [3, 2]}),
-    Network(PPO, box(-2, 2, 3), THREE, {"core": "lstm", "core_size": 4}),
-    Network(PPO, MIXED, PAIR, {"core": "gru", "core_size": 4, "critic": "separate"}),
-    Network(PPO, MIXED, PAIR, {"normalize_observations": True, "kind": "mlp"}),
-    Network(PPO, MIXED, PAIR, {"kind": "impala_cnn"}),
-    Network(PPO, MIXED, PAIR, {"kind": "nature_cnn", "scale": "bytes"}),
-    Network(PPO, SCREENS, THREE, {"normalize_observations": True}),
-    Network(PPO, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)),
-    Network(PPO, spaces.MultiBinary(4), STARTS),
-    Network({"name": "dqn", "duelling": False}, BOARD, THREE),
-    Network({"name": "dqn", "duelling": True}, box(0, 9, 5, 5, dtype=np.int32), THREE),
-    Network({"name": "sac"}, box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}),
+    PageNetwork(PPO, box(0, 200, 3, dtype=BYTES), THREE),
+    PageNetwork(PPO, box(0, 200, 3, dtype=BYTES), THREE, {"scale": "bytes"}),
+    PageNetwork(PPO, box(-np.inf, np.inf, 3, dtype=np.float64), THREE),
+    PageNetwork(PPO, box(-1, 1), THREE, {"critic": "shared"}),
+    PageNetwork(
+        PPO, box(0, 255, 2, 36, 40, dtype=BYTES), NUMBERS, {"normalize_observations": True}
+    ),
+    PageNetwork(PPO, box(-1, 3, 2, 36, 40), THREE, {"normalize_observations": True}),
+    PageNetwork(PPO, box(2, 3, 2, 36, 40), NUMBERS),
+    PageNetwork(PPO, box(2, 3, 36, 40, 2), THREE, {"kind": "impala_cnn", "core": "gru"}),
+    PageNetwork(PPO, box(0, 255, 6, 5, 2, dtype=BYTES), THREE, {"filters": []}),
+    PageNetwork(PPO, box(0, 1, 3, 6, 6, dtype=np.int64), THREE, {"normalize_observations": True}),
+    PageNetwork(PPO, box(-1, 1, 6, 6), THREE, {"filters": [3, 4, 5]}),
+    PageNetwork(PPO, box(-1, 1, 40, 41), THREE),
+    PageNetwork(PPO, box(0, 2, 40, 41), THREE, {"kind": "mlp"}),
+    PageNetwork(PPO, box(0, 2, 40, 41, 2), THREE, {"kind": "small_cnn", "filters": [3, 2]}),
+    PageNetwork(PPO, box(-2, 2, 3), THREE, {"core": "lstm", "core_size": 4}),
+    PageNetwork(PPO, MIXED, PAIR, {"core": "gru", "core_size": 4, "critic": "separate"}),
+    PageNetwork(PPO, MIXED, PAIR, {"normalize_observations": True, "kind": "mlp"}),
+    PageNetwork(PPO, MIXED, PAIR, {"kind": "impala_cnn"}),
+    PageNetwork(PPO, MIXED, PAIR, {"kind": "nature_cnn", "scale": "bytes"}),
+    PageNetwork(PPO, SCREENS, THREE, {"normalize_observations": True}),
+    PageNetwork(PPO, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)),
+    PageNetwork(PPO, spaces.MultiBinary(4), STARTS),
+    PageNetwork({"name": "dqn", "duelling": False}, BOARD, THREE),
+    PageNetwork({"name": "dqn", "duelling": True}, box(0, 9, 5, 5, dtype=np.int32), THREE),
+    PageNetwork({"name": "sac"}, box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}),
 ]
 
 
 @pytest.mark.parametrize("network", OTHERS, ids=range(len(OTHERS)))
-def test_page_in_numpy_computes_what_actors_compute(network: Network) -> None:
+def test_page_in_numpy_computes_what_actors_compute(network: PageNetwork) -> None:
     """Random weights of a usual size, random observations, and a state where there is one."""
     rows = 3
     config = network.config

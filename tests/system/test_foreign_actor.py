@@ -69,16 +69,21 @@ class ProgramBrain:
         assert about["layout"] == welcome["layout"]
         self.state_size = about["state_size"]
 
+        self.spread = 0.0
+        """The largest difference between two logits so far."""
+
     def load(self, flat: Array) -> None:
         self._weights = np.array(flat)
 
     def logits(self, obs: Array, state: Array) -> tuple[Array, Array]:
         feed = {"obs": obs, "weights": self._weights}
-        if not self.state_size:
-            (logits,) = self._session.run(["logits"], feed)
-            return logits, state
-        logits, next_state = self._session.run(["logits", "state_out"], feed | {"state": state})
-        return logits, next_state
+        names = ["logits"]
+        if self.state_size:
+            feed["state"] = state
+            names.append("state_out")
+        logits, *next_state = self._session.run(names, feed)
+        self.spread = max(self.spread, float(np.ptp(logits, 1).max()))
+        return logits, next_state[0] if next_state else state
 
 
 class ForeignActor(Stranger):
@@ -227,28 +232,55 @@ def trained_by(
 def test_a_learner_finds_the_log_probabilities_of_a_foreign_actor_in_its_own_network(
     penstock: Penstock, tmp_path: Path, core: str
 ) -> None:
-    """First by the formulas, then by the exported program."""
+    """First with the formulas, then with the program of what was trained by them."""
     run = tmp_path / "run"
 
     def learner(*options: str) -> Command:
         sizes = (*SMALL, f"model.core={core}", "checkpoint.every_steps=10", "weights.dtype=fp32")
         return penstock("learner", "cartpole", *sizes, "run.dir=run", *options, "--json")
 
-    lines = trained_by(learner("learner.lr=1e-2"), run, PlainBrain)
-    assert lines[-1]["rejected"] == {}
-
+    trained_by(learner("learner.lr=1e-2"), run, PlainBrain)
     code, _, err = penstock("export", "run", "actor.onnx", "--program", "--json").end()
     assert code == 0, err
 
     # The weights hardly change any more, so that the learner's probability of each action is what
     # the actor recorded.
-    program = tmp_path / "actor.onnx"
-    brains = []
+    actor: list[ProgramBrain] = []
 
     def make_brain(welcome: dict[str, Any]) -> Brain:
-        brains.append(ProgramBrain(program, welcome))
-        return brains[0]
+        actor.append(ProgramBrain(tmp_path / "actor.onnx", welcome))
+        return actor[0]
 
     lines = trained_by(learner("learner.lr=1e-9", "--resume=must"), run, make_brain)
-    print([(line["kl"], line["rho"]) for line in lines if "kl" in line])
-    assert 0
+    trained = [line for line in lines if "kl" in line]
+    assert trained
+    assert actor[0].spread > 0.1, "an even policy would hide a wrong network"
+    assert max(abs(line["kl"]) for line in trained) < 1e-6
+    assert max(abs(line["rho"] - 1) for line in trained) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_foreign_actor_with_an_exported_program_solves_cartpole(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    """The program is that of another run, of one update."""
+    code, _, err = penstock("train", "cartpole", "run.dir=other", "stop.learner_steps=1").end()
+    assert code == 0, err
+    code, _, err = penstock("export", "other", "actor.onnx", "--program", "--json").end()
+    assert code == 0, err
+
+    options = ("run.dir=run", "eval.every_steps=null", "stop.confirm_episodes=0")
+    learner = penstock("learner", "cartpole", *options, "--json")
+    actor = ForeignActor(
+        f"ipc://{tmp_path}/run/sockets/wire",
+        lambda welcome: ProgramBrain(tmp_path / "actor.onnx", welcome),
+    )
+    try:
+        actor.play(lambda: learner.process.poll() is not None)
+        actor.leave()
+    finally:
+        actor.close()
+    code, summary, err = learner.end()
+    assert code == 0, err
+    assert summary["solved_at_s"]
+    assert_balanced(summary)
