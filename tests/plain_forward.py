@@ -200,7 +200,7 @@ class PlainNetwork:
         """Number of values that it remembers of an environment."""
         if not self.cores:
             return 0
-        size = self.arrays["cores.0.recurrent.weight"].shape[1]
+        size: int = self.arrays["cores.0.recurrent.weight"].shape[1]
         return size * self.cores * (2 if self.model["core"] == "lstm" else 1)
 
     def __call__(self, observation: Any, state: Array) -> PlainOutputs:
@@ -270,10 +270,10 @@ class PlainNetwork:
             numbers = np.tanh(numbers) if self.squashes else np.clip(numbers, -1, 1)
             return np.asarray(low + (numbers + 1) * (np.asarray(high) - np.asarray(low)) / 2)
         if kind == "Discrete":
-            return actions[:, 0] + content[1]
+            return np.asarray(actions[:, 0] + content[1])
         if kind == "MultiBinary":
             return actions.reshape(-1, *np.full(content, 2).shape)
-        return actions.reshape(-1, *np.shape(content[0])) + np.asarray(content[1])
+        return np.asarray(actions.reshape(-1, *np.shape(content[0])) + np.asarray(content[1]))
 
     def _read(self, observation: Any) -> list[Array]:
         """Returns the inputs ``[B, *shape]``, scaled or normalised, images with channels first."""
@@ -324,7 +324,9 @@ class PlainNetwork:
         return x
 
     def _body(self, inputs: list[Array], prefix: str) -> Array:
-        large, small, numbers = [], [], []
+        large: list[Array] = []
+        small: list[Array] = []
+        numbers: list[Array] = []
         for one, x in zip(self.inputs, inputs, strict=True):
             if not one.is_image:
                 numbers.append(flat(x))
@@ -374,13 +376,12 @@ class PlainNetwork:
             h = sigmoid(gate["o"]) * np.tanh(c)
             return h, np.concatenate([h, c], 1)
 
-        of_x = np.split(self._linear(x, f"{name}input"), 3, 1)
-        of_h = np.split(self._linear(state, f"{name}recurrent"), 3, 1)
-        gates = dict(zip(GRU_GATES, zip(of_x, of_h, strict=True), strict=True))
-        r = sigmoid(sum(gates["r"]))
-        z = sigmoid(sum(gates["z"]))
-        n_of_x, n_of_h = gates["n"]
-        h = (1 - z) * np.tanh(n_of_x + r * n_of_h) + z * state
+        of_x = dict(zip(GRU_GATES, np.split(self._linear(x, f"{name}input"), 3, 1), strict=True))
+        products = np.split(self._linear(state, f"{name}recurrent"), 3, 1)
+        of_h = dict(zip(GRU_GATES, products, strict=True))
+        r = sigmoid(of_x["r"] + of_h["r"])
+        z = sigmoid(of_x["z"] + of_h["z"])
+        h = (1 - z) * np.tanh(of_x["n"] + r * of_h["n"]) + z * state
         return h, h
 
     def _heads(self, features: list[Array]) -> tuple[Array, Array | None]:

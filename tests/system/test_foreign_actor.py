@@ -20,7 +20,7 @@ import onnxruntime
 import pytest
 
 from plain_forward import PlainNetwork
-from stranger import BEAT, BYE, GRANT, WEIGHTS, WEIGHTS_GET, Stranger, decoded
+from stranger import BEAT, BYE, WEIGHTS, WEIGHTS_GET, Stranger, decoded
 from train_command import SMALL, Command, Penstock, assert_balanced, metrics, updates
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
@@ -264,7 +264,8 @@ def test_a_foreign_actor_with_an_exported_program_solves_cartpole(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     """The program is that of another run, of one update."""
-    code, _, err = penstock("train", "cartpole", "run.dir=other", "stop.learner_steps=1").end()
+    once = ("run.dir=other", "stop.learner_steps=1", "--json")
+    code, _, err = penstock("train", "cartpole", *once).end()
     assert code == 0, err
     code, _, err = penstock("export", "other", "actor.onnx", "--program", "--json").end()
     assert code == 0, err
