@@ -191,8 +191,8 @@ class PlainNetwork:
 
         all_leaves = list(leaves(spaces[0]))
         self.mask_leaf = next((leaf for leaf in all_leaves if leaf.keys == ("action_mask",)), None)
-        read = [leaf for leaf in all_leaves if leaf is not self.mask_leaf]
-        self.inputs = [PlainInput(leaf, self.model) for leaf in read if math.prod(leaf.shape)]
+        visible = [leaf for leaf in all_leaves if leaf is not self.mask_leaf]
+        self.inputs = [PlainInput(leaf, self.model) for leaf in visible if math.prod(leaf.shape)]
         self.cores = sum(name.endswith("input.weight") for name in self.arrays)
 
     @property
@@ -277,23 +277,23 @@ class PlainNetwork:
 
     def _read(self, observation: Any) -> list[Array]:
         """Returns the inputs ``[B, *shape]``, scaled or normalised, images with channels first."""
-        large = [one for one in self.inputs if one.is_image and not one.is_small]
+        large = [part for part in self.inputs if part.is_image and not part.is_small]
         normalized: list[PlainInput] = []
         if "normalizer.mean" in self.arrays:
-            normalized = [one for one in self.inputs if one not in large] or large
+            normalized = [part for part in self.inputs if part not in large] or large
 
         read = []
         first = 0
-        for one in self.inputs:
-            x = flat(one.leaf.values(observation)).astype(np.float32)
-            if one in normalized:
-                x = self._normalized(x, first, is_frame_of_bytes=one in large and one.is_bytes)
+        for part in self.inputs:
+            x = flat(part.leaf.values(observation)).astype(np.float32)
+            if part in normalized:
+                x = self._normalized(x, first, is_frame_of_bytes=part in large and part.is_bytes)
                 first += x.shape[1]
             else:
-                x = (x - np.float32(one.low)) / np.float32(one.span)
+                x = (x - np.float32(part.low)) / np.float32(part.span)
 
-            x = x.reshape(-1, *one.shape)
-            read.append(x.transpose(0, 3, 1, 2) if one.is_image and one.has_channels_last else x)
+            x = x.reshape(-1, *part.shape)
+            read.append(x.transpose(0, 3, 1, 2) if part.is_image and part.has_channels_last else x)
         return read
 
     def _normalized(self, x: Array, first: int, *, is_frame_of_bytes: bool) -> Array:
@@ -327,12 +327,12 @@ class PlainNetwork:
         large: list[Array] = []
         small: list[Array] = []
         numbers: list[Array] = []
-        for one, x in zip(self.inputs, inputs, strict=True):
-            if not one.is_image:
+        for part, x in zip(self.inputs, inputs, strict=True):
+            if not part.is_image:
                 numbers.append(flat(x))
                 continue
             name = f"{prefix}images.{len(small) + len(large)}."
-            if one.is_small:
+            if part.is_small:
                 small.append(self._small(x, name))
             elif self.model["kind"] == "impala_cnn":
                 large.append(self._impala(x, name))
@@ -395,7 +395,7 @@ class PlainNetwork:
 
         x = features[0]
         if "halves.weight" in self.arrays:
-            has_image = any(one.is_image for one in self.inputs)
+            has_image = any(part.is_image for part in self.inputs)
             x = self._linear(x, "halves")
             x = relu(x) if has_image else self._act(x)
         if "value.weight" in self.arrays:
