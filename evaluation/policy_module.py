@@ -37,6 +37,7 @@ from penstock.models.acting.categorical import (
     MultiCategoricalSampler,
 )
 from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
+from penstock.models.acting.policy import state_size_of
 from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
 from penstock.models.compute_form import in_memory_format
 from penstock.models.distributions import FORBIDDEN, distribution
@@ -146,7 +147,7 @@ class PolicyModule(nn.Module):
         # Frames in another order would only add copies to the graph.
         shape = in_memory_format(network_shape(config, info), "contiguous")
         self.layout = shape.layout
-        self.state_size = shape.state_size if isinstance(shape, GeneralShape) else 0
+        self.state_size = state_size_of(shape)
         self.network = _Network(_filled_net(shape, weights))
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         if isinstance(shape, GeneralShape):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
+import pytest
 import torch
 from gymnasium import spaces
 
@@ -35,6 +35,9 @@ from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
 from penstock.models.acting.critic import make_critic
 from penstock.models.torch_nets import build_net
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra dev")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 Array = npt.NDArray[Any]
 Results = dict[str, Array]
@@ -137,14 +140,16 @@ class Reference:
         packed = self._pack(observations, state)
         value = None if self._critic is None else self._critic(packed, self._policy.state)
         outputs = self._policy.outputs(packed).copy()
-        results = {"action": self._to_env(self._policy.decider.greedy()).copy()}
+        explanation = self._policy.decider.explain(sample=False)
+        results = {"action": self._to_env(explanation.actions)}
 
-        basis = self._policy.decider.basis()
-        if "mean" in basis:
+        if explanation.mean is not None:
             results["mean"], log_std = np.split(outputs, 2, axis=1)
             results["log_std"] = np.clip(log_std, *self._log_std)
+        elif explanation.q is not None:
+            results["q"] = outputs
         else:
-            results["q" if "q" in basis else "logits"] = outputs
+            results["logits"] = outputs
         if value is not None:
             results["value"] = value
         if self._policy.state.size:
