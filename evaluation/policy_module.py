@@ -388,7 +388,7 @@ class _Packing(nn.Module):
         """Returns packed values ``[B, ...]`` of the space's own ones."""
         if self._component is not None:
             rows = values.reshape(values.shape[0], -1)
-            return (rows[:, self._component] == self._choices).to(self._packed_dtype)
+            return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self.is_mask:
             return values
         if self._is_flags:
