@@ -225,8 +225,16 @@ def export(
 
     way = way_of(policy.play)
     result: dict[str, object] = {"file": file, "sample": way == "sampled"}
-    if not is_onnx:
-        nbytes = exported.write(
+    if is_onnx:
+        written = onnx_export.write(path, policy, sampled=sampled, program=program)
+        inputs = ", ".join(map(str, written.inputs))
+        outputs = ", ".join(map(str, written.outputs))
+        result["nbytes"] = written.nbytes
+        result["inputs"] = [onnx_export.described(array) for array in written.inputs]
+        result["outputs"] = [onnx_export.described(array) for array in written.outputs]
+        arrays = f"\n  {inputs}\n  -> {outputs}"
+    else:
+        result["nbytes"] = exported.write(
             path,
             policy.config,
             policy.spaces,
@@ -235,19 +243,12 @@ def export(
             play=policy.play,
             half=half,
         )
-        text = f"{file}: {nbytes:,} bytes, {way} actions"
-        answer(text, {**result, "nbytes": nbytes}, as_json)
-        return
+        arrays = ""
 
-    written = onnx_export.write(path, policy, sampled=sampled, program=program)
-    inputs = ", ".join(map(str, written.inputs))
-    outputs = ", ".join(map(str, written.outputs))
-    text = f"{file}: {written.nbytes:,} bytes, {way} actions\n  {inputs}\n  -> {outputs}"
-    arrays = {
-        "inputs": [onnx_export.described(array) for array in written.inputs],
-        "outputs": [onnx_export.described(array) for array in written.outputs],
-    }
-    answer(text, {**result, "nbytes": written.nbytes, **arrays}, as_json)
+    # A graph has no random numbers of its own.
+    advice = ", which --sampled adds" if is_onnx and way == "sampled" and not sampled else ""
+    text = f"{file}: {result['nbytes']:,} bytes, {way} actions{advice}{arrays}"
+    answer(text, result, as_json)
 
 
 def _check_format_options(

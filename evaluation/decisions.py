@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.formatting import finite
-from penstock.models.acting.critic import Critic
+from penstock.core.params import Float32
+from penstock.models.acting.categorical import Explanation
+from penstock.models.acting.critic import Critic, state_values
 from penstock.models.acting.policy import Policy
 
 FORMAT = "penstock decisions 1"
@@ -35,7 +37,7 @@ NAME_LENGTH = 40
 NBYTES = 4 << 20
 """A larger file is not read; what `DecisionTrack` writes is smaller."""
 KINDS = ("probabilities", "q", "mean")
-"""The kinds of "rows", by their names in `ActionSampler.basis`."""
+"""The kinds of "rows"."""
 IMPOSSIBLE = -1e8
 """A Q-value below this stands for a forbidden action."""
 
@@ -46,8 +48,10 @@ class Decision(NamedTuple):
     """What was decided in one state."""
 
     action: list[float]
-    basis: dict[str, list[float | None]]
-    """The arrays of `ActionSampler.basis`, of which it was decided."""
+    rows: list[float | None]
+    """What it was decided by, of one of `KINDS`."""
+    std: list[float | None] | None
+    """The standard deviations of numbers."""
     value: float | None
     """The value of the state; None if the network does not estimate it."""
 
@@ -90,26 +94,20 @@ class DecisionTrack:
         previous_state = self._policy.state.copy()
         self._policy.outputs(obs)
         decider = self._policy.decider
-        basis = {name: array[:, 0] for name, array in decider.basis().items()}
+        explanation = decider.explain(sample=self._sample)
+        values = state_values(self._critic, explanation, obs, previous_state)
 
-        value = None
-        if self._critic is not None:
-            value = float(self._critic(obs, previous_state)[0])
-        elif "q" in basis:
-            value = float(basis["q"].max())
-
-        action = decider.sample() if self._sample else decider.greedy()
-        self._kind = next((kind for kind in KINDS if kind in basis), None)
-        self._value_count = len(basis[self._kind]) if self._kind else 0
+        self._kind, rows = _shown(explanation, squashed=decider.squashed)
+        self._value_count = len(rows)
+        std = explanation.std
+        action = np.ravel(explanation.actions[0])
         self._decision = Decision(
-            action=[_short(number) or 0.0 for number in np.ravel(action[0])[:MOST_VALUES]],
-            basis={
-                name: [_short(number) for number in array[:MOST_VALUES]]
-                for name, array in basis.items()
-            },
-            value=_short(value),
+            action=[_short(number) or 0.0 for number in action[:MOST_VALUES]],
+            rows=[_short(number) for number in rows[:MOST_VALUES]],
+            std=None if std is None else [_short(number) for number in std[0, :MOST_VALUES]],
+            value=None if values is None else _short(values[0]),
         )
-        return action
+        return explanation.actions
 
     def on_step(self, pictures: int, reward: float, *, plays: bool) -> None:
         """The environment has made a step, which so many ``pictures`` show.
@@ -130,8 +128,8 @@ class DecisionTrack:
                 "action": decision.action,
                 "reward": _short(reward),
                 "value": decision.value,
-                "rows": decision.basis.get(self._kind or "", []),
-                "std": decision.basis.get("std"),
+                "rows": decision.rows,
+                "std": decision.std,
             }
             for name, column in self._columns.items():
                 column.append(row[name])
@@ -205,6 +203,21 @@ def parse_decisions(text: str | None) -> Row | None:
         "rows": _list_column(fields.get("rows"), steps),
         "std": _list_column(fields.get("std"), steps),
     }
+
+
+def _shown(explanation: Explanation, *, squashed: bool) -> tuple[str | None, Float32]:
+    """Returns the one of `KINDS` that the decision in one environment is of, and its numbers.
+
+    Means are shown as actions, so after tanh where these are ``squashed``.
+    """
+    if explanation.probabilities is not None:
+        return "probabilities", explanation.probabilities[0]
+    if explanation.q is not None:
+        return "q", explanation.q[0]
+    if explanation.mean is not None:
+        mean = explanation.mean[0]
+        return "mean", np.tanh(mean) if squashed else mean
+    return None, np.empty(0, np.float32)
 
 
 def _checked_episode(fields: Mapping[str, Any]) -> Row:

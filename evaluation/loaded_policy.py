@@ -7,15 +7,17 @@ them: the conversions of `penstock.envs` are done here, for one observation or f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.algos.acting import make_policy
+from penstock.algos.batch_policy import BatchPolicy
 from penstock.configs.code_references import references
 from penstock.configs.errors import UserError, whole_number
 from penstock.configs.load import load_run
@@ -31,11 +33,54 @@ from penstock.evaluation.evaluate import checkpoint_folder, fitting_weights
 from penstock.evaluation.exported import Exported, read, write
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
-from penstock.models.acting.policy import Policy
 
 Array = npt.NDArray[Any]
-SIZES = 8
-"""Batch sizes for which a policy is kept ready."""
+
+
+@dataclass(frozen=True)
+class ActionDetails:
+    """An action and what it was decided by, or N actions, with arrays ``[N, ...]``.
+
+    Numbers of a single observation are float. What the policy does not have is None. Numbers of an
+    action are described as the network decides them, from -1 to 1, before they are mapped to the
+    bounds of the environment.
+    """
+
+    action: Any
+    """As `LoadedPolicy` returns it."""
+    state: Array | None
+    """As `LoadedPolicy` returns it."""
+    value: float | Array | None
+    """The discounted return that is expected from the observation on, in the units of training: of
+    actor-critics by their value head, of DQN the highest Q-value."""
+    logits: Array | None
+    """Of choices, ``[choices]``, those of a MultiDiscrete one after another; -1e9 if masked."""
+    probabilities: Array | None
+    """Of the same choices; those of each component add up to 1."""
+    q: Array | None
+    """Q-values, ``[actions]``; -1e9 if masked."""
+    mean: Array | None
+    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, and
+    `model.gaussian` squashed)."""
+    std: Array | None
+    """Standard deviations of the same numbers."""
+    log_prob: float | Array | None
+    """Log-probability of the action by the policy's distribution, or log-density, in training's
+    units; of a greedy action too. None for DQN."""
+    entropy: float | Array | None
+    """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
+    closed form."""
+
+
+class PackedObservations(NamedTuple):
+    """The arguments of a call, as a batch of B observations."""
+
+    packed: Array
+    """``[B, *shape]``"""
+    state: Float32
+    """``[B, state_size]``"""
+    is_single: bool
+    """Whether it was one observation without the axis of a batch."""
 
 
 class LoadedPolicy:
@@ -83,15 +128,13 @@ class LoadedPolicy:
         self.sample = way_of(play) == "sampled" if sample is None else sample
         """Whether actions are sampled as in training, instead of the most probable ones."""
         self._weights = weights
-        self._info = info
+        self.info = info
+        """The environment as Penstock packs its observations and actions."""
         self._play = play
         self._packer = Packer(config.env.id, self.observation_space)
         self._to_env_actions = action_map(self.action_space)
 
-        # A policy for each size of a batch, and how many were made: each has its own seed.
         self._seed = whole_number("seed", seed, 0)
-        self._by_size: dict[int, Policy] = {}
-        self._policies_made = 0
 
     def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:
         """Decide what to do in an environment, or in each of a batch.
@@ -110,30 +153,39 @@ class LoadedPolicy:
             UserError: for what is not an observation of `observation_space`, or a state of another
                 shape.
         """
-        # A single observation becomes a batch of one.
-        leading = self._leading_axes(observation)
-        is_batch = bool(leading)
-        if not is_batch:
-            observation = _with_leading_axis(self.observation_space, observation)
-        count = leading[0] if is_batch else 1
-
-        space = self._info.observation_space
-        packed = np.empty((count, *space.shape), space.dtype)
-        self._packer.write(observation, packed)
-        if bad := find_bad_observation(packed[None], self._info.parts, None, self._info.counts):
-            raise UserError(f"there is {bad}; correct what the environment returns")
-
-        policy = self._policy(count)
-        self._set_state(policy, state, leading)
-        actions = policy.act(packed) if self.sample else policy.greedy(packed)
+        batch = self._batch(observation, state)
+        actions, next_state = self.batch_policy.decide(
+            batch.packed, batch.state, sample=self.sample
+        )
         env_actions = self._to_env_actions(actions)
-        next_state = policy.state.copy() if policy.state.size else None
-        if is_batch:
-            return env_actions, next_state
+        return self._action(env_actions, batch), self._next_state(next_state, batch)
 
-        is_discrete = isinstance(self.action_space, spaces.Discrete)
-        action = int(env_actions[0]) if is_discrete else env_actions[0]
-        return action, None if next_state is None else next_state[0]
+    def details(self, observation: Any, state: Array | None = None) -> ActionDetails:
+        """Decide as a call does, and return what the decision was made of.
+
+        Arguments and errors are those of a call. The first call makes the network that estimates
+        the value, if there is one.
+        """
+        batch = self._batch(observation, state)
+        explained = self.batch_policy.explain(batch.packed, batch.state, sample=self.sample)
+        explanation = explained.explanation
+        return ActionDetails(
+            action=self._action(self._to_env_actions(explanation.actions), batch),
+            state=self._next_state(explained.next_state, batch),
+            value=_number(explained.values, batch),
+            logits=_row(explanation.logits, batch),
+            probabilities=_row(explanation.probabilities, batch),
+            q=_row(explanation.q, batch),
+            mean=_row(explanation.mean, batch),
+            std=_row(explanation.std, batch),
+            log_prob=_number(explanation.log_prob, batch),
+            entropy=_number(explanation.entropy, batch),
+        )
+
+    @cached_property
+    def batch_policy(self) -> BatchPolicy:
+        """The policy for packed observations, by which calls decide."""
+        return BatchPolicy(self.config, self.info, self._weights, self._seed)
 
     def save(self, path: str | Path, *, half: bool = False) -> int:
         """Write the policy to one file, for `load_policy` without the run and its environment.
@@ -151,7 +203,7 @@ class LoadedPolicy:
             Path(path),
             self.config,
             (self.observation_space, self.action_space),
-            self._info,
+            self.info,
             self._weights,
             play=self._play,
             half=half,
@@ -185,45 +237,53 @@ class LoadedPolicy:
             "it one of these, or a batch with one more axis in front"
         )
 
-    def _policy(self, count: int) -> Policy:
-        """Returns the policy over ``count`` environments. `SIZES` of them are kept ready."""
-        if count in self._by_size:
-            return self._by_size[count]
+    def _batch(self, observation: Any, state: Array | None) -> PackedObservations:
+        """Returns the arguments of a call as a batch; UserError as `__call__` says."""
+        # A single observation becomes a batch of one.
+        leading = self._leading_axes(observation)
+        if not leading:
+            observation = _with_leading_axis(self.observation_space, observation)
+        count = leading[0] if leading else 1
 
-        # Make a policy with a seed of its own, in place of the oldest one.
-        if len(self._by_size) == SIZES:
-            oldest = next(iter(self._by_size))
-            self._by_size.pop(oldest)
-        actors = self.config.actors.model_copy(update={"envs": count})
-        config = self.config.model_copy(update={"actors": actors})
-        seeds = np.random.SeedSequence(self._seed, spawn_key=(self._policies_made,))
-        self._policies_made += 1
-        policy = make_policy(config, self._info, int(seeds.generate_state(1)[0]))
-        self._by_size[count] = policy
-        policy.load(self._weights)
-        return policy
+        space = self.info.observation_space
+        packed = np.empty((count, *space.shape), space.dtype)
+        self._packer.write(observation, packed)
+        if bad := find_bad_observation(packed[None], self.info.parts, None, self.info.counts):
+            raise UserError(f"there is {bad}; correct what the environment returns")
+        return PackedObservations(packed, self._state(state, leading, count), is_single=not leading)
 
-    def _set_state(self, policy: Policy, state: Array | None, leading: tuple[int, ...]) -> None:
-        """Copy ``state``, of observations with these ``leading`` axes, into the policy.
+    def _state(self, state: Array | None, leading: tuple[int, ...], count: int) -> Float32:
+        """Returns the ``state`` of ``count`` observations with these ``leading`` axes as a batch.
 
-        None sets it to zeros, as at the beginning of an episode. Raises UserError for a state of
-        another shape, or for a network without memory.
+        None is that of the beginning of an episode, zeros. Raises UserError for a state of another
+        shape, or for a network without memory.
         """
-        if not policy.state.size:
-            if state is not None:
-                raise UserError("a state was given to a policy without memory; leave it out")
-            return
+        size = self.batch_policy.state_size
         if state is None:
-            policy.reset(np.ones(len(policy.state), np.bool_))
-            return
+            return np.zeros((count, size), np.float32)
+        if not size:
+            raise UserError("a state was given to a policy without memory; leave it out")
 
-        expected = (*leading, policy.state.shape[1])
+        expected = (*leading, size)
         if np.shape(state) != expected:
             raise UserError(
                 f"the state has shape {[*np.shape(state)]} where {[*expected]} belongs; give what "
                 "the call before returned for as many observations, or None to begin anew"
             )
-        policy.state[:] = state
+        return np.reshape(state, (count, size))
+
+    def _action(self, env_actions: Any, batch: PackedObservations) -> Any:
+        """Returns the actions of a batch as `__call__` does."""
+        if not batch.is_single:
+            return env_actions
+        is_discrete = isinstance(self.action_space, spaces.Discrete)
+        return int(env_actions[0]) if is_discrete else env_actions[0]
+
+    def _next_state(self, state: Float32, batch: PackedObservations) -> Array | None:
+        """Returns the state after a batch as `__call__` does."""
+        if not self.batch_policy.state_size:
+            return None
+        return state[0] if batch.is_single else state
 
 
 def load_policy(
@@ -283,6 +343,16 @@ def stored_policy(
     stored = load(folder)
     weights = fitting_weights(config, folder, stored, env)
     return Exported(config, env.info.spaces, env.info, weights, stored.meta.get(PLAY))
+
+
+def _row(array: Array | None, batch: PackedObservations) -> Array | None:
+    """Returns ``array`` ``[B, ...]``, without the axis of the batch for a single observation."""
+    return array[0] if array is not None and batch.is_single else array
+
+
+def _number(array: Array | None, batch: PackedObservations) -> float | Array | None:
+    """Returns ``array`` ``[B]``, or its one number for a single observation."""
+    return float(array[0]) if array is not None and batch.is_single else array
 
 
 def _leading_axes_of_arrays(

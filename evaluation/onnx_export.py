@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KEY = "penstock"
 FORMAT = 1
 OPSET = 20
-LEAST_TORCH = "2.9"  # the first whose exporter is tested here
+LEAST_TORCH = "2.9"  # the first whose exporter traces networks by default as it is used here
 # A larger file would need a second one for its parameters.
 MOST_NBYTES = 2**31 - 2**20
 ROWS = 2  # of the batch that the network is traced with

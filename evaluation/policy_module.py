@@ -37,6 +37,7 @@ from penstock.models.acting.categorical import (
     MultiCategoricalSampler,
 )
 from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
+from penstock.models.acting.policy import state_size_of
 from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
 from penstock.models.compute_form import in_memory_format
 from penstock.models.distributions import FORBIDDEN, distribution
@@ -146,7 +147,7 @@ class PolicyModule(nn.Module):
         # Frames in another order would only add copies to the graph.
         shape = in_memory_format(network_shape(config, info), "contiguous")
         self.layout = shape.layout
-        self.state_size = shape.state_size if isinstance(shape, GeneralShape) else 0
+        self.state_size = state_size_of(shape)
         self.network = _Network(_filled_net(shape, weights))
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         if isinstance(shape, GeneralShape):
@@ -387,7 +388,7 @@ class _Packing(nn.Module):
         """Returns packed values ``[B, ...]`` of the space's own ones."""
         if self._component is not None:
             rows = values.reshape(values.shape[0], -1)
-            return (rows[:, self._component] == self._choices).to(self._packed_dtype)
+            return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self.is_mask:
             return values
         if self._is_flags:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
+import pytest
 import torch
 from gymnasium import spaces
 
@@ -35,6 +35,9 @@ from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
 from penstock.models.acting.critic import make_critic
 from penstock.models.torch_nets import build_net
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra dev")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
 Array = npt.NDArray[Any]
 Results = dict[str, Array]
@@ -76,7 +79,7 @@ class Cell(NamedTuple):
 
     @property
     def config(self) -> Config:
-        small = {"hidden": [16, 16]}
+        small: dict[str, Any] = {"hidden": [16, 16]}
         if self.model.get("core", "none") != "none":
             small["core_size"] = 12
         sections = {"env": {"id": "x"}, "algo": self.algo, "model": {**small, **self.model}}
@@ -97,9 +100,11 @@ class Cell(NamedTuple):
         net.observe(packed, torch.ones(64, dtype=torch.bool))
         for name, parameter in net.named_parameters():
             spread = 0.3 * parameter.std() if parameter.ndim > 1 else 0.1
-            parameter += spread * torch.from_numpy(rng.standard_normal(parameter.shape, np.float32))
+            parameter.add_(
+                spread * torch.from_numpy(rng.standard_normal(parameter.shape, np.float32))
+            )
             if name in ("policy.weight", "head.weight"):
-                parameter *= 50  # it begins near 0, where all choices are alike
+                parameter.mul_(50)  # it begins near 0, where all choices are alike
         tensors = (*net.parameters(), *net.buffers())
         weights = torch.cat([tensor.flatten() for tensor in tensors]).numpy()
         return Exported(self.config, own_spaces, info, weights, play=None)
@@ -137,14 +142,16 @@ class Reference:
         packed = self._pack(observations, state)
         value = None if self._critic is None else self._critic(packed, self._policy.state)
         outputs = self._policy.outputs(packed).copy()
-        results = {"action": self._to_env(self._policy.decider.greedy()).copy()}
+        explanation = self._policy.decider.explain(sample=False)
+        results = {"action": self._to_env(explanation.actions)}
 
-        basis = self._policy.decider.basis()
-        if "mean" in basis:
+        if explanation.mean is not None:
             results["mean"], log_std = np.split(outputs, 2, axis=1)
             results["log_std"] = np.clip(log_std, *self._log_std)
+        elif explanation.q is not None:
+            results["q"] = outputs
         else:
-            results["q" if "q" in basis else "logits"] = outputs
+            results["logits"] = outputs
         if value is not None:
             results["value"] = value
         if self._policy.state.size:
@@ -196,6 +203,7 @@ def observations_of(
     Numbers without bounds are standard normal, and one of eight is ``farthest`` times as large.
     Each third mask allows nothing, as the last one of an episode may do.
     """
+    shape = (rows, *(space.shape or ()))
     match space:
         case spaces.Dict():
             parts = {
@@ -208,18 +216,18 @@ def observations_of(
         case spaces.Tuple():
             return tuple(observations_of(part, rows, rng, farthest) for part in space.spaces)
         case spaces.Discrete(n=n, start=start):
-            return (start + rng.integers(n, size=rows)).astype(space.dtype)
+            return (start + rng.integers(n, size=shape)).astype(space.dtype)
         case spaces.MultiDiscrete(nvec=nvec, start=start):
-            return (start + rng.integers(nvec, size=(rows, *nvec.shape))).astype(space.dtype)
+            return (start + rng.integers(nvec, size=shape)).astype(space.dtype)
         case spaces.MultiBinary():
-            return rng.integers(2, size=(rows, *space.shape)).astype(space.dtype)
+            return rng.integers(2, size=shape).astype(space.dtype)
         case spaces.Box(dtype=np.dtype(kind="b")):
-            return rng.integers(2, size=(rows, *space.shape)).astype(space.dtype)
+            return rng.integers(2, size=shape).astype(space.dtype)
         case spaces.Box(low=low, high=high) if np.isfinite(low).all() and np.isfinite(high).all():
-            numbers = rng.uniform(low.astype(float), high + 0.999, size=(rows, *space.shape))
+            numbers = rng.uniform(low.astype(float), high + 0.999, size=shape)
             return np.minimum(numbers, high.astype(float)).astype(space.dtype)
-    scales = np.where(rng.random((rows, *space.shape)) < 1 / 8, farthest, 1.0)
-    return (scales * rng.normal(size=scales.shape)).astype(space.dtype)
+    scales = np.where(rng.random(shape) < 1 / 8, farthest, 1.0)
+    return (scales * rng.normal(size=shape)).astype(space.dtype)
 
 
 def feeds_of(graph: Graph, space: Space, observations: Any) -> Results:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,37 @@ FORBIDDEN = np.float32(-1e9)
 """The logit of a masked choice, as in penstock.models.distributions."""
 
 
+class Explanation(NamedTuple):
+    """Actions of E environments, and what they were decided by.
+
+    Arrays are copies, and None where the decision was not of that kind.
+    """
+
+    actions: npt.NDArray[Any]
+    """``[E, ...]``, as `ActionSampler.sample` and `greedy` return them."""
+    logits: Float32 | None = None
+    """Of choices, ``[E, choices]``, those of several one after another; `FORBIDDEN` if masked."""
+    probabilities: Float32 | None = None
+    """Of the same choices; those of each add up to 1."""
+    q: Float32 | None = None
+    """Values of actions, ``[E, actions]``; `FORBIDDEN` if masked."""
+    mean: Float32 | None = None
+    """Of normal numbers, before they are squashed, ``[E, numbers]``."""
+    std: Float32 | None = None
+    """Standard deviations of the same numbers."""
+    log_prob: Float32 | None = None
+    """Log-probability, or log-density, of each action as a whole, ``[E]``."""
+    entropy: Float32 | None = None
+    """Of the distribution of each action, in nats, ``[E]``."""
+
+    def first(self, count: int) -> Explanation:
+        """Returns that of the first ``count`` environments."""
+        arrays = self._asdict()
+        return Explanation(
+            **{name: array[:count] for name, array in arrays.items() if array is not None}
+        )
+
+
 class ActionSampler(ABC):
     """Fill ``outputs`` (float32 ``[outputs, envs]``), then call `sample` or `greedy`."""
 
@@ -33,6 +64,8 @@ class ActionSampler(ABC):
     column that it is recorded in: arrays ``[envs, ...]``."""
     untrained = False
     """Whether the outputs are those of a network before its first update."""
+    squashed = False
+    """Whether actions are tanh of normal numbers."""
 
     def __init__(
         self,
@@ -71,14 +104,17 @@ class ActionSampler(ABC):
     def greedy(self) -> npt.NDArray[Any]:
         """Returns the best actions ``[envs, ...]`` by the outputs."""
 
-    def basis(self) -> dict[str, Float32]:
-        """Returns what the outputs mean, for a display. Call it before `sample` or `greedy`.
+    def decide(self, *, sample: bool) -> npt.NDArray[Any]:
+        """Returns the actions of `sample`, or those of `greedy`."""
+        return self.sample() if sample else self.greedy()
 
-        These are copies, float32 ``[values, envs]``, by name: "probabilities" of choices, those of
-        several choices one after another; "q", the values of actions; or "mean" and "std" of
-        numbers. The dictionary is empty if the meaning is not known.
+    def explain(self, *, sample: bool) -> Explanation:
+        """Decide as `decide` does, and return what the actions were decided by.
+
+        A sampler that does not override this explains its actions by nothing. The network has had
+        its first update.
         """
-        return {}
+        return Explanation(self.decide(sample=sample).copy())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the random generator, JSON-ready."""
@@ -150,9 +186,10 @@ class CategoricalSampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        shares = np.exp(self.outputs - self.outputs.max(axis=0))
-        return {"probabilities": shares / shares.sum(axis=0)}
+    def explain(self, *, sample: bool) -> Explanation:
+        logits = self.outputs.T.copy()
+        actions = self.decide(sample=sample).copy()
+        return _explanation(actions, logits, (logits.shape[1],))
 
 
 class MultiCategoricalSampler(ActionSampler):
@@ -171,6 +208,7 @@ class MultiCategoricalSampler(ActionSampler):
     ) -> None:
         """``counts`` has the number of actions of each choice, in the order of ``shape``."""
         super().__init__(sum(counts), envs, rng)
+        self._counts = counts
 
         # A sampler for each choice, which decides by its part of the outputs.
         parts = np.split(self.outputs, np.cumsum(counts[:-1]))
@@ -197,9 +235,38 @@ class MultiCategoricalSampler(ActionSampler):
             column[:] = sampler.greedy()
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        parts = [sampler.basis()["probabilities"] for sampler in self._samplers]
-        return {"probabilities": np.concatenate(parts)}
+    def explain(self, *, sample: bool) -> Explanation:
+        logits = self.outputs.T.copy()
+        actions = self.decide(sample=sample).copy()
+        return _explanation(actions, logits, self._counts)
+
+
+def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Explanation:
+    """Returns how choices were made.
+
+    Args:
+        actions: the choices, ``[envs, *shape]``.
+        logits: of all choices, ``[envs, sum of counts]``.
+        counts: the number of actions of each choice, in the order of ``shape``.
+    """
+    rows = np.arange(len(actions))
+    parts = []
+    log_prob = np.zeros(len(actions), np.float32)
+    columns = actions.reshape(len(actions), -1).T
+    for column, part in zip(columns, np.split(logits, np.cumsum(counts[:-1]), axis=1), strict=True):
+        shifted = part - part.max(axis=1, keepdims=True)
+        parts.append(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+        log_prob += parts[-1][rows, column]
+
+    log_probs = np.concatenate(parts, axis=1)
+    probabilities = np.exp(log_probs)
+    return Explanation(
+        actions,
+        logits=logits,
+        probabilities=probabilities,
+        log_prob=log_prob,
+        entropy=-(probabilities * log_probs).sum(axis=1),
+    )
 
 
 class EpsilonGreedySampler(ActionSampler):
@@ -271,8 +338,9 @@ class EpsilonGreedySampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        return {"q": self.outputs.copy()}
+    def explain(self, *, sample: bool) -> Explanation:
+        q = self.outputs.T.copy()
+        return Explanation(self.decide(sample=sample).copy(), q=q)
 
 
 def _spread_over(

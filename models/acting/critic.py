@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.params import Float32
+from penstock.models.acting.categorical import Explanation
 from penstock.models.fitting import AnyShape
 from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import CLIP, EPSILON, CnnShape, MlpShape
@@ -37,6 +38,19 @@ def make_critic(shape: AnyShape, weights: Float32) -> Critic | None:
     if isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads):
         return _torch_critic(shape, weights)
     return None
+
+
+def state_values(
+    critic: Critic | None, explanation: Explanation, obs: npt.NDArray[Any], state: Float32
+) -> Float32 | None:
+    """Returns the values of states that actions were decided in, float32 ``[envs]``.
+
+    They are the ``critic``'s, whose arguments the last two are, or the highest Q-values. They are
+    None if the network estimates neither.
+    """
+    if critic is not None:
+        return critic(obs, state)
+    return None if explanation.q is None else explanation.q.max(axis=1)
 
 
 class _MlpCritic:

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from penstock.core.params import Float32
-from penstock.models.acting.categorical import ActionSampler
+from penstock.models.acting.categorical import ActionSampler, Explanation
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2)
@@ -71,9 +71,12 @@ class GaussianSampler(ActionSampler):
             np.tanh(self._numbers, out=self._actions)
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
-        mean = np.tanh(self._mean) if self.squashed else self._mean.copy()
-        return {"mean": mean, "std": np.exp(self._log_std)}
+    def explain(self, *, sample: bool) -> Explanation:
+        mean = self._mean.copy()
+        log_std = self._log_std.copy()
+        actions = self.decide(sample=sample).copy()
+        numbers = self._flat
+        return _explanation(actions, numbers, mean, log_std, squashed=self.squashed)
 
 
 class SquashedGaussianSampler(ActionSampler):
@@ -84,6 +87,8 @@ class SquashedGaussianSampler(ActionSampler):
     `replay.min_size` steps cover all of them, as published (Haarnoja et al. 2018, the authors'
     code). Records nothing.
     """
+
+    squashed = True
 
     def __init__(
         self,
@@ -124,9 +129,40 @@ class SquashedGaussianSampler(ActionSampler):
         np.tanh(self._mean, out=self._flat)
         return self._actions
 
-    def basis(self) -> dict[str, Float32]:
+    def explain(self, *, sample: bool) -> Explanation:
+        mean = self._mean.copy()
         log_std = np.clip(self._log_std, *self.log_std_bounds)
-        return {"mean": np.tanh(self._mean), "std": np.exp(log_std)}
+        actions = self.decide(sample=sample).copy()
+        # `sample` leaves the numbers before tanh in the memory of its noise.
+        numbers = self._noise if sample else mean
+        return _explanation(actions, numbers, mean, log_std, squashed=True)
+
+
+def _explanation(
+    actions: Float32, numbers: Float32, mean: Float32, log_std: Float32, *, squashed: bool
+) -> Explanation:
+    """Returns how actions ``[envs, *shape]`` were decided.
+
+    Args:
+        actions: what was decided.
+        numbers: the actions before tanh, ``[size, envs]``.
+        mean: of the numbers, ``[size, envs]``.
+        log_std: logarithms of their standard deviations, ``[size, envs]``.
+        squashed: whether the actions are tanh of the numbers. The entropy of these has no closed
+            form, and is None.
+    """
+    std = np.exp(log_std)
+    densities = -0.5 * np.square((numbers - mean) / std) - log_std - np.float32(HALF_LOG_2PI)
+    if squashed:
+        densities -= _log_slope(numbers)
+    entropy = None if squashed else (log_std + np.float32(0.5 + HALF_LOG_2PI)).sum(axis=0)
+    return Explanation(
+        actions,
+        mean=mean.T,
+        std=std.T,
+        log_prob=densities.sum(axis=0),
+        entropy=entropy,
+    )
 
 
 def _log_slope(numbers: Float32) -> Float32:

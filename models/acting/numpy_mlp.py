@@ -7,6 +7,7 @@ imported (OPENBLAS_NUM_THREADS, MKL_NUM_THREADS): more only wait for each other.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,33 @@ class NumpyMlp:
 
     def __init__(self, shape: MlpShape | DenseShape, outputs: Float32) -> None:
         self._shape = shape
-        self._outputs = outputs
-        envs = outputs.shape[1]
         widths = shape.widths
         self._activate = np.tanh if shape.activation == "tanh" else _relu
 
-        # The inputs of each layer with a row of ones, and the weights of each with its bias as the
-        # last column.
-        self._inputs = [np.ones((width + 1, envs), np.float32) for width in widths]
+        # The weights of each layer, with its bias as the last column.
         output_widths = (*widths[1:], len(outputs))
         self._weights = [
             np.empty((output_width, width + 1), np.float32)
             for output_width, width in zip(output_widths, widths, strict=True)
         ]
-
-        # Observations are written through a view ``[envs, width]`` of the first inputs.
-        self._obs = self._inputs[0][:-1].T
         self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
+        self._allot(outputs)
+
+    def sharing_weights(self, outputs: Float32, state: Float32) -> NumpyMlp:
+        network = copy.copy(self)
+        network._allot(outputs)
+        return network
+
+    def _allot(self, outputs: Float32) -> None:
+        """Make the memory of the layers, of which the last one writes ``outputs``."""
+        self._outputs = outputs
+        envs = outputs.shape[1]
+
+        # The inputs of each layer, with a row of ones. Observations are written through a view
+        # ``[envs, width]`` of the first.
+        self._inputs = [np.ones((width + 1, envs), np.float32) for width in self._shape.widths]
+        self._obs = self._inputs[0][:-1].T
 
         # Each hidden layer as its weights, its inputs, and the memory of its activations; the last
         # layer writes `outputs` and is not among them.
@@ -58,13 +68,18 @@ class NumpyMlp:
             target[:, -1] = bias
 
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
-        self._obs[:] = obs.reshape(self._obs.shape)
+        """Compute the outputs of observations ``[rows, *shape]``.
+
+        ``rows`` is at most the number of environments; the outputs of the others are left without
+        meaning.
+        """
+        rows = len(obs)
+        self._obs[:rows] = obs.reshape(rows, -1)
         if self._normalize:
-            rows = self._inputs[0][:-1]
-            np.subtract(rows, self._shift, out=rows)
-            np.multiply(rows, self._factor, out=rows)
-            np.clip(rows, -CLIP, CLIP, out=rows)
+            inputs = self._inputs[0][:-1]
+            np.subtract(inputs, self._shift, out=inputs)
+            np.multiply(inputs, self._factor, out=inputs)
+            np.clip(inputs, -CLIP, CLIP, out=inputs)
 
         for weight, inputs, hidden in self._layers:
             np.matmul(weight, inputs, out=hidden)

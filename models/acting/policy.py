@@ -31,7 +31,20 @@ class ActingNetwork(Protocol):
         """Copy parameters from the flat vector, float32 ``[size]``."""
 
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
+        """Compute the outputs of observations ``[rows, *shape]``, for the first environments.
+
+        There is a row for each environment, or for fewer.
+        """
+
+    def sharing_weights(self, outputs: Float32, state: Float32) -> ActingNetwork:
+        """Returns a network with the same parameters in memory, for as many environments as it
+        gets memory for.
+
+        Args:
+            outputs: that it writes, float32 ``[outputs, envs]``.
+            state: its recurrent state, float32 ``[envs, size]``, which each `forward` reads and
+                writes; size 0 without memory.
+        """
 
 
 class Policy:
@@ -126,13 +139,12 @@ def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: Action
 
     ``sampler`` decides by the network's outputs. torch is imported only if it is needed.
     """
-    size = shape.state_size if isinstance(shape, GeneralShape) else 0
-    state = np.zeros((config.actor_envs, size), np.float32)
-    network = _make_network(config.actors, shape, sampler.outputs, state)
+    state = np.zeros((config.actor_envs, state_size_of(shape)), np.float32)
+    network = make_network(config.actors, shape, sampler.outputs, state)
     return Policy(network, sampler, state, mask_of(spaces))
 
 
-def _make_network(
+def make_network(
     actors: ActorsConfig, shape: AnyShape, outputs: Float32, state: Float32
 ) -> ActingNetwork:
     """Returns the network that `actors` ask for: in numpy if it can be, else in torch.
@@ -164,6 +176,11 @@ def _make_network(
     if isinstance(shape, GeneralShape):
         return GeneralNetwork(shape, outputs, state, dtype)
     return TorchNetwork(shape, outputs, dtype)
+
+
+def state_size_of(shape: AnyShape) -> int:
+    """Returns how many float32 values a network remembers of one environment; 0 without memory."""
+    return shape.state_size if isinstance(shape, GeneralShape) else 0
 
 
 def _described(shape: AnyShape) -> str:

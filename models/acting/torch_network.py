@@ -6,6 +6,7 @@ these too. The head, and what is decided by it, are float32 whatever the trunk c
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,27 @@ class TorchNetwork:
         self._outputs = torch.from_numpy(outputs)
         self._weights: list[Tensor] = []
 
+    def sharing_weights(self, outputs: Float32, state: Float32) -> TorchNetwork:
+        network = copy.copy(self)
+        network._outputs = torch.from_numpy(outputs)
+        return network
+
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``, and prepare them."""
         source = self._layout.views(flat)
         for name, target in self._targets:
             np.copyto(target, source[name])
         with torch.inference_mode():
-            self._weights = self._net.acting_weights()
+            self._weights[:] = self._net.acting_weights()
 
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
-        self._outputs.copy_(self._net.acting_outputs(torch.from_numpy(obs), self._weights).t())
+        """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
+        outputs = self._outputs
+        rows = len(obs)
+        if rows < outputs.shape[1]:
+            outputs = outputs[:, :rows]
+        outputs.copy_(self._net.acting_outputs(torch.from_numpy(obs), self._weights).t())
 
 
 class GeneralNetwork:
@@ -73,6 +83,12 @@ class GeneralNetwork:
         self._outputs = torch.from_numpy(outputs)
         self._state = torch.from_numpy(state)
 
+    def sharing_weights(self, outputs: Float32, state: Float32) -> GeneralNetwork:
+        network = copy.copy(self)
+        network._outputs = torch.from_numpy(outputs)
+        network._state = torch.from_numpy(state)
+        return network
+
     def load(self, flat: Float32) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``.
 
@@ -89,9 +105,15 @@ class GeneralNetwork:
 
     @torch.inference_mode()
     def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[envs, *shape]``."""
-        rows = torch.from_numpy(obs)
-        outputs, next_state = self._net.act(rows[None], self._state)
+        """Compute the outputs of observations ``[rows, *shape]``, at most ``envs`` of them."""
+        outputs = self._outputs
+        state = self._state
+        rows = len(obs)
+        if rows < len(state):
+            outputs = outputs[:, :rows]
+            state = state[:rows]
+
+        next_outputs, next_state = self._net.act(torch.from_numpy(obs)[None], state)
         assert next_state is not None
-        self._outputs.copy_(outputs.t())
-        self._state.copy_(next_state)
+        outputs.copy_(next_outputs.t())
+        state.copy_(next_state)

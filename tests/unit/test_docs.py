@@ -17,6 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import penstock
 from pages import code
 from penstock.algos.diagnostics import FIGURES, MOMENTS
 from penstock.cli.app import app
@@ -224,11 +225,23 @@ def test_the_replay_code_of_the_readme_runs() -> None:
 
 def test_the_code_for_deploying_an_agent_runs_where_torch_is_missing() -> None:
     program = "import sys\nsys.modules['torch'] = None\n" + code("deploying.md", "python", 0)
-    program += "print(action.shape, state)"
+    program += "print(action.shape, details.mean.shape, state)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
     )
-    assert (done.stdout, done.stderr) == ("(6,) None\n", "")
+    assert done.stderr == ""
+    assert done.stdout.endswith("(6,) (6,) None\n")
+
+
+def test_the_code_that_explains_an_action_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(code("python-api.md", "python", 5), {"penstock": penstock})
+    printed = capsys.readouterr().out
+    assert re.fullmatch(
+        r"action \d with probability [01]\.\d\d\nreturn expected from here on: .+\n", printed
+    )
 
 
 def test_the_site_has_every_page_in_its_menu() -> None:

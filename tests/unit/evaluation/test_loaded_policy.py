@@ -140,7 +140,7 @@ def test_a_file_of_half_the_size_holds_parameters_as_float16(tmp_path: Path) -> 
     policy, file = penstock.load_policy(run), tmp_path / "half.safetensors"
     whole = policy.save(tmp_path / "whole.safetensors")
     assert policy.save(file, half=True) < 0.6 * whole
-    layout = network_shape(policy.config, policy._info).layout
+    layout = network_shape(policy.config, policy.info).layout
     kept = layout.views(exported.read(file).weights)
     for name, array in layout.views(policy._weights).items():
         rounded = array if name.startswith("normalizer.") else array.astype(np.float16)
@@ -261,6 +261,170 @@ def test_recurrent_state_is_passed_in_and_returned(tmp_path: Path, kind: str) ->
     np.testing.assert_allclose(actions[2], policy(seen[4, 2])[0], atol=1e-4)
     with pytest.raises(UserError, match="the state has shape"):
         policy(seen[0], state)
+
+
+def masked() -> Shown:
+    return Shown(
+        spaces.Dict({"speed": THREE, "action_mask": spaces.MultiBinary(3)}), spaces.Discrete(3)
+    )
+
+
+def forward(policy: LoadedPolicy, packed: Array) -> tuple[Any, Any]:
+    """Outputs and values by the learner's network in torch; values None without a critic."""
+    torch = pytest.importorskip("torch")
+    from penstock.models.torch_nets import build_net
+
+    shape: Any = network_shape(policy.config, policy.info)
+    net: Any = build_net(shape).requires_grad_(False).eval()
+    source = shape.layout.views(policy._weights)
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        np.copyto(tensor.numpy(), source[name])
+    rows = torch.from_numpy(packed)
+    if policy.config.model.core != "none":
+        outputs, values = net(rows[None], torch.zeros(len(rows), shape.state_size))
+    else:
+        found = net(rows)
+        outputs, values = found if isinstance(found, tuple) else (found, None)
+    return outputs, values
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_details_of_choices_are_those_of_torchs_distribution(
+    tmp_path: Path, core: str, sample: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    policy = loaded(tmp_path, "several", "algo.name=ppo", f"model.core={core}", sample=sample)
+    seen = np.random.default_rng(1).uniform(-1, 1, (7, 3)).astype(np.float32)
+    found = policy.details(seen)
+    logits, values = forward(policy, seen)
+    assert_close(found.logits, logits)
+    assert_close(found.value, values)
+
+    parts = [torch.distributions.Categorical(logits=part) for part in logits.split([2, 3], 1)]
+    chosen = torch.from_numpy(found.action - [1, 10]).T
+    assert_close(found.probabilities, torch.cat([part.probs for part in parts], 1))
+    log_probs = [part.log_prob(choice) for part, choice in zip(parts, chosen, strict=True)]
+    assert_close(found.log_prob, sum(log_probs))
+    assert_close(found.entropy, sum(part.entropy() for part in parts))
+    assert (found.q, found.mean, found.std) == (None, None, None)
+    assert (found.state is None) is (core == "none")
+
+
+def test_details_of_a_masked_choice_have_probability_zero(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    policy = loaded(tmp_path, "masked", "algo.name=ppo", sample=True)
+    speed = np.random.default_rng(1).uniform(-1, 1, (4, 3)).astype(np.float32)
+    mask = np.array([[1, 1, 1], [1, 0, 1], [0, 1, 0], [0, 1, 1]], np.int8)
+    found = policy.details({"speed": speed, "action_mask": mask})
+    assert found.probabilities is not None
+    assert (found.probabilities[mask == 0] == 0).all()
+
+    packed = np.empty((4, *policy.info.observation_space.shape), np.uint8)
+    policy._packer.write({"speed": speed, "action_mask": mask}, packed)
+    logits, _ = forward(policy, packed)
+    allowed = torch.where(torch.from_numpy(mask) != 0, logits, -torch.inf)
+    expected = torch.distributions.Categorical(logits=allowed)
+    assert_close(found.probabilities, expected.probs)
+    assert_close(found.log_prob, expected.log_prob(torch.from_numpy(found.action)))
+    # torch's own entropy is NaN where a logit is minus infinity.
+    assert_close(found.entropy, torch.special.entr(expected.probs).sum(1))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_details_of_numbers_are_those_of_a_normal_distribution(
+    tmp_path: Path, sample: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    policy = loaded(tmp_path, "bounded", "algo.name=ppo", sample=sample)
+    # Small observations and means, so that no action is clipped.
+    layout = network_shape(policy.config, policy.info).layout
+    layout.views(policy._weights)["log_std"][:] = [-3, -2.5]
+    seen = 0.01 * np.random.default_rng(1).uniform(-1, 1, (6, 3)).astype(np.float32)
+    found = policy.details(seen)
+    outputs, values = forward(policy, seen)
+    mean, log_std = outputs.chunk(2, 1)
+    assert_close(found.mean, mean)
+    assert_close(found.std, log_std.exp())
+    assert_close(found.value, values)
+
+    # The actions are mapped from -1 ... 1 to 0 ... 10 and -4 ... 0.
+    numbers = (found.action - [5, -2]) / [5, 2]
+    assert np.abs(numbers).max() < 1
+    assert (np.abs(numbers - mean.numpy()).max() > 1e-3) is np.bool_(sample)
+    expected = torch.distributions.Normal(mean, log_std.exp())
+    log_prob = expected.log_prob(torch.from_numpy(numbers)).sum(1)
+    assert found.log_prob is not None
+    np.testing.assert_allclose(np.array(found.log_prob), log_prob, rtol=1e-4, atol=1e-4)
+    assert_close(found.entropy, expected.entropy().sum(1))
+    assert (found.logits, found.probabilities, found.q) == (None, None, None)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("options", [("algo.name=sac",), ("algo.name=ppo",)], ids=["sac", "ppo"])
+def test_details_of_squashed_numbers_are_those_of_torchs_distribution(
+    tmp_path: Path, options: tuple[str, ...], sample: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    if options == ("algo.name=ppo",):
+        options = (*options, "model.gaussian=squashed")
+    policy = loaded(tmp_path, "bounded", *options, sample=sample)
+    seen = np.random.default_rng(1).uniform(-0.3, 0.3, (6, 3)).astype(np.float32)
+    found = policy.details(seen)
+    outputs, values = forward(policy, seen)
+    mean, log_std = outputs.chunk(2, 1)
+    assert_close(found.mean, mean)
+    assert_close(found.std, log_std.exp())
+    assert (found.value is None) is (values is None)
+
+    numbers = (found.action.astype(np.float64) - [5, -2]) / [5, 2]
+    squashed = torch.distributions.TransformedDistribution(
+        torch.distributions.Normal(mean.double(), log_std.double().exp()),
+        torch.distributions.TanhTransform(),
+    )
+    # The inverse of tanh loses digits near its ends, and the action is float32.
+    inside = np.abs(numbers).max(1) < 0.999
+    assert inside.any()
+    log_prob = squashed.log_prob(torch.from_numpy(numbers)).sum(1).numpy()
+    assert found.log_prob is not None
+    np.testing.assert_allclose(np.array(found.log_prob)[inside], log_prob[inside], atol=5e-3)
+    assert found.entropy is None
+
+
+def test_details_of_q_values_have_no_distribution(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "starts_at_five", "algo.name=dqn", sample=False)
+    seen = np.random.default_rng(1).uniform(-1, 1, (6, 3)).astype(np.float32)
+    found = policy.details(seen)
+    q, _ = forward(policy, seen)
+    assert_close(found.q, q)
+    assert_close(found.value, q.max(1).values)
+    assert found.action.tolist() == (5 + q.argmax(1)).tolist()
+    assert (found.log_prob, found.entropy, found.logits) == (None, None, None)
+
+
+@pytest.mark.parametrize("game", ["several", "bounded", "starts_at_five"])
+def test_details_of_one_observation_are_a_row_of_those_of_a_batch(
+    tmp_path: Path, game: str
+) -> None:
+    policy = loaded(tmp_path, game, "algo.name=ppo", "model.core=gru", sample=False)
+    seen = np.random.default_rng(3).uniform(-1, 1, (5, 3)).astype(np.float32)
+    together = vars(policy.details(seen))
+    alone = vars(policy.details(seen[2]))
+    for name, array in together.items():
+        if array is None:
+            assert alone[name] is None
+        else:
+            assert_close(alone[name], array[2])
+    assert {type(alone[name]) for name in ("value", "log_prob", "entropy")} == {float}
+    action, state = policy(seen[2])
+    np.testing.assert_array_equal(alone["action"], action)
+    np.testing.assert_array_equal(alone["state"], state)
+    with pytest.raises(UserError, match="the state has shape"):
+        policy.details(seen, alone["state"])
 
 
 def test_malformed_observations_are_refused(cartpole: LoadedPolicy) -> None:

@@ -20,6 +20,7 @@ from onnx_cells import (
     NUMBERS,
     OBSERVATIONS,
     SEVERAL,
+    SHARED_CELLS,
     Cell,
     Graph,
     Reference,
@@ -32,6 +33,7 @@ from onnx_cells import (
     write_cases,
     written,
 )
+from pages import blocks
 from penstock import UserError
 from penstock.__main__ import main
 from penstock.configs.load import presets, resolve
@@ -403,3 +405,28 @@ def test_the_command_refuses_what_a_format_does_not_have(
     assert export(monkeypatch, file, *words) == 2
     assert told in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cartpole = SHARED_CELLS["mlp"]
+    recurrent = cartpole._replace(model={"core": "gru"})
+    for name, cell, options in (
+        ("policy", cartpole, {}),
+        ("recurrent", recurrent, {}),
+        ("sampled", cartpole, {"sampled": True}),
+        ("program", cartpole, {"program": True}),
+    ):
+        write(tmp_path / f"{name}.onnx", cell.policy(), **options)
+
+    monkeypatch.chdir(tmp_path)
+    results: list[dict[str, Any]] = []
+    for block in blocks("onnx.md", "python"):
+        names: dict[str, Any] = {}
+        exec(block, names)
+        results.append(names)
+    episode, metadata, memory, sampled, program = results
+    assert episode["ended"]
+    assert metadata["names"] == ["obs"]
+    assert memory["state"].shape == (3, memory["size"])
+    assert set(sampled["action"]) == {0, 1}
+    assert program["value"] == [0]  # of weights that are all 0
