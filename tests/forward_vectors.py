@@ -6,10 +6,10 @@ python tests/forward_vectors.py     writes the blocks anew, from exported progra
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
+from onnx_cells import Cell, feeds_of, written
 from penstock.algos.samples import has_small_images, network_shape, scales
 from penstock.configs.for_actors import for_actors
-from penstock.configs.schema import Config
 from penstock.core.params import Float32
-from penstock.envs import EnvInfo
-from penstock.envs.packing import leaves_of, value_at
 from penstock.envs.space_json import brief_spaces
-from penstock.evaluation import onnx_export
-from penstock.evaluation.exported import Exported
 
 PAGE = Path(__file__).parents[1] / "docs" / "forward-pass.md"
 DEFAULTS = {
@@ -37,7 +33,9 @@ DEFAULTS = {
     "gaussian": "clipped",
 }
 """The options of `config.model` that a block names only where they differ."""
-READ = (*DEFAULTS, "scale", "filters")
+SOMETIMES = ("scale", "filters")
+"""Those that a WELCOME has where they have an effect."""
+ALGO = ("name", "log_std_min", "log_std_max")
 LINE = 118
 
 Array = npt.NDArray[Any]
@@ -50,62 +48,14 @@ def box(low: float, high: float, *shape: int, dtype: Any = np.float32) -> spaces
     return spaces.Box(low, high, shape, dtype)
 
 
-@dataclass(frozen=True)
-class PageNetwork:
-    """One network of the page."""
-
-    algo: dict[str, Any]
-    observation: spaces.Space[Any]
-    action: spaces.Space[Any]
-    model: dict[str, Any] = field(default_factory=dict)
-    divisor: int = 60
-    """Divisor of its weights; larger for many inputs, so that outputs are about 1."""
-
-    @property
-    def config(self) -> Config:
-        sections = {"env": {"id": "Test-v0"}, "algo": self.algo, "model": self.model}
-        return Config.model_validate(sections)
-
-    @property
-    def info(self) -> EnvInfo:
-        return EnvInfo.of_spaces("Test-v0", (self.observation, self.action), 1, "")
-
-    @property
-    def rows(self) -> int:
-        """Observations in its vector; with memory one of them begins an episode in between."""
-        return 3 if "core" in self.model else 2
-
-    def welcome(self) -> Vector:
-        """Returns what a WELCOME says of it, of the config what the page's formulas need."""
-        config, info = self.config, self.info
-        sent = for_actors(
-            config, bool(scales(config, info)), filtered=has_small_images(config, info)
-        )
-        model = {
-            key: sent["model"][key]
-            for key in READ
-            if key in sent["model"] and sent["model"][key] != DEFAULTS.get(key)
-        }
-        algo = {key: sent["algo"][key] for key in sent["algo"] if key in ("name", *self.algo)}
-        algo.pop("duelling", None)
-        return {
-            "config": {"algo": algo, "model": model},
-            "divisor": self.divisor,
-            "spaces": brief_spaces(self.observation, self.action),
-            "layout": network_shape(config, info).layout.to_list(),
-        }
-
-
-PPO = {"name": "ppo"}
 DUELLING = {"name": "dqn", "duelling": True}
 SCREEN = box(0, 255, 1, 36, 36, dtype=np.uint8)
 THREE = spaces.Discrete(3)
 PADDLES = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 1], np.float32))
 
 NETWORKS = {
-    "mlp": PageNetwork(PPO, box(-2, 2, 3), spaces.Discrete(3, start=1), {"hidden": [5, 4]}),
-    "normalized_mlp": PageNetwork(
-        PPO,
+    "mlp": Cell(box(-2, 2, 3), spaces.Discrete(3, start=1), {"hidden": [5, 4]}),
+    "normalized_mlp": Cell(
         box(-20, 20, 3),
         PADDLES,
         {
@@ -115,13 +65,12 @@ NETWORKS = {
             "gaussian": "squashed",
         },
     ),
-    "nature_cnn": PageNetwork(PPO, SCREEN, THREE, divisor=500),
-    "small_cnn": PageNetwork(
-        PPO, box(0, 3, 6, 5, 2, dtype=np.uint8), THREE, {"filters": [3, 4], "hidden": [5]}
+    "nature_cnn": Cell(SCREEN, THREE),
+    "small_cnn": Cell(
+        box(0, 3, 6, 5, 2, dtype=np.uint8), THREE, {"filters": [3, 4], "hidden": [5]}
     ),
-    "impala_cnn": PageNetwork(PPO, box(2, 5, 9, 10, 3), THREE, {"kind": "impala_cnn"}, divisor=500),
-    "parts": PageNetwork(
-        PPO,
+    "impala_cnn": Cell(box(2, 5, 9, 10, 3), THREE, {"kind": "impala_cnn"}),
+    "parts": Cell(
         spaces.Dict(
             {
                 "speed": box(-2, 2, 2, 2),
@@ -132,27 +81,17 @@ NETWORKS = {
             }
         ),
         spaces.MultiDiscrete([2, 3]),
-        {
-            "hidden": [6],
-            "filters": [3],
-            "normalize_observations": True,
-            "critic": "separate",
-        },
-        divisor=500,
+        {"hidden": [6], "filters": [3], "normalize_observations": True, "critic": "separate"},
     ),
-    "lstm": PageNetwork(
-        PPO,
+    "lstm": Cell(
         box(-2, 2, 3),
         PADDLES,
         {"hidden": [4], "core": "lstm", "core_size": 3, "critic": "separate"},
     ),
-    "gru": PageNetwork(
-        PPO, spaces.Discrete(4), THREE, {"hidden": [4], "core": "gru", "core_size": 3}
-    ),
-    "dqn": PageNetwork(DUELLING, box(-2, 2, 3), THREE, {"hidden": [5, 4]}),
-    "dqn_cnn": PageNetwork(DUELLING, SCREEN, THREE, {"normalize_observations": True}, divisor=500),
-    "dqn_parts": PageNetwork(
-        DUELLING,
+    "gru": Cell(spaces.Discrete(4), THREE, {"hidden": [4], "core": "gru", "core_size": 3}),
+    "dqn": Cell(box(-2, 2, 3), THREE, {"hidden": [5, 4]}, DUELLING),
+    "dqn_cnn": Cell(SCREEN, THREE, {"normalize_observations": True}, DUELLING),
+    "dqn_parts": Cell(
         spaces.Dict(
             {
                 "board": box(0, 1, 3, 5, 5),
@@ -162,14 +101,41 @@ NETWORKS = {
         ),
         spaces.Discrete(4),
         {"filters": [3], "hidden": [4]},
+        DUELLING,
     ),
-    "sac": PageNetwork(
-        {"name": "sac", "log_std_min": -0.05, "log_std_max": 0.05},
+    "sac": Cell(
         box(-2, 2, 3),
         PADDLES,
         {"hidden": [5, 4]},
+        {"name": "sac", "log_std_min": -0.05, "log_std_max": 0.05},
     ),
 }
+
+
+def welcome_of(cell: Cell) -> Vector:
+    """Returns what a WELCOME says of a network, of the config what the page's formulas need."""
+    config = cell.config
+    info = cell.policy().info
+    sent = for_actors(config, bool(scales(config, info)), has_small_images(config, info))
+    welcome = {
+        "config": {
+            "algo": {key: sent["algo"][key] for key in ALGO if key in sent["algo"]},
+            "model": {
+                key: sent["model"][key]
+                for key in (*DEFAULTS, *SOMETIMES)
+                if key in sent["model"] and sent["model"][key] != DEFAULTS.get(key)
+            },
+        },
+        "spaces": brief_spaces(*info.spaces),
+        "layout": network_shape(config, info).layout.to_list(),
+    }
+    loaded: Vector = json.loads(json.dumps(welcome))
+    return loaded
+
+
+def divisor_of(layout: list[tuple[str, list[int]]]) -> int:
+    """Returns the divisor of weights; larger ones have more inputs, and all outputs are near 1."""
+    return 60 if sum(math.prod(shape) for _, shape in layout) < 1000 else 500
 
 
 def weights_by_rule(layout: list[tuple[str, list[int]]], divisor: int) -> Float32:
@@ -187,11 +153,11 @@ def weights_by_rule(layout: list[tuple[str, list[int]]], divisor: int) -> Float3
     return weights.astype(np.float32)
 
 
-def observations_by_rule(space: dict[str, Any], rows: int, name: str = "") -> Any:
+def observations_by_rule(space: dict[str, Any], rows: int) -> Any:
     """Returns observations ``[rows, ...]`` of a space of the WELCOME, by the page's rule."""
     kind, content = next(iter(space.items()))
     if kind == "Dict":
-        return {key: observations_by_rule(inner, rows, key) for key, inner in content}
+        return {key: observations_by_rule(inner, rows) for key, inner in content}
     if kind == "Tuple":
         return tuple(observations_by_rule(inner, rows) for inner in content)
 
@@ -213,9 +179,9 @@ def observations_by_rule(space: dict[str, Any], rows: int, name: str = "") -> An
                 return (low + (high - low) * ((j * 53) % 97) / 96).astype(dtype)
             return (low + (j * 53) % (high - low + 1)).astype(dtype)
         case "Discrete":
-            return content[1] + j % content[0]
+            return (content[1] + j % content[0]).astype(np.int64)
         case "MultiDiscrete":
-            return np.asarray(content[1]) + j % np.asarray(content[0])
+            return (np.asarray(content[1]) + j % np.asarray(content[0])).astype(content[2])
     return (j % 3 != 1).astype(np.int8)
 
 
@@ -241,51 +207,35 @@ def forgets_before(row: int) -> bool:
     return row in (0, 2)
 
 
-def program_outputs(network: PageNetwork) -> dict[str, Array]:
+def program_outputs(cell: Cell) -> dict[str, Array]:
     """Returns what ONNX Runtime computes of the rows of a network's vector.
 
     The program is exported of other weights than those that it is fed with.
     """
-    import onnxruntime
-
-    welcome = network.welcome()
-    weights = weights_by_rule(welcome["layout"], network.divisor)
-    policy = Exported(
-        network.config, (network.observation, network.action), network.info, 0 * weights, play=None
-    )
-    is_drawn = network.algo["name"] != "dqn"
+    welcome = welcome_of(cell)
+    is_drawn = cell.algo["name"] != "dqn"
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "actor.onnx"
-        written = onnx_export.write(path, policy, sampled=is_drawn, program=True)
-        session = onnxruntime.InferenceSession(path.read_bytes())
+        graph = written(cell.policy(), Path(folder), sampled=is_drawn, program=True)
 
-    # Names of inputs are those of the parts, as none of these networks has a part of another name.
-    observations = observations_by_rule(welcome["spaces"][0], network.rows)
-    feed: dict[str, Array] = {"weights": weights}
-    for keys, _ in leaves_of(network.observation):
-        feed[".".join(map(str, keys)) or "obs"] = value_at(keys, observations)
+    rows = 3 if "core" in cell.model else 2
+    observations = observations_by_rule(welcome["spaces"][0], rows)
+    feeds = feeds_of(graph, cell.observation_space, observations)
     if is_drawn:
-        feed["noise"] = noise_by_rule(welcome["spaces"][1], network.rows)
-    names = [array.name for array in written.outputs]
-    dtypes = {array.name: array.dtype for array in written.inputs}
-    feed = {name: array.astype(dtypes[name]) for name, array in feed.items()}
+        feeds["noise"] = noise_by_rule(welcome["spaces"][1], rows)
+    weights = weights_by_rule(welcome["layout"], divisor_of(welcome["layout"]))
+    if not graph.about["state_size"]:
+        return graph.step(feeds | {"weights": weights})
 
-    if "core" not in network.model:
-        return dict(zip(names, session.run(names, feed), strict=True))
     steps = []
-    (state_shape,) = (array.shape for array in written.inputs if array.name == "state")
-    state = np.zeros((1, *state_shape), np.float32)
-    for row in range(network.rows):
+    state = np.zeros((1, graph.about["state_size"]), np.float32)
+    for row in range(rows):
         if forgets_before(row):
             state = np.zeros_like(state)
-        row_feed = {
-            name: array if name == "weights" else array[row : row + 1]
-            for name, array in feed.items()
-        }
-        step = dict(zip(names, session.run(names, row_feed | {"state": state}), strict=True))
+        row_feeds = {name: array[row : row + 1] for name, array in feeds.items()}
+        step = graph.step(row_feeds | {"weights": weights, "state": state})
         state = step["state_out"]
         steps.append(step)
-    joined = {name: np.concatenate([step[name] for step in steps]) for name in names}
+    joined = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
     return joined | {"state_out": state}
 
 
@@ -337,9 +287,15 @@ def rounded(values: Array) -> Any:
 def write_page() -> None:
     """Write the vectors into the page, from exported programs."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, network in NETWORKS.items():
-        outputs = program_outputs(network)
-        vector = network.welcome() | {key: rounded(values) for key, values in outputs.items()}
+    for name, cell in NETWORKS.items():
+        welcome = welcome_of(cell)
+        vector = {
+            "config": welcome["config"],
+            "divisor": divisor_of(welcome["layout"]),
+            "spaces": welcome["spaces"],
+            "layout": welcome["layout"],
+            **{key: rounded(values) for key, values in program_outputs(cell).items()},
+        }
         before, marker, after = text.partition(f"<!-- vector {name} -->\n")
         assert marker, name
         rest = re.sub(r"\A\n```json\n.*?```\n", "", after, flags=re.DOTALL)

@@ -377,8 +377,8 @@ class PlainNetwork:
             return h, np.concatenate([h, c], 1)
 
         of_x = dict(zip(GRU_GATES, np.split(self._linear(x, f"{name}input"), 3, 1), strict=True))
-        products = np.split(self._linear(state, f"{name}recurrent"), 3, 1)
-        of_h = dict(zip(GRU_GATES, products, strict=True))
+        products_of_h = np.split(self._linear(state, f"{name}recurrent"), 3, 1)
+        of_h = dict(zip(GRU_GATES, products_of_h, strict=True))
         r = sigmoid(of_x["r"] + of_h["r"])
         z = sigmoid(of_x["z"] + of_h["z"])
         h = (1 - z) * np.tanh(of_x["n"] + r * of_h["n"]) + z * state

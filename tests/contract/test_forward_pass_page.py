@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 import plain_forward
 from forward_vectors import (
     DEFAULTS,
     NETWORKS,
-    PageNetwork,
     Vector,
     blocks,
     box,
@@ -27,13 +24,9 @@ from forward_vectors import (
     observations_by_rule,
     program_outputs,
     weights_by_rule,
+    welcome_of,
 )
-from penstock.algos.acting import make_policy
-from penstock.algos.samples import has_small_images, network_shape, scales
-from penstock.configs.for_actors import for_actors
-from penstock.envs.packing import Packer
-from penstock.envs.space_json import brief_spaces
-from penstock.models.acting.critic import make_critic
+from onnx_cells import Cell, Reference, every_cell, observations_of
 from plain_forward import PlainNetwork
 
 Array = npt.NDArray[Any]
@@ -49,7 +42,7 @@ def test_every_network_of_the_page_has_a_vector() -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_vector_describes_the_network_of_this_release(name: str) -> None:
-    welcome = json.loads(json.dumps(NETWORKS[name].welcome()))
+    welcome = welcome_of(NETWORKS[name])
     assert {key: VECTORS[name][key] for key in welcome} == welcome
 
 
@@ -80,9 +73,9 @@ def played_plainly(vector: Vector) -> dict[str, Array]:
 
 
 def outputs_of(
-    network: PlainNetwork, computed: plain_forward.PlainOutputs, noise: Array
+    network: PlainNetwork, computed: plain_forward.PlainOutputs, noise: Array | None
 ) -> dict[str, Array]:
-    """Returns outputs by the names of the page."""
+    """Returns outputs by the names of the page; without noise no action is drawn."""
     decided_by = computed.decided_by
     outputs = {"action": network.greedy(decided_by)}
     if computed.value is not None:
@@ -94,7 +87,8 @@ def outputs_of(
         return outputs | {"q": decided_by}
     else:
         outputs["logits"] = decided_by
-    outputs["sampled_action"], outputs["log_prob"] = network.drawn(decided_by, noise)
+    if noise is not None:
+        outputs["sampled_action"], outputs["log_prob"] = network.drawn(decided_by, noise)
     return outputs
 
 
@@ -152,11 +146,14 @@ def test_a_mutation_of_the_page_is_seen(
 
 # ------------------------------------------------------------------ networks beyond the vectors
 
-PPO = {"name": "ppo"}
 THREE = spaces.Discrete(3)
 PAIR = spaces.MultiDiscrete([2, 3])
+SWITCHES = spaces.MultiBinary(4)
+STARTS = spaces.MultiDiscrete(np.array([[2, 3], [4, 2]]), start=np.array([[1, 1], [0, 0]]))
 NUMBERS = box(-2, 2, 2)
 BYTES = np.uint8
+DUELLING = {"name": "dqn", "duelling": True}
+NORMALIZED = {"normalize_observations": True}
 MIXED = spaces.Dict(
     {
         "board": box(0, 3, 6, 6, dtype=BYTES),
@@ -169,92 +166,69 @@ MIXED = spaces.Dict(
         "deep": spaces.Tuple([box(-1, 5, 1, 7, 7), spaces.MultiBinary(2)]),
     }
 )
-BOARD = spaces.Dict({"board": box(0, 3, 6, 6, dtype=BYTES), "action_mask": spaces.MultiBinary(3)})
-STARTS = spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 1], [0, 0]])
 SCREENS = spaces.Dict({"a": box(0, 255, 40, 40, dtype=BYTES), "b": box(0, 9, 2, 40, 40)})
+CELLS = every_cell()
 
-OTHERS = [
-    *NETWORKS.values(),
-    PageNetwork(PPO, box(0, 200, 3, dtype=BYTES), THREE),
-    PageNetwork(PPO, box(0, 200, 3, dtype=BYTES), THREE, {"scale": "bytes"}),
-    PageNetwork(PPO, box(-np.inf, np.inf, 3, dtype=np.float64), THREE),
-    PageNetwork(PPO, box(-1, 1), THREE, {"critic": "shared"}),
-    PageNetwork(
-        PPO, box(0, 255, 2, 36, 40, dtype=BYTES), NUMBERS, {"normalize_observations": True}
+# How an array is read depends on its shape, its dtype and its bounds.
+OTHERS = {
+    "bytes by bounds": Cell(box(0, 200, 3, dtype=BYTES), THREE),
+    "bytes": Cell(box(0, 200, 3, dtype=BYTES), THREE, {"scale": "bytes"}),
+    "a single number": Cell(box(-1, 1), THREE, {"critic": "shared"}),
+    "normalised floats": Cell(box(-1, 3, 2, 36, 40), THREE, NORMALIZED),
+    "floats above 0": Cell(box(2, 3, 2, 36, 40), NUMBERS),
+    "channels last": Cell(box(2, 3, 36, 40, 2), THREE, {"kind": "impala_cnn", "core": "gru"}),
+    "without filters": Cell(box(0, 255, 6, 5, 2, dtype=BYTES), THREE, {"filters": []}),
+    "whole numbers": Cell(box(0, 1, 3, 6, 6, dtype=np.int64), THREE, NORMALIZED),
+    "a square": Cell(box(-1, 1, 6, 6), THREE, {"filters": [3, 4, 5]}),
+    "a large square": Cell(box(-1, 1, 40, 41), THREE),
+    "a flat picture": Cell(box(0, 2, 40, 41), THREE, {"kind": "mlp"}),
+    "a large small one": Cell(
+        box(0, 2, 40, 41, 2), THREE, {"kind": "small_cnn", "filters": [3, 2]}
     ),
-    PageNetwork(PPO, box(-1, 3, 2, 36, 40), THREE, {"normalize_observations": True}),
-    PageNetwork(PPO, box(2, 3, 2, 36, 40), NUMBERS),
-    PageNetwork(PPO, box(2, 3, 36, 40, 2), THREE, {"kind": "impala_cnn", "core": "gru"}),
-    PageNetwork(PPO, box(0, 255, 6, 5, 2, dtype=BYTES), THREE, {"filters": []}),
-    PageNetwork(PPO, box(0, 1, 3, 6, 6, dtype=np.int64), THREE, {"normalize_observations": True}),
-    PageNetwork(PPO, box(-1, 1, 6, 6), THREE, {"filters": [3, 4, 5]}),
-    PageNetwork(PPO, box(-1, 1, 40, 41), THREE),
-    PageNetwork(PPO, box(0, 2, 40, 41), THREE, {"kind": "mlp"}),
-    PageNetwork(PPO, box(0, 2, 40, 41, 2), THREE, {"kind": "small_cnn", "filters": [3, 2]}),
-    PageNetwork(PPO, box(-2, 2, 3), THREE, {"core": "lstm", "core_size": 4}),
-    PageNetwork(PPO, MIXED, PAIR, {"core": "gru", "core_size": 4, "critic": "separate"}),
-    PageNetwork(PPO, MIXED, PAIR, {"normalize_observations": True, "kind": "mlp"}),
-    PageNetwork(PPO, MIXED, PAIR, {"kind": "impala_cnn"}),
-    PageNetwork(PPO, MIXED, PAIR, {"kind": "nature_cnn", "scale": "bytes"}),
-    PageNetwork(PPO, SCREENS, THREE, {"normalize_observations": True}),
-    PageNetwork(PPO, spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(4)),
-    PageNetwork(PPO, spaces.MultiBinary(4), STARTS),
-    PageNetwork({"name": "dqn", "duelling": False}, BOARD, THREE),
-    PageNetwork({"name": "dqn", "duelling": True}, box(0, 9, 5, 5, dtype=np.int32), THREE),
-    PageNetwork({"name": "sac"}, box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}),
-]
+    "mixed": Cell(MIXED, PAIR, {"core": "gru", "critic": "separate"}),
+    "mixed, flat": Cell(MIXED, PAIR, {**NORMALIZED, "kind": "mlp"}),
+    "mixed, impala": Cell(MIXED, PAIR, {"kind": "impala_cnn"}),
+    "mixed, bytes": Cell(MIXED, PAIR, {"kind": "nature_cnn", "scale": "bytes"}),
+    "two screens": Cell(SCREENS, THREE, NORMALIZED),
+    "switches": Cell(spaces.MultiDiscrete([2, 3]), SWITCHES),
+    "choices with starts": Cell(SWITCHES, STARTS),
+    "a board with halves": Cell(box(0, 9, 5, 5, dtype=np.int32), THREE, algo=DUELLING),
+    "sac with a camera": Cell(
+        box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}, {"name": "sac"}
+    ),
+}
+FEW = [*CELLS][::9]
 
 
-@pytest.mark.parametrize("network", OTHERS, ids=range(len(OTHERS)))
-def test_page_in_numpy_computes_what_actors_compute(network: PageNetwork) -> None:
-    """Random weights of a usual size, random observations, and a state where there is one."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        *OTHERS,
+        *FEW,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CELLS if name not in FEW),
+    ],
+)
+def test_page_in_numpy_computes_what_actors_compute(name: str) -> None:
+    """Random weights and observations, and three steps where there is memory."""
     rows = 3
-    config = network.config
-    actors = config.actors.model_copy(update={"envs": rows, "precision": "fp32"})
-    config = config.model_copy(update={"actors": actors})
-    info = network.info
-    shape = network_shape(config, info)
-    layout = shape.layout
+    cell = (OTHERS | CELLS)[name]
+    policy = cell.policy()
+    reference = Reference(policy, rows)
+    welcome = welcome_of(cell)
+    model = DEFAULTS | welcome["config"]["model"]
+    network = PlainNetwork(
+        welcome["config"] | {"model": model}, welcome["spaces"], welcome["layout"], policy.weights
+    )
 
     rng = np.random.default_rng(0)
-    flat = rng.normal(size=layout.size).astype(np.float32)
-    for name, array in layout.views(flat).items():
-        if name == "normalizer.var":
-            np.square(array, out=array)
-        elif name == "normalizer.count":
-            array[:] = 1
-        elif array.ndim > 1:
-            fan_in = array[0].size if not name.startswith("hidden") else array.shape[1]
-            array *= 1.4 / np.sqrt(fan_in)
-
-    network.observation.seed(1)
-    samples = [network.observation.sample() for _ in range(rows)]
-    space = network.observation
-    observation = concatenate(space, samples, create_empty_array(space, rows))
-    packer = Packer("Test-v0", space)
-    packed = np.empty((rows, *packer.space.shape), packer.space.dtype)
-    packer.write(observation, packed)
-
-    policy = make_policy(config, info, 0)
-    policy.load(flat)
-    state = rng.normal(size=policy.state.shape).astype(np.float32)
-    policy.state[:] = state
-    outputs = policy.outputs(packed)
-    critic = make_critic(shape, flat)
-
-    sent = for_actors(config, bool(scales(config, info)), has_small_images(config, info))
-    plain = PlainNetwork(
-        sent, brief_spaces(*info.spaces), json.loads(json.dumps(layout.to_list())), flat
-    )
-    computed = plain(observation, state)
-    if network.algo["name"] == "sac":
-        numbers = outputs.shape[1] // 2
-        bounds = config.algo.log_std_min, config.algo.log_std_max  # type: ignore[attr-defined]
-        outputs[:, numbers:] = outputs[:, numbers:].clip(*bounds)
-    close = {"rtol": 1e-4, "atol": 1e-4}
-    np.testing.assert_allclose(computed.decided_by, outputs, **close)
-    np.testing.assert_allclose(computed.state, policy.state, **close)
-    if critic is None:
-        assert computed.value is None
-    else:
-        np.testing.assert_allclose(computed.value, critic(packed, state), **close)
+    state = np.zeros((rows, network.state_size), np.float32)
+    for _ in range(3 if network.state_size else 1):
+        observations = observations_of(cell.observation_space, rows, rng, farthest=300)
+        expected = reference.step(observations, state if network.state_size else None)
+        computed = network(observations, state)
+        outputs = outputs_of(network, computed, noise=None)
+        if network.state_size:
+            outputs["state_out"] = state = computed.state
+        assert outputs.keys() == expected.keys()
+        for key, values in outputs.items():
+            np.testing.assert_allclose(values, expected[key], rtol=1e-4, atol=1e-4, err_msg=key)
