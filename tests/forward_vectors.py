@@ -284,18 +284,23 @@ def rounded(values: Array) -> Any:
     return np.reshape(digits, np.shape(values)).tolist()
 
 
+def vector_of(cell: Cell) -> Vector:
+    """Returns the vector of a network, from its exported program."""
+    welcome = welcome_of(cell)
+    return {
+        "config": welcome["config"],
+        "divisor": divisor_of(welcome["layout"]),
+        "spaces": welcome["spaces"],
+        "layout": welcome["layout"],
+        **{key: rounded(values) for key, values in program_outputs(cell).items()},
+    }
+
+
 def write_page() -> None:
-    """Write the vectors into the page, from exported programs."""
+    """Write the vectors into the page."""
+    vectors = {name: vector_of(cell) for name, cell in NETWORKS.items()}
     text = PAGE.read_text(encoding="utf-8")
-    for name, cell in NETWORKS.items():
-        welcome = welcome_of(cell)
-        vector = {
-            "config": welcome["config"],
-            "divisor": divisor_of(welcome["layout"]),
-            "spaces": welcome["spaces"],
-            "layout": welcome["layout"],
-            **{key: rounded(values) for key, values in program_outputs(cell).items()},
-        }
+    for name, vector in vectors.items():
         before, marker, after = text.partition(f"<!-- vector {name} -->\n")
         assert marker, name
         rest = re.sub(r"\A\n```json\n.*?```\n", "", after, flags=re.DOTALL)

@@ -245,7 +245,7 @@ class PlainNetwork:
         for part, uniform in zip(self._choices(outputs), noise.T, strict=True):
             share = np.exp(part - part.max(1, keepdims=True))
             share /= share.sum(1, keepdims=True)
-            choice = (share.cumsum(1) <= uniform[:, None]).sum(1)
+            choice = (share.cumsum(1)[:, :-1] <= uniform[:, None]).sum(1)
             chosen.append(choice)
             logp += np.log(share[np.arange(len(part)), choice])
         return self._played(np.stack(chosen, 1)), logp
