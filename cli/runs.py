@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -178,25 +179,95 @@ def play(
 def export(
     run_dir: Run,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="File to write; its name ends in .safetensors.")
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="File to write; its name ends in .safetensors, for penstock.load_policy, or in "
+            ".onnx, for other programs.",
+        ),
     ],
     checkpoint: Checkpoint = "best",
     half: Annotated[
-        bool, typer.Option("--half", help="Store parameters as 16-bit floats: half the size.")
+        bool,
+        typer.Option(
+            "--half", help="Store parameters as 16-bit floats: half the size. Only .safetensors."
+        ),
+    ] = False,
+    sampled: Annotated[
+        bool,
+        typer.Option(
+            "--sampled",
+            help="Add a sampled action, whose random numbers are the input `noise`. Only .onnx.",
+        ),
+    ] = False,
+    program: Annotated[
+        bool,
+        typer.Option(
+            "--program",
+            help="Leave the parameters out: they are the input `weights`, the flat vector that "
+            "learners publish. Only .onnx.",
+        ),
     ] = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Write the policy of a run to one file, which penstock.load_policy reads."""
-    from penstock.evaluation.loaded_policy import load_policy
+    """Write the policy of a run to one file."""
+    from penstock.evaluation import exported, onnx_export
+    from penstock.evaluation.estimates import way_of
+    from penstock.evaluation.loaded_policy import stored_policy
 
+    path = Path(file)
+    is_onnx = path.suffix.lower() == exported.ONNX_SUFFIX
+    exported.check_path(path, exported.ONNX_SUFFIX if is_onnx else exported.SUFFIX)
+    _check_format_options(path, is_onnx, half=half, sampled=sampled, program=program)
     with _playing():
-        policy = load_policy(run_dir, checkpoint, allow=allow or ())
-    nbytes = policy.save(file, half=half)
+        policy = stored_policy(run_dir, checkpoint, allow or ())
 
-    actions = "sampled" if policy.sample else "greedy"
-    text = f"{file}: {nbytes:,} bytes, {actions} actions"
-    answer(text, {"file": file, "nbytes": nbytes, "sample": policy.sample}, as_json)
+    way = way_of(policy.play)
+    result: dict[str, object] = {"file": file, "sample": way == "sampled"}
+    if is_onnx:
+        written = onnx_export.write(path, policy, sampled=sampled, program=program)
+        inputs = ", ".join(map(str, written.inputs))
+        outputs = ", ".join(map(str, written.outputs))
+        result["nbytes"] = written.nbytes
+        result["inputs"] = [onnx_export.described(array) for array in written.inputs]
+        result["outputs"] = [onnx_export.described(array) for array in written.outputs]
+        arrays = f"\n  {inputs}\n  -> {outputs}"
+    else:
+        result["nbytes"] = exported.write(
+            path,
+            policy.config,
+            policy.spaces,
+            policy.info,
+            policy.weights,
+            play=policy.play,
+            half=half,
+        )
+        arrays = ""
+
+    # A graph has no random numbers of its own.
+    advice = ", which --sampled adds" if is_onnx and way == "sampled" and not sampled else ""
+    text = f"{file}: {result['nbytes']:,} bytes, {way} actions{advice}{arrays}"
+    answer(text, result, as_json)
+
+
+def _check_format_options(
+    path: Path, is_onnx: bool, *, half: bool, sampled: bool, program: bool
+) -> None:
+    """Raise UserError for options of `export` that the format of its file does not have."""
+    from penstock.configs.errors import UserError
+
+    if is_onnx and half:
+        raise UserError(
+            f"--half is for .safetensors, and {path.name} holds 32-bit floats, in which every "
+            "runtime computes; leave out --half"
+        )
+    for option, is_set in (("--sampled", sampled), ("--program", program)):
+        if is_set and not is_onnx:
+            raise UserError(
+                f"{option} is for .onnx; name the file {path.with_suffix('.onnx').name}, or leave "
+                f"out {option}"
+            )
 
 
 def plot(

@@ -36,6 +36,9 @@ from penstock.learner.checkpoints.checkpoint_format import read_tensors
 KEY = "penstock_policy"
 FORMAT = 1
 SUFFIX = ".safetensors"
+ONNX_SUFFIX = ".onnx"
+SUFFIXES = (SUFFIX, ONNX_SUFFIX)
+"""Of the formats that `penstock export` writes."""
 SECTIONS = ("env", "algo", "model", "actors", "eval")
 """Sections of the config that are stored."""
 # Memory that a space may take for each byte of a large file: a network of ours has at least one
@@ -84,15 +87,7 @@ def write(
     Raises:
         UserError: if it cannot be written, or a number of the policy is not finite.
     """
-    if not path.name or path.is_dir():
-        example = path / f"agent{SUFFIX}"
-        raise UserError(f"{path} is a folder; name a file in it, such as {example}")
-    if path.suffix.lower() != SUFFIX:
-        raise UserError(
-            f"{path} does not end in {SUFFIX}, and a policy is written in no other format; name "
-            f"the file {path.with_suffix(SUFFIX).name}"
-        )
-
+    check_path(path, SUFFIX)
     layout = network_shape(config, info).layout
     about = {
         "format": FORMAT,
@@ -111,6 +106,32 @@ def write(
         raise UserError(f"{path}: a number of the policy is not finite{precision}; {advice}")
 
     data = to_bytes(tensors, {KEY: json.dumps(about)})
+    replace_file(path, data)
+    return len(data)
+
+
+def check_path(path: Path, suffix: str) -> None:
+    """Raise UserError unless ``path`` names a file that ends in ``suffix``, one of `SUFFIXES`."""
+    if not path.name or path.is_dir():
+        example = path / f"agent{suffix}"
+        raise UserError(f"{path} is a folder; name a file in it, such as {example}")
+    if path.suffix.lower() == suffix:
+        return
+
+    if path.suffix.lower() in SUFFIXES:
+        raise UserError(
+            f"{path} does not end in {suffix}, and only penstock export writes other formats; "
+            f"name the file {path.with_suffix(suffix).name}, or run penstock export RUN {path.name}"
+        )
+    names = " or ".join(path.with_suffix(known).name for known in SUFFIXES)
+    raise UserError(
+        f"{path} ends in neither of {' and '.join(SUFFIXES)}, the formats of an exported policy; "
+        f"name the file {names}"
+    )
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file at once, or replace that; UserError if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -120,7 +141,6 @@ def write(
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
-    return len(data)
 
 
 def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Exported:

@@ -30,7 +30,7 @@ from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
 from penstock.evaluation.evaluate import checkpoint_folder, fitting_weights
-from penstock.evaluation.exported import read, write
+from penstock.evaluation.exported import Exported, read, write
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
 
@@ -313,17 +313,27 @@ def load_policy(
     Raises:
         UserError: if there is no such policy, or if it must not be loaded.
     """
+    stored = stored_policy(source, checkpoint, allow)
+    return LoadedPolicy(
+        stored.config,
+        stored.weights,
+        stored.spaces,
+        stored.info,
+        sample=sample,
+        seed=seed,
+        play=stored.play,
+    )
+
+
+def stored_policy(
+    source: str | Path, checkpoint: Literal["best", "last"] = "best", allow: Sequence[str] = ()
+) -> Exported:
+    """Returns the policy of a run or of a file, as an exported file holds it.
+
+    The arguments and the errors are those of `load_policy`.
+    """
     if Path(source).is_file():
-        exported = read(Path(source), allow)
-        return LoadedPolicy(
-            exported.config,
-            exported.weights,
-            exported.spaces,
-            exported.info,
-            sample=sample,
-            seed=seed,
-            play=exported.play,
-        )
+        return read(Path(source), allow)
 
     config = load_run(source)
     used_names.check(references(config), allow, str(source))
@@ -332,15 +342,7 @@ def load_policy(
     folder = checkpoint_folder(source, checkpoint)
     stored = load(folder)
     weights = fitting_weights(config, folder, stored, env)
-    return LoadedPolicy(
-        config,
-        weights,
-        env.info.spaces,
-        env.info,
-        sample=sample,
-        seed=seed,
-        play=stored.meta.get(PLAY),
-    )
+    return Exported(config, env.info.spaces, env.info, weights, stored.meta.get(PLAY))
 
 
 def _row(array: Array | None, batch: PackedObservations) -> Array | None:

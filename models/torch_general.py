@@ -86,17 +86,28 @@ class GeneralNet(PolicyNetwork):
 
         ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
         """
-        arrays = self._arrays(obs)
+        if self.cores and first is None:
+            first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
+        return self.features_of(recorded_arrays(self._shape, obs), state, first)
+
+    def features_of(
+        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        """Returns what `features` does, of the arrays of observations instead of packed rows.
+
+        Args:
+            recorded: the arrays, as those of `recorded_arrays`.
+            state: float32 ``[E, state_size]``; zeros by default.
+            first: bool ``[T, E]``; needed where there is a memory, as T * E are the arrays' rows.
+        """
+        arrays = self._scaled(recorded)
         features = [apply_body(body, arrays, self._dtype) for body in self.bodies]
         if not self.cores:
             return features, state
 
-        rows, envs = obs.shape[:2]
-        device = features[0].device
+        assert first is not None
         if state is None:
-            state = torch.zeros(envs, self.state_size, device=device)
-        if first is None:
-            first = torch.zeros(rows, envs, dtype=torch.bool, device=device)
+            state = torch.zeros(first.shape[1], self.state_size, device=first.device)
         return self._apply_cores(features, state, first)
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -105,7 +116,8 @@ class GeneralNet(PolicyNetwork):
             features, state = self.features(obs, state)
             return self.outputs_of(features[0]), state
 
-        result = apply_body(self.bodies[0], self._arrays(obs), self._dtype)
+        arrays = self._scaled(recorded_arrays(self._shape, obs))
+        result = apply_body(self.bodies[0], arrays, self._dtype)
         outputs = result[0] if self.is_whole else self.outputs_of(result)
         return outputs, state
 
@@ -116,10 +128,10 @@ class GeneralNet(PolicyNetwork):
         return obs[..., part.offset : part.offset + part.nbytes].flatten(0, -2)
 
     def numbers(self, obs: Tensor) -> Tensor:
-        return numbers_of(self._shape, obs)
+        return numbers_of(self._shape, recorded_arrays(self._shape, obs))
 
-    def _arrays(self, obs: Tensor) -> dict[str, Tensor]:
-        return arrays_of(self._shape, obs, self.normalizer, self._dtype)
+    def _scaled(self, recorded: dict[str, Tensor]) -> dict[str, Tensor]:
+        return scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
 
     def _apply_cores(
         self, features: list[Tensor], state: Tensor, first: Tensor
@@ -167,11 +179,20 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
         self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns what `forward` does, and the state after the last row."""
+        if self.cores and first is None:
+            first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
+        return self.step_of(recorded_arrays(self._shape, obs), state, first)
+
+    def step_of(
+        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns what `step` does; the arguments are those of `features_of`."""
         if self.is_whole:
-            outputs, values = apply_body(self.bodies[0], self._arrays(obs), self._dtype)
+            arrays = self._scaled(recorded)
+            outputs, values = apply_body(self.bodies[0], arrays, self._dtype)
             return outputs, values, None
 
-        features, state = self.features(obs, state, first)
+        features, state = self.features_of(recorded, state, first)
         values = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
         return self.logits(features[0]), values, state
 
@@ -243,7 +264,8 @@ class GeneralCritics(nn.Module):
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
         1."""
-        arrays = arrays_of(self._shape, obs, self.normalizer, self._dtype)
+        recorded = recorded_arrays(self._shape, obs)
+        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
         actions = action.reshape(len(action), -1)
         return torch.stack([critic(arrays, actions) for critic in self.critics])
 
@@ -327,14 +349,34 @@ def layout(shape: GeneralShape[Any]) -> ParamLayout:
     return ParamLayout(tuple((name, tuple(tensor.shape)) for name, tensor in tensors))
 
 
-def arrays_of(
-    shape: GeneralShape[Any], obs: Tensor, normalizer: Normalizer | None, dtype: torch.dtype
+def recorded_arrays(shape: GeneralShape[Any], obs: Tensor) -> dict[str, Tensor]:
+    """Returns the arrays of observations ``[..., *shape]`` as they are recorded.
+
+    They are ``[B, *shape]`` by name, without the action mask.
+    """
+    arrays = {}
+    for array in shape.inputs:
+        part = array.part
+        values = obs
+        if part is not None:
+            values = obs[..., part.offset : part.offset + part.nbytes]
+            if array.dtype == "<f4":
+                values = values.view(torch.float32)
+        arrays[array.name] = values.reshape(-1, *array.shape)
+    return arrays
+
+
+def scaled_arrays(
+    shape: GeneralShape[Any],
+    recorded: dict[str, Tensor],
+    normalizer: Normalizer | None,
+    dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """Returns the arrays of observations as bodies read them, scaled or normalised.
 
     Args:
         shape: of the network.
-        obs: ``[..., *shape]``, as recorded.
+        recorded: the arrays, as those of `recorded_arrays`.
         normalizer: of the network, if it normalises.
         dtype: precision of the bodies.
 
@@ -345,7 +387,7 @@ def arrays_of(
     if isinstance(normalizer, FrameNormalizer):
         first = 0
         for array in shape.inputs:
-            frames = _recorded(array, obs)
+            frames = recorded[array.name]
             arrays[array.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
             first += math.prod(array.shape)
         return arrays
@@ -356,10 +398,10 @@ def arrays_of(
     for array in shape.inputs:
         if array not in normalized:
             array_dtype = dtype if array.is_image and not is_custom else torch.float32
-            arrays[array.name] = _scaled(array, obs, array_dtype)
+            arrays[array.name] = _scaled(array, recorded[array.name], array_dtype)
 
     if normalizer is not None:
-        rows = normalizer(numbers_of(shape, obs))
+        rows = normalizer(numbers_of(shape, recorded))
         sizes = [math.prod(array.shape) for array in normalized]
         for array, columns in zip(normalized, rows.split(sizes, 1), strict=True):
             values = columns.reshape(-1, *array.shape)
@@ -367,9 +409,8 @@ def arrays_of(
     return arrays
 
 
-def _scaled(array: Input, obs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns ``(x - low) / span`` of one array of observations, in ``dtype``."""
-    values = _recorded(array, obs)
+def _scaled(array: Input, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns ``(x - low) / span`` of the recorded values of one array, in ``dtype``."""
     # The lower bound is subtracted before values are rounded, since they may differ by little.
     if array.low:
         values = values.float() - array.low
@@ -396,9 +437,9 @@ def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
     return FrameNormalizer(size) if _is_frame(shape, inputs[0]) else Normalizer(size)
 
 
-def numbers_of(shape: GeneralShape[Any], obs: Tensor) -> Tensor:
+def numbers_of(shape: GeneralShape[Any], recorded: dict[str, Tensor]) -> Tensor:
     """Returns all numbers that are normalised, as they are recorded, float32 ``[B, inputs]``."""
-    arrays = [_recorded(array, obs).flatten(1) for array in normalized_inputs(shape)]
+    arrays = [recorded[array.name].flatten(1) for array in normalized_inputs(shape)]
     return torch.cat([array.float() for array in arrays], 1)
 
 
@@ -431,13 +472,3 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
 
 def _is_frame(shape: GeneralShape[Any], array: Input) -> bool:
     return array.is_image and not is_small(shape.model, array.shape)
-
-
-def _recorded(array: Input, obs: Tensor) -> Tensor:
-    """Returns one array ``[B, *shape]`` of observations, as it is recorded."""
-    part = array.part
-    if part is not None:
-        obs = obs[..., part.offset : part.offset + part.nbytes]
-        if array.dtype == "<f4":
-            obs = obs.view(torch.float32)
-    return obs.reshape(-1, *array.shape)

@@ -170,17 +170,24 @@ class Guard:
             raise Refusal(413, f"an order has at most {most_nbytes} bytes, and says its length")
 
     def shows_token(self, scope: Scope) -> bool:
-        """Whether the address has ``?token=`` with the right token."""
+        """Whether the address has ``?token=`` with the right token.
+
+        Raises Refusal for an address of too many fields.
+        """
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
             return False
 
         query = (scope.get("query_string") or b"").decode("latin-1")
         if len(query) > URL_NBYTES:
             query = ""
-        fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
         host = _one(_headers(scope), "host")
         if host is None or not self._is_ours(host):
             return False
+
+        count = query.count("&") + 1
+        if count > MOST_FIELDS:
+            raise Refusal(400, f"the address has {count} fields; at most {MOST_FIELDS} are read")
+        fields = dict(parse_qsl(query))
         return _equal(fields.get("token", ""), self.token)
 
     def cookie(self) -> str:
@@ -239,14 +246,13 @@ class GuardedApp:
             await _reply(send_with_headers, 204, "", PREFLIGHT_HEADERS)
             return
 
-        # A browser that shows the token in the address gets it as a cookie, and the address
-        # without it.
-        if self._guard.shows_token(scope):
-            further_headers = [("location", "/"), ("set-cookie", self._guard.cookie())]
-            await _reply(send_with_headers, 303, "", further_headers)
-            return
-
         try:
+            # A browser that shows the token in the address gets it as a cookie, and the address
+            # without it.
+            if self._guard.shows_token(scope):
+                further_headers = [("location", "/"), ("set-cookie", self._guard.cookie())]
+                await _reply(send_with_headers, 303, "", further_headers)
+                return
             self._guard.check(scope)
         except Refusal as refusal:
             await _reply(send_with_headers, refusal.status, f"penstock: {refusal.reason}\n")

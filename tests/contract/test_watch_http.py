@@ -628,6 +628,16 @@ def test_a_token_in_the_address_becomes_a_cookie(runs: Path) -> None:
         assert page.get("/api/runs", headers={"cookie": "penstock_watch=x"}).status_code == 401
 
 
+def test_an_address_of_more_than_eight_fields_is_refused(runs: Path) -> None:
+    eight = {"token": TOKEN} | {f"field{number}": "x" for number in range(7)}
+    with client(runs, Guard(token=TOKEN, is_own=lambda scope: False)) as page:
+        assert page.get("/", params=eight).status_code == 303
+        page.cookies.clear()
+        reply = page.get("/", params=eight | {"ninth": "x"})
+    assert reply.status_code == 400
+    assert reply.text == "penstock: the address has 9 fields; at most 8 are read\n"
+
+
 def test_cookie_is_secure_with_tls(runs: Path) -> None:
     guard = Guard(token=TOKEN, secure=True)
     with client(runs, guard, "https://127.0.0.1:8700") as page:

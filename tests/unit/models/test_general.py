@@ -26,7 +26,7 @@ from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.torch_encoders import ImpalaEncoder
-from penstock.models.torch_general import arrays_of
+from penstock.models.torch_general import recorded_arrays, scaled_arrays
 from penstock.models.torch_nets import build_net
 
 TWO = spaces.Discrete(2)
@@ -158,7 +158,8 @@ def test_bytes_and_frames_are_read_within_their_bounds(
         game = EnvInfo(packer.space, TWO, 1, "how", packer.parts)
         net = actor_critic_shape(config(core="lstm"), game)
         assert isinstance(net, GeneralShape)
-        found = arrays_of(net, torch.from_numpy(row), None, dtype)["obs"].float()
+        recorded = recorded_arrays(net, torch.from_numpy(row))
+        found = scaled_arrays(net, recorded, None, dtype)["obs"].float()
         torch.testing.assert_close(found, torch.full((1, *shape), middle), rtol=0.01, atol=0)
 
 
@@ -200,7 +201,7 @@ def test_observation_parts_are_read_at_their_offsets() -> None:
     assert isinstance(shape, GeneralShape)
     net = build_net(shape)
     obs = observations(game, 2, 3)[:, 1:]  # strided, as some environments of a batch are
-    arrays = net._arrays(obs)
+    arrays = scaled_arrays(shape, recorded_arrays(shape, obs), None, torch.float32)
     named = views(game.parts, obs.numpy())
     assert set(arrays) == {"screen", "speed", "held"}  # a network does not see the mask
     for name, scale in (("screen", 255), ("held", 255), ("speed", 1)):
