@@ -387,6 +387,7 @@ class _Packing(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Returns packed values ``[B, ...]`` of the space's own ones."""
         if self._component is not None:
+            assert self._choices is not None
             rows = values.reshape(values.shape[0], -1)
             return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self.is_mask:
@@ -415,7 +416,7 @@ class _EnvActions(nn.Module):
             high = space.high.astype(computed_dtype)
             self._low = torch.from_numpy(low)
             self._high = torch.from_numpy(high)
-            self._half_range = torch.from_numpy(high / 2 - low / 2)
+            self._half_range = torch.from_numpy(np.asarray(high / 2 - low / 2))
 
     def forward(self, actions: Tensor) -> Tensor:
         """Returns the environment's actions for those of a policy, ``[B, *shape]``."""
