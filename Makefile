@@ -10,9 +10,11 @@ INSTALLED := .venv/installed$(VARIANT)
 CONSTRAINTS := constraints$(VARIANT).txt
 
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
-	cartpole cluster memory pong recorder replay shm startup utilization wire))
+	cartpole cluster memory pong recorder replay serve shm startup utilization wire))
 
-EXTRAS ?= atari,box2d,dev,docs,minatar,mujoco,onnx,ray,tune,video,vizdoom
+EXTRAS ?= atari,box2d,browser,dev,docs,minatar,mujoco,onnx,ray,tune,video,vizdoom
+
+WEB := examples/web_game/node_modules/.package-lock.json
 
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -22,10 +24,10 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 CLI_DOCS = TERM=dumb $(BIN)/python -m typer penstock.cli.app utils docs --name penstock --title Commands
 
 SOURCES := actors algos autotune bench benchmarks cli configs core device envs evaluation examples launch \
-	learner models monitor penstock profiling replay tests transport watch
+	learner models monitor penstock profiling replay serving tests transport watch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv train test test-all test-slow learn-check chaos fuzz check lint types imports wheel format docs reference pictures bench peers clean
+.PHONY: help venv web train test test-all test-slow learn-check chaos fuzz check lint types imports wheel format docs reference pictures bench peers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,12 @@ $(INSTALLED): pyproject.toml $(sort constraints.txt $(CONSTRAINTS))
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true # libraries ship files that cannot compile
 	touch $@
 
+web: $(WEB) ## install the npm packages of the web game, for its page and its tests; needs Node 20
+
+$(WEB): examples/web_game/package-lock.json
+	cd examples/web_game && npm ci --ignore-scripts --no-audit --no-fund
+	touch $@
+
 train: venv ## train CartPole with two actors and one learner
 	@$(BIN)/python -m compileall -q penstock penstock/*/
 	$(BIN)/penstock train cartpole
@@ -53,6 +61,8 @@ test: venv ## run the tests of the parts and some of whole runs, some minutes on
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not slow and not gpu and (smoke or not system)"
 
 test-all: test ## run `make test`, then the tests of whole runs, faults and recovery
+	@! command -v npm >/dev/null || $(MAKE) --no-print-directory web \
+		|| echo "no npm packages: the tests of JavaScript in Node and in pages are skipped" >&2
 	$(BIN)/pytest -n 2 --dist loadfile -m "system and not smoke and not slow and not gpu"
 
 test-slow: venv ## run the tests that `make test-all` leaves out: long ones and variants

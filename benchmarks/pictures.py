@@ -5,10 +5,12 @@
     docs/images/front.png         the page on the run of the README, and
     docs/images/front.gif         its agent, as it plays
     docs/images/agents/NAME.gif   each agent of docs/agents, as it plays
+    docs/images/web-game.png      the game of examples/web_game, as its agent plays itself
 
 The screenshots show a run of MinAtar's Breakout that has trained for some minutes, and an ended run
 of CartPole in the list. They need Chromium. If an environment cannot be rendered on this machine,
-its GIF is skipped with a message. `--only` makes the screenshots, the GIFs or the README's alone.
+its GIF is skipped with a message. `--only` makes the screenshots, the GIFs, the README's or the
+game's alone.
 """
 
 from __future__ import annotations
@@ -35,12 +37,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from javascript_latency import served, service_of
 from penstock.configs.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 AGENTS = ROOT / "docs" / "agents"
-PARTS = ("screens", "agents", "front")
+PARTS = ("screens", "agents", "front", "game")
 VIEWS = ("learning", "flow", "time", "processes", "run", "agent")
 DARK = ("agent",)  # views that are also shown dark
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -80,7 +83,7 @@ def main() -> int:
     args = parser.parse_args()
     parts = args.only or PARTS
     try:
-        browser = find_browser() if {"screens", "front"} & {*parts} else ""
+        browser = find_browser() if {"screens", "front", "game"} & {*parts} else ""
         _require("imageio_ffmpeg", "video")
         if "agents" in parts:
             agents(IMAGES / "agents")
@@ -88,6 +91,8 @@ def main() -> int:
             screens(browser, args.minutes)
         if "front" in parts:
             front(browser)
+        if "game" in parts:
+            game(browser)
     except UserError as error:
         print(f"pictures: {error}", file=sys.stderr)
         return 2
@@ -260,6 +265,23 @@ def _shoot(program: str, address: str, panel: str) -> None:
                 _save(page, IMAGES / f"watch-{view}{suffix}.png")
         page.set_content(_as_html(panel))
         _save(page.locator("pre"), IMAGES / "terminal.png")
+
+
+def game(browser: str) -> None:
+    """A screenshot of the web game: its agent plays itself at `penstock serve`."""
+    agent = ROOT / "examples" / "web_game" / "duel.safetensors"
+    with ExitStack() as stack:
+        origin = stack.enter_context(served(ROOT))
+        address = stack.enter_context(service_of(agent, origin))
+        page = stack.enter_context(_browser_page(browser))
+        page.goto(f"{origin}/examples/web_game/")
+        page.select_option("#players", "agents")
+        page.select_option("#place", "server")
+        page.fill("#url", f"ws://{address}/play")
+        page.click("#serve")
+        page.wait_for_function("document.querySelector('#left-points').value >= 2", timeout=200_000)
+        page.wait_for_timeout(2500)  # the ball flies again
+        _save(page.locator(".board"), IMAGES / "web-game.png")
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.render import render_app
 from penstock.cli.runs import COMMANDS
+from penstock.cli.serve import serve
 from penstock.cli.tune import tune
 from penstock.cli.watch import watch
 from penstock.configs.errors import UserError
@@ -700,4 +701,5 @@ def check_env(
 
 
 app.command("watch", rich_help_panel=WATCH)(watch)
+app.command("serve", rich_help_panel=LOOK)(serve)
 app.command("tune", rich_help_panel=TRAIN)(tune)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -131,6 +132,38 @@ MaxSteps = Annotated[
         help="Cut episodes after so many agent steps; by default the run's eval.max_episode_steps.",
     ),
 ]
+ServedHost = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        help="Address to serve at. Any but 127.0.0.1, localhost and ::1 is reachable from "
+        "other hosts, and needs --token, and TLS files or --insecure.",
+    ),
+]
+ServedToken = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="Secret of at least 16 characters that whoever connects must have; env:NAME reads it "
+        "from the environment variable NAME. By default, on loopback, only processes of this user "
+        "are served.",
+    ),
+]
+TlsCert = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", help="Certificate, as PEM: serve by HTTPS."),
+]
+TlsKey = Annotated[
+    str | None, typer.Option("--tls-key", metavar="FILE", help="Key of the certificate, as PEM.")
+]
+ServedInsecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Serve other hosts without TLS: the network reads the token and all that is served.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print the result as one JSON object, the last line of stdout."),
@@ -232,6 +265,22 @@ def samples(sample: bool, greedy: bool) -> bool | None:
     if greedy:
         return False
     return None
+
+
+def read_token(token: str | None) -> str | None:
+    """Returns the value of --token, or of the environment variable that `env:NAME` names.
+
+    Other users of the host can read the arguments of a command, but not its environment.
+
+    Raises:
+        UserError: the variable is not set.
+    """
+    if token is None or not token.startswith("env:"):
+        return token
+    secret = os.environ.get(token.removeprefix("env:"))
+    if secret is None:
+        raise UserError(f"--token {token}: that environment variable is not set; export it first")
+    return secret
 
 
 def sampler_name(name: str) -> str:

@@ -60,6 +60,11 @@ def read_regular(path: Path, most: int = TEXT_NBYTES) -> str:
     return content.decode()
 
 
+def is_trusted(uid: int) -> bool:
+    """Whether files and processes of a user may be shown to this user: its own, and root's."""
+    return uid in (os.geteuid(), 0)
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replace a file atomically: a reader finds the old or the new content, complete.
 

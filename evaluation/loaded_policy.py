@@ -65,8 +65,8 @@ class ActionDetails:
     std: Array | None
     """Standard deviations of the same numbers."""
     log_prob: float | Array | None
-    """Log-probability of the action by the policy's distribution, or log-density, in training's
-    units; of a greedy action too. None for DQN."""
+    """Log-probability of the action, or its log-density if it is numbers; of the most probable
+    action too. None for DQN."""
     entropy: float | Array | None
     """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
     closed form."""

@@ -35,8 +35,6 @@ class AssignedStream(NamedTuple):
 
 Streams = dict[int, AssignedStream]
 """The streams of one process of an actor, by incarnation."""
-NO_STREAM = AssignedStream(learner=-1, life=0)
-"""Stands for a stream that is not known; no learner has this rank."""
 
 
 class GroupMembership:
@@ -208,12 +206,16 @@ class ActorAssignment:
         return self._streams.pop(name)
 
     def learner_of(self, streams: Streams, incarnation: int) -> int | None:
-        """Returns the learner of a stream that has ended; None if that life of it has ended too.
+        """Returns the learner of a stream that has ended, if that life of it goes on.
 
         Args:
             streams: those of the actor, from `on_actor_end`.
             incarnation: identifies the stream.
+
+        Returns:
+            The learner's rank; None if that life of it has ended, or the stream is not known.
         """
-        stream = streams.get(incarnation, NO_STREAM)
-        learner_lives = stream.life == self._ended_lives[stream.learner]
-        return stream.learner if learner_lives else None
+        stream = streams.get(incarnation)
+        if stream is None or stream.life != self._ended_lives[stream.learner]:
+            return None
+        return stream.learner

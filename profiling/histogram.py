@@ -28,9 +28,9 @@ def bin_of(seconds: float) -> int:
     return math.ceil(growths - 1e-9)  # an edge belongs to the bin below, in spite of rounding
 
 
-def upper_edge_s(bin_: int) -> float:
-    """Returns the longest duration that a bin holds, in seconds."""
-    return FLOOR_S * float(GROWTH**bin_)
+def upper_edge_s(bin_: int, floor_s: float = FLOOR_S) -> float:
+    """Returns the longest duration that a bin holds, in seconds, if bin 0 holds ``floor_s``."""
+    return floor_s * float(GROWTH**bin_)
 
 
 def add_spread(histogram: Histogram, least_s: float, most_s: float, count: float) -> None:
@@ -48,10 +48,12 @@ def add_spread(histogram: Histogram, least_s: float, most_s: float, count: float
     histogram[last] = histogram.get(last, 0.0) + last_count
 
 
-def quantile(histogram: Mapping[int, float], q: float) -> float | None:
+def quantile(
+    histogram: Mapping[int, float], q: float, floor_s: float = FLOOR_S
+) -> float | None:
     """Returns the duration in seconds that a share ``q`` of all does not exceed; None without any.
 
-    Within a bin durations are taken as evenly spread.
+    Bin 0 holds what is at most ``floor_s``. Within a bin durations are taken as evenly spread.
     """
     total = sum(histogram.values())
     if not total:
@@ -61,10 +63,10 @@ def quantile(histogram: Mapping[int, float], q: float) -> float | None:
     for bin_ in sorted(histogram):
         count = histogram[bin_]
         if remaining <= count:
-            low_s = upper_edge_s(bin_ - 1) if bin_ else 0.0
-            return low_s + (upper_edge_s(bin_) - low_s) * remaining / count
+            low_s = upper_edge_s(bin_ - 1, floor_s) if bin_ else 0.0
+            return low_s + (upper_edge_s(bin_, floor_s) - low_s) * remaining / count
         remaining -= count
-    return upper_edge_s(max(histogram))  # rounding has left a rest
+    return upper_edge_s(max(histogram), floor_s)  # rounding has left a rest
 
 
 def latency_figures(histogram: Mapping[int, float]) -> dict[str, Any]:

@@ -270,7 +270,8 @@ class Replay:
             if options["sequences"] is not None:
                 options["sequences"] = Sequences(**options["sequences"])
 
-        replay = cls(spec, **options, sampler=sampler or read_sampler(reader, saved["sampler"]))
+        chosen = read_sampler(reader, saved["sampler"]) if sampler is None else sampler
+        replay = cls(spec, **options, sampler=chosen)
         try:
             replay._restore(reader)
         except BaseException:

@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from penstock.core.notes import notes_to
+from train_command import stop_commands
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # their parts have tests too
 MARKER = "PENSTOCK_TEST"
@@ -56,7 +57,8 @@ def nothing_left_behind(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[None]:
-    """Asserts that a test leaves no process, no runtime folder and no shared memory."""
+    """Stops the commands of a test, and asserts that it leaves no process, no runtime folder and no
+    shared memory."""
     if request.node.get_closest_marker("system") is None:
         yield
         return
@@ -69,6 +71,7 @@ def nothing_left_behind(
     monkeypatch.setattr(tempfile, "tempdir", None)
     shared = set(os.listdir("/dev/shm"))
     yield
+    stop_commands()
     ends_s = time.monotonic() + LEAVE_WITHIN_S
     while (left := _left_behind(marker, temporary, shared)) and time.monotonic() < ends_s:
         time.sleep(0.05)

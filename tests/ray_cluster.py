@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from penstock.core.runtime_folder import sweep
-from train_command import SMALL, Command, assert_balanced, json_lines
+from train_command import SMALL, Command, assert_balanced, json_lines, stop_commands
 
 WAIT_S = 20.0
 MARKER = "PENSTOCK_TEST"  # in the environment of all that a test starts, as `conftest` sets it
@@ -36,6 +36,7 @@ def cluster(nodes: int, cores: int = 2) -> Iterator[Any]:
             made.add_node(num_cpus=cores)
         yield made
     finally:
+        stop_commands()  # a run ends before its cluster does
         new = [p for p in psutil.Process().children(recursive=True) if lives(p, before)]
         made.shutdown()  # type: ignore[no-untyped-call]
         for process in new:  # a node that has lost its head leaves some of its processes

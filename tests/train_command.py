@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -17,10 +17,14 @@ SMALL = (
     "eval.every_steps=null",  # no evaluator, unless a test wants one
 )
 WAIT_S = 100.0  # of a machine that does much else
+STOP_S = 20.0  # for a command to end when it is asked to, and to remove its runtime folder
 
 
 class Command:
     """A running ``penstock`` command in the folder of the test, or another Python module."""
+
+    started: ClassVar[list[Command]] = []
+    """Those of the present test; `stop_commands` takes them away."""
 
     def __init__(self, folder: Path, *arguments: str, module: str = "penstock") -> None:
         self.folder = folder
@@ -31,12 +35,23 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.started.append(self)
 
     def end(self) -> tuple[int, dict[str, Any], str]:
         """Waits for the end; returns exit code, the object on the last stdout line, and stderr."""
         out, err = self.process.communicate(timeout=WAIT_S)
         lines = out.splitlines()
         return self.process.returncode, json.loads(lines[-1]) if lines else {}, err
+
+    def stop(self) -> None:
+        """Ends the command, unless it has ended, and waits for it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.communicate(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
 
     def wait_until(self, condition: Callable[[], object], wait_s: float = WAIT_S) -> None:
         ends_s = time.monotonic() + wait_s
@@ -48,6 +63,12 @@ class Command:
     def pid_of(self, name: str) -> int:
         """Returns the pid of a role, or 0 while it has no process."""
         return pid_of(self.process.pid, name)
+
+
+def stop_commands() -> None:
+    """Stops every command of a test: one that fails leaves them running."""
+    while Command.started:
+        Command.started.pop().stop()
 
 
 def address_of(watch: Command) -> str:

@@ -19,8 +19,8 @@ from starlette.routing import Route
 import penstock
 from penstock.configs.errors import UserError
 from penstock.core.formatting import finite
+from penstock.core.web.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.monitor.run_folder.files import FORM_ERRORS
-from penstock.watch.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
 from penstock.watch.orders import Orders
 from penstock.watch.page_files import KINDS, STATIC, plotly_script
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, RUN_VIEWS, Views

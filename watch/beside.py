@@ -108,7 +108,8 @@ def main(run_dir: str) -> int:
 
     The address, or the reason for none, is a JSON object on standard output.
     """
-    from penstock.watch.server import Listen, serve
+    from penstock.core.web.listen import Listen
+    from penstock.watch.server import serve
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
-from penstock.monitor.run_folder.files import is_trusted
+from penstock.core.files import is_trusted
 from penstock.monitor.run_folder.record import METRICS
 from penstock.watch.watched_run import WatchedRun
 

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 
 from penstock.configs.errors import UserError
-from penstock.monitor.run_folder.files import FORM_ERRORS, is_trusted
+from penstock.core.files import is_trusted
+from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.monitor.status import add_shares
 from penstock.monitor.supervisor_client import Report, reach
 

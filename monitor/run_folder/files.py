@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from penstock.core.files import TEXT_NBYTES, open_regular
+from penstock.core.files import TEXT_NBYTES, is_trusted, open_regular
 
 Row = dict[str, Any]
 FORM_ERRORS = (
@@ -59,11 +59,6 @@ def open_in(folder: Path, *parts: str, follow_links: bool = False) -> BinaryIO:
         os.close(descriptor)
         raise PermissionError(f"{parts[-1]} is no regular file of this user")
     return open(descriptor, "rb")
-
-
-def is_trusted(uid: int) -> bool:
-    """Whether files and processes of a user may be shown to this user: its own, and root's."""
-    return uid in (os.geteuid(), 0)
 
 
 def names_in(folder: Path, part: str, most: int) -> list[str]:

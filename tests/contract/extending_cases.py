@@ -34,6 +34,7 @@ from penstock.configs.reference import reference
 from penstock.core.interfaces import Collective, Link, RunEvent
 from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
+from penstock.core.web.guard import Guard
 from penstock.envs import make
 from penstock.launch import topology
 from penstock.launch.run import EngineChoice, run_in_folder
@@ -46,7 +47,6 @@ from penstock.replay import Replay
 from penstock.replay.factory import sampler_for
 from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.guard import Guard
 from penstock.watch.page_files import STATIC, bundle
 from penstock.watch.views import Views
 from reduce_ring import Floats, codec_for, gradients, reduce_all, run_ranks

@@ -311,6 +311,7 @@ def test_saved_state_at_the_end_is_the_servers_in_float32(
         one.turn(has_data=False, stop=True)
         one.sync.state_dict(saves=True)
         other.turn()
+        assert other.client.fetch(10.0) is not None  # so its push has arrived
         one.turn(0, has_data=False)  # as `LearnerProcess.finish`
         saved = one.optimizer.values.clone()
         state = one.client.fetch(5.0)

@@ -37,7 +37,6 @@ from transport_world import (
 from waiting import wait_until
 
 OTHER_SPEC = SlotSpec(4, 3, (*SPEC.columns[:-1], Column("obs2", "|u1", (3,))))
-PATIENCE_S = 1.5
 
 
 @dataclass
@@ -48,6 +47,11 @@ class World:
     join: Callable[..., Link]
     end_learner: Callable[[], None]
     one_process: bool = False
+    patience_s: float = 60.0
+    """The silence after which a link counts the learner as gone, for links that join from now on.
+
+    A transport that knows it otherwise may ignore this.
+    """
 
     def send(self, link: Link, sequence: int, **fields: int) -> None:
         with link.slot(10) as slot:
@@ -84,12 +88,18 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             else:
                 ctx = context(tmp_path)
                 link = ZmqLink(
-                    ctx, f"ipc://{tmp_path}/wire", spec, want, actor=actor, patience_s=PATIENCE_S
+                    ctx,
+                    f"ipc://{tmp_path}/wire",
+                    spec,
+                    want,
+                    actor=actor,
+                    patience_s=made.patience_s,
                 )
             links.callback(link.close)
             return link
 
-        yield World(side, join, far_side.close, TRANSPORTS.one_process(kind))
+        made = World(side, join, far_side.close, TRANSPORTS.one_process(kind))
+        yield made
 
 
 def test_welcome_describes_the_learner(world: World) -> None:
@@ -275,6 +285,7 @@ def test_actor_with_another_spec_is_refused_with_the_difference(world: World) ->
 def test_actor_notices_that_the_learner_has_ended(world: World) -> None:
     if world.one_process:
         pytest.skip("a process cannot outlive itself")
+    world.patience_s = 1.5
     link = world.join(want=1)
     world.learner.consuming = False
     world.send(link, 0)

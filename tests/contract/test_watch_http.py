@@ -26,16 +26,16 @@ import httpx2
 from starlette.testclient import TestClient
 
 from penstock.configs.errors import UserError
+from penstock.core.web import connections
+from penstock.core.web.guard import HEADERS, ORDER_HEADER, Guard
+from penstock.core.web.listen import Listen
 from penstock.evaluation.decisions import FORMAT, NBYTES
 from penstock.watch import app as app_module
 from penstock.watch import catalog as catalog_module
-from penstock.watch import connections
 from penstock.watch import server as server_module
 from penstock.watch.app import make_app
 from penstock.watch.catalog import RunCatalog
-from penstock.watch.guard import HEADERS, ORDER_HEADER, Guard
 from penstock.watch.page_files import STATIC
-from penstock.watch.server import Listen
 from penstock.watch.views import Views
 
 BASE = "http://127.0.0.1:8700"
@@ -626,6 +626,16 @@ def test_a_token_in_the_address_becomes_a_cookie(runs: Path) -> None:
         assert page.get("/api/runs", headers=bearer).status_code == 200
         assert page.get("/api/runs", headers={"authorization": "Bearer x"}).status_code == 401
         assert page.get("/api/runs", headers={"cookie": "penstock_watch=x"}).status_code == 401
+
+
+def test_an_address_of_more_than_eight_fields_is_refused(runs: Path) -> None:
+    eight = {"token": TOKEN} | {f"field{number}": "x" for number in range(7)}
+    with client(runs, Guard(token=TOKEN, is_own=lambda scope: False)) as page:
+        assert page.get("/", params=eight).status_code == 303
+        page.cookies.clear()
+        reply = page.get("/", params=eight | {"ninth": "x"})
+    assert reply.status_code == 400
+    assert reply.text == "penstock: the address has 9 fields; at most 8 are read\n"
 
 
 def test_cookie_is_secure_with_tls(runs: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,6 @@ def supervise(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..
 
 
 @pytest.fixture
-def penstock(tmp_path: Path, nothing_left_behind: None) -> Iterator[Callable[..., Command]]:
-    started: list[Command] = []
-
-    def start(*arguments: str, module: str = "penstock") -> Command:
-        started.append(Command(tmp_path, *arguments, module=module))
-        return started[-1]
-
-    yield start
-    for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-        command.process.communicate()
+def penstock(tmp_path: Path, nothing_left_behind: None) -> Callable[..., Command]:
+    """Start a command in the folder of the test, at whose end it is stopped."""
+    return partial(Command, tmp_path)

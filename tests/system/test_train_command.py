@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,15 @@ import psutil
 import pytest
 
 from penstock.learner.checkpoints import checkpoint_format
-from train_command import SMALL, Command, Penstock, assert_balanced, metrics, trained
+from train_command import (
+    SMALL,
+    Command,
+    Penstock,
+    assert_balanced,
+    metrics,
+    stop_commands,
+    trained,
+)
 
 pytestmark = pytest.mark.system
 
@@ -248,3 +257,14 @@ def _learns(run_dir: Path, seen: int) -> bool:
     """Whether learner steps grow in the lines after the first ``seen``."""
     lines = metrics(run_dir)[seen:]
     return len(lines) > 1 and lines[-1]["learner_steps"] > lines[0]["learner_steps"]
+
+
+def test_run_that_a_test_leaves_behind_is_stopped_with_its_folder(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    run = penstock("train", "cartpole", "--json", *SMALL, "run.dir=run")
+    run.wait_until(lambda: trained(tmp_path / "run"))
+    assert list(Path(tempfile.gettempdir()).glob("penstock-run-*"))
+    stop_commands()
+    assert run.process.returncode == 143
+    assert not list(Path(tempfile.gettempdir()).glob("penstock-run-*"))

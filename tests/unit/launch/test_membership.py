@@ -143,6 +143,12 @@ def test_end_of_a_stream_is_reported_only_to_the_incarnation_that_received_it() 
     assert end(assignment, "actor-0", 4) == 0
 
 
+def test_a_stream_that_was_never_begun_has_no_learner() -> None:
+    assignment = ActorAssignment(actors(2, of=2), learners(2))
+    assignment.begin_stream("actor-0", 0)
+    assert end(assignment, "actor-0", 1) is None
+
+
 def test_learners_on_several_hosts_meet_at_the_first_member() -> None:
     specs = [replace(spec, meets_at=f"10.0.0.{spec.learner}:700") for spec in learners(3)]
     group = GroupMembership(specs)

@@ -17,6 +17,7 @@ from penstock.replay.errors import DamagedSnapshotError, ReplayError
 from penstock.replay.samplers import Prioritized, Uniform
 from penstock.replay.sequences import Sequences
 from penstock.replay.snapshot import MANIFEST, MARKER
+from penstock.replay.sum_tree import Rows
 from snapshot_rows import assert_equal, files, made
 
 
@@ -110,6 +111,26 @@ def test_custom_schedule_must_be_passed_when_loading(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"of your own; .* Replay.load\(folder, sampler=...\)"):
         Replay.load(tmp_path)
     loaded = Replay.load(tmp_path, sampler=Prioritized(beta=beta))
+    assert_equal(replay.sample(20), loaded.sample(20))
+
+
+class CountingSampler(Uniform):
+    """A sampler of a user, whose length is the number of rows that it has drawn."""
+
+    drawn = 0
+
+    def __len__(self) -> int:
+        return self.drawn
+
+    def sample(self, count: int) -> tuple[Rows, None]:
+        self.drawn += count
+        return super().sample(count)
+
+
+def test_custom_sampler_of_length_zero_is_used_when_loading(tmp_path: Path) -> None:
+    replay, _ = made(sampler=CountingSampler())
+    replay.save(tmp_path)
+    loaded = Replay.load(tmp_path, sampler=CountingSampler())
     assert_equal(replay.sample(20), loaded.sample(20))
 
 

@@ -114,7 +114,8 @@ SERVER = """
 import http.client, json, os, signal, sys, threading
 from penstock.evaluation import best_videos
 from penstock.watch import orders
-from penstock.watch.server import Listen, serve
+from penstock.core.web.listen import Listen
+from penstock.watch.server import serve
 
 orders.supervisor_of = lambda folder: os.getpid()
 RECORD = (

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from penstock.watch.peers import user_of
+from penstock.core.web.peers import user_of
 
 CONNECT = """
 import os, socket, sys

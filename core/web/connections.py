@@ -1,9 +1,9 @@
-"""Decides which connections to the page stay open, so that its owner is always served.
+"""Decides which connections to a server stay open, so that its owner is always served.
 
 A peer that the `Guard` does not admit is refused before it takes a place. Each other connection is
-closed if it completes no request within `IDLE_S`, and the oldest one if more than `SILENT` have no
-request in progress. uvicorn itself waits for the headers of a request without limit, and answers
-no request while all places are taken.
+closed if it completes no request within a while, and the oldest one if too many have no request in
+progress. uvicorn itself waits for the headers of a request without limit, and answers no request
+while all places are taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from penstock.watch.guard import NOT_OWN, Scope
+from penstock.core.web.guard import NOT_OWN, Scope
 
 # A connection that completes no request for so long is closed.
 IDLE_S = 15
@@ -38,6 +38,9 @@ def limited(admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
 class LimitedProtocol(H11Protocol):
     """uvicorn's protocol for one connection; all connections of a server have this class."""
 
+    idle_s: float = IDLE_S
+    most_silent: int = SILENT
+
     def __init__(self, admits: Callable[[Scope], bool], **arguments: Any) -> None:
         super().__init__(**arguments)
         self._admits = admits
@@ -55,10 +58,10 @@ class LimitedProtocol(H11Protocol):
 
         connections: set[Any] = self.connections
         silent = [connection for connection in connections if connection.is_silent]
-        if len(silent) > SILENT:
+        if len(silent) > self.most_silent:
             oldest = min(silent, key=lambda connection: connection.silent_s)
             oldest.end()
-        self.loop.call_later(IDLE_S, self._check)
+        self._timer = self.loop.call_later(self.idle_s, self._check)
 
     @property
     def is_silent(self) -> bool:
@@ -70,6 +73,14 @@ class LimitedProtocol(H11Protocol):
         self.connections.discard(self)
         self.transport.close()
 
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Have another protocol serve the connection from now on; its place here is free."""
+        self.connections.discard(self)
+        self._timer.cancel()
+        self._unset_keepalive_if_required()
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+
     def on_response_complete(self) -> None:
         """Note that the connection is silent from now on."""
         self.silent_s = self.loop.time()
@@ -79,7 +90,7 @@ class LimitedProtocol(H11Protocol):
         """Close the connection if it was silent for too long, or check it later again."""
         if self.transport.is_closing():
             return
-        if self.is_silent and self.loop.time() >= self.silent_s + IDLE_S:
+        if self.is_silent and self.loop.time() >= self.silent_s + self.idle_s:
             self.end()
         else:
-            self.loop.call_later(IDLE_S, self._check)
+            self._timer = self.loop.call_later(self.idle_s, self._check)

@@ -1,10 +1,12 @@
 """Decides which requests are answered. Everything that arrives is taken for hostile.
 
 - The Host header must name this server, and Origin, if present, too: a page of another site, also
-  one whose name was made to resolve to this host (DNS rebinding), gets nothing.
+  one whose name was made to resolve to this host (DNS rebinding), gets nothing, unless its origin
+  was admitted by name.
 - On loopback a peer must be a process of this user, or of root, to connect at all
-  (`penstock.watch.connections`); with a token each request must show that.
-- An order needs a token that only this page can read, in a header.
+  (`penstock.core.web.connections`); with a token each request must show that.
+- An order needs a token that only this page can read, in a header. A server whose answers change
+  nothing can do without (`Guard.open_posts`).
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
-from penstock.monitor.run_folder.files import is_trusted
-from penstock.watch.peers import user_of
+from penstock.core.files import is_trusted
+from penstock.core.web.peers import user_of
 
 # The bounds of a request.
 URL_NBYTES = 8192
@@ -34,7 +36,7 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 TOKEN_LENGTH = 16  # characters at least
 NOT_OWN = (
-    "only processes of the user that runs penstock watch, on the same host, are served; start it "
+    "only processes of the user that runs this server, on the same host, are served; start it "
     "with --token for others"
 )
 # The headers of each reply that does not set them itself.
@@ -50,6 +52,12 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+# The headers of the reply to a browser that asks for the page of an admitted site.
+PREFLIGHT_HEADERS = (
+    ("access-control-allow-methods", "GET, POST"),
+    ("access-control-allow-headers", "authorization, content-type"),
+    ("access-control-max-age", "600"),
+)
 
 Scope = Mapping[str, Any]
 """A connection or a request, as ASGI describes it."""
@@ -82,6 +90,10 @@ class Guard:
     """Names of this server; without a port, as a forwarded port may have another number."""
     literal_hosts: bool = False
     """Whether every IP address is accepted as Host: rebinding needs a name."""
+    origins: tuple[str, ...] = ()
+    """Origins of other sites whose pages are answered, in lower case."""
+    open_posts: Mapping[str, int] = field(default_factory=dict)
+    """The most bytes of a POST to each path that needs no token of the page."""
     token: str | None = None
     """What each request must show; None if none is needed."""
     secure: bool = False
@@ -99,11 +111,21 @@ class Guard:
         if scope["method"] not in METHODS:
             raise Refusal(405, f"{scope['method'][:20]} is not served; use GET or POST")
 
-        # The page that sends the request must be one of this server.
+        self.check_site(scope)
+        headers = _headers(scope)
+        self._check_token(headers)
+        if scope["method"] == "POST":
+            self._check_order(scope["path"], headers)
+
+    def check_site(self, scope: Scope) -> None:
+        """Raise `Refusal` unless the page that sends a request is of this server, or admitted."""
         headers = _headers(scope)
         host = _one(headers, "host")
         if host is None or not self._is_ours(host):
             raise Refusal(403, "the Host header names another server; open the printed address")
+
+        if self.admitted_origin(scope) is not None:
+            return
         origin = _one(headers, "origin")
         if origin is not None and not self._is_same(origin, host):
             raise Refusal(403, "the request comes from a page of another site")
@@ -111,9 +133,10 @@ class Guard:
         if site in ("cross-site", "same-site") and scope["path"] != "/":
             raise Refusal(403, "the request comes from a page of another site")
 
-        self._check_token(headers)
-        if scope["method"] == "POST":
-            self._check_order(headers)
+    def admitted_origin(self, scope: Scope) -> str | None:
+        """Returns the Origin header if it is that of an admitted site, otherwise None."""
+        origin = _one(_headers(scope), "origin")
+        return origin if origin is not None and origin.lower() in self.origins else None
 
     def admits(self, scope: Scope) -> bool:
         """Whether a peer may connect, by the addresses of both ends."""
@@ -131,29 +154,39 @@ class Guard:
         if not any(_equal(token, self.token) for token in tokens):
             raise Refusal(401, "the token is missing or wrong; open the address with ?token=TOKEN")
 
-    def _check_order(self, headers: Mapping[str, list[str]]) -> None:
+    def _check_order(self, path: str, headers: Mapping[str, list[str]]) -> None:
         """Raise `Refusal` for an order without the page's token, or of another form or size."""
-        if not _equal(_one(headers, ORDER_HEADER) or "", self.order_token):
-            raise Refusal(403, f"an order needs the page's token in the header {ORDER_HEADER}")
+        most_nbytes = self.open_posts.get(path)
+        if most_nbytes is None:
+            most_nbytes = BODY_NBYTES
+            if not _equal(_one(headers, ORDER_HEADER) or "", self.order_token):
+                raise Refusal(403, f"an order needs the page's token in the header {ORDER_HEADER}")
         media_type = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise Refusal(415, "an order is application/json")
         nbytes = _one(headers, "content-length") or ""
-        if not nbytes.isdigit() or int(nbytes) > BODY_NBYTES:
-            raise Refusal(413, f"an order has at most {BODY_NBYTES} bytes, and says its length")
+        if not nbytes.isdigit() or len(nbytes) > 18 or int(nbytes) > most_nbytes:
+            raise Refusal(413, f"an order has at most {most_nbytes} bytes, and says its length")
 
     def shows_token(self, scope: Scope) -> bool:
-        """Whether the address has ``?token=`` with the right token."""
+        """Whether the address has ``?token=`` with the right token.
+
+        Raises Refusal for an address of too many fields.
+        """
         if self.token is None or scope["path"] != "/" or scope["method"] != "GET":
             return False
 
         query = (scope.get("query_string") or b"").decode("latin-1")
         if len(query) > URL_NBYTES:
             query = ""
-        fields = dict(parse_qsl(query, max_num_fields=MOST_FIELDS))
         host = _one(_headers(scope), "host")
         if host is None or not self._is_ours(host):
             return False
+
+        count = query.count("&") + 1
+        if count > MOST_FIELDS:
+            raise Refusal(400, f"the address has {count} fields; at most {MOST_FIELDS} are read")
+        fields = dict(parse_qsl(query))
         return _equal(fields.get("token", ""), self.token)
 
     def cookie(self) -> str:
@@ -193,23 +226,32 @@ class GuardedApp:
             await send({"type": "websocket.close", "code": 1008})
             return
 
+        origin = self._guard.admitted_origin(scope)
+
         async def send_with_headers(message: Any) -> None:
             """Send a part of the reply, with the headers if it is the first part."""
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if origin is not None:
+                    headers["access-control-allow-origin"] = origin
+                    headers["vary"] = "origin"
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        # A browser that shows the token in the address gets it as a cookie, and the address
-        # without it.
-        if self._guard.shows_token(scope):
-            further_headers = [("location", "/"), ("set-cookie", self._guard.cookie())]
-            await _reply(send_with_headers, 303, "", further_headers)
+        # A browser asks whether the page of an admitted site may send a request.
+        if scope["method"] == "OPTIONS" and origin is not None:
+            await _reply(send_with_headers, 204, "", PREFLIGHT_HEADERS)
             return
 
         try:
+            # A browser that shows the token in the address gets it as a cookie, and the address
+            # without it.
+            if self._guard.shows_token(scope):
+                further_headers = [("location", "/"), ("set-cookie", self._guard.cookie())]
+                await _reply(send_with_headers, 303, "", further_headers)
+                return
             self._guard.check(scope)
         except Refusal as refusal:
             await _reply(send_with_headers, refusal.status, f"penstock: {refusal.reason}\n")

@@ -1,0 +1,91 @@
+"""The protocol of games over TCP, and how it shares the port with HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from penstock.core.web.connections import LimitedProtocol
+from penstock.core.web.guard import Scope
+from penstock.serving.port import HELLO_S, UNREAD_NBYTES, Game, Port
+
+# How a request of HTTP begins: as the length of a message these bytes would be beyond every limit.
+METHODS = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
+SNIFFED_NBYTES = 4
+
+
+class FrameProtocol(asyncio.Protocol):
+    """One game over TCP: messages with their length in front."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._game: Game | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Open a game."""
+        transport.set_write_buffer_limits(high=UNREAD_NBYTES)
+        self.send: Callable[[bytes], None] = transport.write
+        self.close = transport.close
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self._abort = transport.abort
+        self._game = self._port.open(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand bytes to the port."""
+        if self._game is not None:
+            self._port.receive(self._game, data)
+
+    def pause_writing(self) -> None:
+        """Close a game that does not read what waits for it."""
+        if self._game is not None:
+            self._game.is_closed = True
+        self._abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the port."""
+        if self._game is not None:
+            self._port.lose(self._game)
+
+
+def sniffing(port: Port, admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
+    """Returns what uvicorn calls for each new connection, as `connections.limited` does."""
+    return partial(SniffingProtocol, port, admits)
+
+
+class SniffingProtocol(LimitedProtocol):
+    """A connection whose first bytes decide whether it is HTTP, or a game over TCP."""
+
+    idle_s = HELLO_S
+    most_silent = 1024  # games connect at the same time
+
+    def __init__(self, port: Port, admits: Callable[[Scope], bool], **arguments: Any) -> None:
+        super().__init__(admits, **arguments)
+        self._port = port
+        self._is_http = False
+        self._first_bytes = b""
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Hand the connection over to the protocol of WebSocket."""
+        self._timer.cancel()
+        super().handle_websocket_upgrade(event)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a request, or hand the connection over to the games."""
+        if self._is_http:
+            super().data_received(data)
+            return
+
+        self._first_bytes += data
+        if len(self._first_bytes) < SNIFFED_NBYTES:
+            return
+        first_bytes, self._first_bytes = self._first_bytes, b""
+        if first_bytes.startswith(METHODS):
+            self._is_http = True
+            super().data_received(first_bytes)
+        else:
+            protocol = FrameProtocol(self._port)
+            self.hand_over(protocol)
+            protocol.data_received(first_bytes)

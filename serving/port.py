@@ -1,0 +1,486 @@
+"""The games that are connected to a service: what they sent in one turn of the loop is one batch.
+
+A connection (`frames.py` over TCP, `web_socket.py`) hands its bytes to a `Game`, and the port reads
+them at the end of the turn, all games' together: STEPs of the same number of rows are one array, so
+that a message costs little Python. Everything that arrives is taken for hostile. A game's bytes
+raise nothing, and take no more memory than a message of its seats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.serving.messages import (
+    HEAD,
+    JSON_NBYTES,
+    LENGTH,
+    MESSAGE_NBYTES,
+    STEP_HEAD,
+    KIND,
+    Kind,
+    MessageError,
+    act_records,
+    fault_message,
+    json_message,
+    read_hello,
+    step_dtype,
+    step_nbytes,
+)
+from penstock.serving.seats import StepRows
+from penstock.serving.service import Decisions, Service
+
+# A game that has not sent HELLO by then is closed.
+HELLO_S = 5
+# A game that does not read is closed when so many bytes wait for it.
+UNREAD_NBYTES = 4 << 20
+# So many runs of messages, and so many faults, of one game in one turn: what is beyond waits for
+# the next turn, so that no game delays the others.
+MOST_RUNS = 64
+MOST_FAULTS = 256
+MOST_GAMES = 4096
+STEP = int(Kind.STEP)  # numbers of an enum are found and compared slowly
+
+
+class Wire(Protocol):
+    """The connection of a game."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message that has its length in front."""
+
+    def close(self) -> None:
+        """Close the connection when all is sent."""
+
+    def pause_reading(self) -> None:
+        """Leave what arrives from now on to the kernel."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+
+class Run(NamedTuple):
+    """STEPs of one game that follow each other, and have the same number of rows."""
+
+    rows: int
+    """Rows of each."""
+    steps: int
+    content: bytes
+    """The messages, each with its length in front."""
+
+
+class Game:
+    """One connected game: its seats, and the bytes that it sent and nobody has read yet."""
+
+    def __init__(self, wire: Wire, number: int) -> None:
+        self.wire = wire
+        self.number = number
+        self.name = ""
+        self.places: range | None = None
+        """Its seats; None before HELLO."""
+        self.most_rows = 0
+        """Rows of its largest STEP, one for each seat; 0 before HELLO."""
+        self.most_nbytes = JSON_NBYTES + LENGTH.size
+        """The most bytes of one message of this game, with its length."""
+        self.is_closed = False
+        self.turn_faults = 0
+        """Its rows at fault in this turn."""
+        self.arrived_s = 0.0
+        """When the first byte arrived that is not read yet."""
+        self.is_paused = False
+        self._unread: bytes | bytearray = b""
+        self._position = 0
+
+    def receive(self, content: bytes) -> None:
+        """Add bytes that have arrived."""
+        if not self._unread:
+            self._unread = content
+        else:
+            if isinstance(self._unread, bytes):
+                self._unread = bytearray(self._unread)
+            self._unread += content
+
+    def next_run(self, row_nbytes: int) -> Run | None:
+        """Returns the next complete STEPs, or None if there are none that are well formed.
+
+        Args:
+            row_nbytes: bytes of an observation.
+        """
+        unread = self._unread
+        position = self._position
+        available = len(unread) - position
+        if available < STEP_HEAD.size:
+            return None
+        length, kind, rows = STEP_HEAD.unpack_from(unread, position)
+        nbytes = LENGTH.size + length
+        is_step = kind == STEP and rows and rows <= self.most_rows and nbytes <= available
+        if not is_step or nbytes != step_nbytes(rows, row_nbytes):
+            return None
+
+        steps = available // nbytes
+        if steps > 1:
+            # Of the messages behind it, those that have the same head.
+            records = np.frombuffer(unread, step_dtype(rows, row_nbytes), steps, position)
+            is_same = (
+                (records["length"] == length)
+                & (records["kind"] == kind)
+                & (records["count"] == rows)
+            )
+            steps = steps if is_same.all() else int(np.argmin(is_same))
+            del records, is_same  # while they live, the bytes cannot be added to
+        self._position = position + steps * nbytes
+        return Run(rows, steps, bytes(unread[position : self._position]))
+
+    def next_message(self, row_nbytes: int) -> bytes | None:
+        """Returns the next complete message, from its kind on, or None if there is none.
+
+        Args:
+            row_nbytes: bytes of an observation.
+
+        Raises:
+            MessageError: it is too long or too short, or a STEP that is not well formed.
+        """
+        nbytes = self._next_nbytes()
+        if not nbytes:
+            return None
+        position = self._position + LENGTH.size
+        self._position += nbytes
+        message = bytes(self._unread[position : self._position])
+        if KIND.unpack_from(message) == (STEP,):
+            raise self._step_error(message, row_nbytes)
+        return message
+
+    def _step_error(self, message: bytes, row_nbytes: int) -> MessageError:
+        """Returns what is wrong with a STEP."""
+        if not self.most_rows:
+            return MessageError("hello", "a STEP before HELLO; send HELLO first")
+        if len(message) < STEP_HEAD.size - LENGTH.size:
+            return MessageError("message", f"a STEP of {len(message)} bytes says no rows")
+        _, rows = HEAD.unpack_from(message)
+        if not 1 <= rows <= self.most_rows:
+            return MessageError(
+                "message", f"a STEP has {rows} rows, and this game has {self.most_rows} seats"
+            )
+        expected = step_nbytes(rows, row_nbytes) - LENGTH.size
+        return MessageError(
+            "message",
+            f"a STEP of {rows} rows has {len(message)} bytes where {expected} belong; see "
+            "row_nbytes in WELCOME",
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing is left to read."""
+        return self._position == len(self._unread)
+
+    def forget_read(self) -> bool:
+        """Free the memory of what was read; returns whether a complete message is left."""
+        if self.is_read:
+            self._unread = b""
+            self._position = 0
+            return False
+        if self._position:
+            self._unread = self._unread[self._position :]
+            self._position = 0
+        with suppress(MessageError):
+            return self._next_nbytes() > 0
+        return True
+
+    def _next_nbytes(self) -> int:
+        """Returns the bytes of the next message with its length; 0 if it is not complete.
+
+        Raises:
+            MessageError: it is longer than any message of this game, or without a kind.
+        """
+        available = len(self._unread) - self._position
+        if available < LENGTH.size:
+            return 0
+        (length,) = LENGTH.unpack_from(self._unread, self._position)
+        nbytes: int = LENGTH.size + length
+        if nbytes > self.most_nbytes or nbytes < HEAD.size:
+            raise MessageError(
+                "message",
+                f"a message says it has {length} bytes, and here it has {HEAD.size - LENGTH.size} "
+                f"to {self.most_nbytes - LENGTH.size}",
+            )
+        return nbytes if available >= nbytes else 0
+
+
+class Port:
+    """All games of a service."""
+
+    def __init__(self, service: Service, token: str | None, most_games: int = MOST_GAMES) -> None:
+        """Create a port without games.
+
+        Args:
+            service: decides.
+            token: what HELLO must show; None if nothing.
+            most_games: games at the same time.
+        """
+        self.service = service
+        self.games: dict[int, Game] = {}
+        """By their number."""
+        self._token = token
+        self._most_games = most_games
+        self._numbers = 0
+        self._arrived: list[Game] = []
+        """Games with bytes that the next turn reads."""
+        self._row_nbytes = service.observations.layout.nbytes
+
+    def open(self, wire: Wire) -> Game | None:
+        """Returns the game of a new connection; None if there is no room, after a FAULT."""
+        if len(self.games) >= self._most_games:
+            nameless = [game for game in self.games.values() if game.places is None]
+            if not nameless:
+                self.service.figures.faults["connection"] += 1
+                reason = f"{self._most_games} games are connected, the most; try again later"
+                wire.send(fault_message(None, "connection", reason))
+                wire.close()
+                return None
+            self._fail(nameless[0], MessageError("connection", "more games connect; send HELLO"))
+
+        game = Game(wire, self._numbers)
+        self._numbers += 1
+        self.games[game.number] = game
+        asyncio.get_running_loop().call_later(HELLO_S, self._check_hello, game)
+        return game
+
+    def receive(self, game: Game, content: bytes) -> None:
+        """Take bytes of a game: messages with their length in front, cut anywhere."""
+        game.receive(content)
+        if not game.arrived_s:
+            game.arrived_s = perf_counter()
+            self._schedule(game)
+
+    def lose(self, game: Game) -> None:
+        """Forget a game whose connection has ended."""
+        game.is_closed = True
+        self.games.pop(game.number, None)
+        if game.places is not None:
+            self.service.leave(game.places)
+            game.places = None
+
+    def end(self, reason: str) -> None:
+        """Tell all games that the service ends, and close them."""
+        for game in [*self.games.values()]:
+            game.wire.send(json_message(Kind.END, {"reason": reason}))
+            self._close(game)
+
+    def _schedule(self, game: Game) -> None:
+        """Have the next turn read what a game has sent.
+
+        It comes after the callbacks of this turn of the loop, so it sees all that arrived in it.
+        """
+        if not self._arrived:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._arrived.append(game)
+
+    def _turn(self) -> None:
+        """Read what has arrived, decide, and answer."""
+        games, self._arrived = self._arrived, []
+        active = [game for game in games if not game.is_closed]
+        for _ in range(MOST_RUNS):
+            runs: dict[int, list[tuple[Game, Run]]] = {}
+            for game in active:
+                run = self._next_run(game)
+                if run is not None:
+                    runs.setdefault(run.rows, []).append((game, run))
+            if not runs:
+                break
+            for rows, some in runs.items():
+                self._take(rows, some)
+            active = [game for game in active if not game.is_read and not game.is_closed]
+
+        decisions = self.service.decide()
+        if decisions is not None:
+            self._answer(decisions)
+        for game in games:
+            self._finish_turn(game)
+
+    def _next_run(self, game: Game) -> Run | None:
+        """Returns the next STEPs of a game; other messages before them are handled."""
+        try:
+            while not game.is_closed:
+                run = game.next_run(self._row_nbytes)
+                if run is not None:
+                    return run
+                message = game.next_message(self._row_nbytes)
+                if message is None:
+                    break
+                self._handle(game, message)
+        except MessageError as error:
+            self._fail(game, error)
+        return None
+
+    def _handle(self, game: Game, message: bytes) -> None:
+        """Handle a message that is no STEP. Raises MessageError."""
+        (kind,) = KIND.unpack_from(message)
+        if kind == Kind.END:
+            self._close(game)
+            return
+        if kind != Kind.HELLO:
+            raise MessageError("message", f"a message of kind {kind}; games send HELLO, STEP, END")
+        if game.places is not None:
+            raise MessageError("hello", "a second HELLO; open another connection")
+
+        hello = read_hello(message[KIND.size :], self.service.most_space_nbytes)
+        if self._token is not None and not hmac.compare_digest(
+            hello.token.encode(errors="replace"), self._token.encode()
+        ):
+            raise MessageError("token", "the token is missing or wrong; put it into HELLO")
+        game.places = self.service.join(hello, game.number)
+        game.most_rows = hello.seats
+        game.name = hello.name
+        largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
+        game.most_nbytes = max(largest_step, game.most_nbytes)
+        game.wire.send(json_message(Kind.WELCOME, self.service.welcome(hello.seats)))
+
+    def _take(self, rows: int, runs: Sequence[tuple[Game, Run]]) -> None:
+        """Give the STEPs of several games, of ``rows`` rows each, to the service."""
+        contents = [run.content for _, run in runs]
+        content = contents[0] if len(contents) == 1 else b"".join(contents)
+        records = np.frombuffer(content, step_dtype(rows, self._row_nbytes))
+        steps = [run.steps for _, run in runs]
+        places = np.array([_bounds(game) for game, _ in runs], np.int64)
+        bounds = places if len(records) == len(runs) else places.repeat(steps, axis=0)
+
+        seat = records["seat"].astype(np.int64)
+        seat += bounds[:, :1]
+        is_inside = seat < bounds[:, 1:]
+        taken = StepRows(
+            seat.reshape(-1),
+            flags=records["flags"].reshape(-1),
+            reward=records["reward"].reshape(-1),
+            message=np.arange(len(records)).repeat(rows),
+        )
+        observations = np.array(records["rows"]).reshape(-1, self._row_nbytes)
+        if not is_inside.all():
+            inside = is_inside.reshape(-1)
+            self._refuse_seats(records["seat"].reshape(-1)[~inside], taken.message[~inside], runs)
+            taken = StepRows(*(field[inside] for field in taken))
+            observations = observations[inside]
+
+        faults = self.service.take(taken, observations)
+        for fault in faults:
+            place = int(taken.seat[fault.row])
+            game = self.games.get(int(self.service.seats.game[place]))
+            if game is not None and not game.is_closed:
+                assert game.places is not None
+                self._send_fault(game, place - game.places.start, fault.field, fault.reason)
+
+    def _refuse_seats(
+        self,
+        seats: np.typing.NDArray[np.uint32],
+        messages: np.typing.NDArray[np.int64],
+        runs: Sequence[tuple[Game, Run]],
+    ) -> None:
+        """Tell games of seats that they do not have; ``messages`` counts the STEPs of the runs."""
+        game_of = np.repeat(np.arange(len(runs)), [run.steps for _, run in runs])
+        for seat, message in zip(seats, messages, strict=True):
+            game, _ = runs[game_of[message]]
+            if game.is_closed:
+                continue
+            assert game.places is not None
+            last = len(game.places) - 1
+            self._send_fault(
+                game, int(seat), "seat", f"there is no seat {seat}; this game has 0 to {last}"
+            )
+
+    def _send_fault(self, game: Game, seat: int, field: str, reason: str) -> None:
+        """Send a FAULT of a seat, and close a game with too many in one turn."""
+        self.service.figures.faults[field] += 1
+        game.turn_faults += 1
+        if game.turn_faults > MOST_FAULTS:
+            self._fail(
+                game, MessageError(field, f"more than {MOST_FAULTS} rows at fault; {reason}")
+            )
+        else:
+            game.wire.send(fault_message(seat, field, reason))
+
+    def _answer(self, decisions: Decisions) -> None:
+        """Send each game the actions of its seats, as one ACT."""
+        # Rows of one game lie together, unless it sent STEPs of several sizes.
+        seat, actions = decisions
+        numbers = self.service.seats.game[seat]
+        is_new = np.empty(len(seat), np.bool_)
+        is_new[0] = True
+        np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
+        starts = np.flatnonzero(is_new)
+        answered = numbers[starts].tolist()
+        if len(set(answered)) < len(answered):
+            order = np.argsort(numbers, kind="stable")
+            return self._answer(Decisions(seat[order], actions[order]))
+        counts = np.diff(np.append(starts, len(seat)))
+
+        games = [self.games[number] for number in answered]
+        bases = np.array([_bounds(game)[0] for game in games], np.int64)
+        own_seats = (seat - bases.repeat(counts)).astype(np.uint32)
+        same_count = int(counts[0])
+        if (counts == same_count).all():
+            self._send_acts(games, same_count, own_seats, actions)
+        else:
+            for count in np.unique(counts):
+                chosen = np.flatnonzero(counts == count)
+                rows = (starts[chosen, None] + np.arange(count)).reshape(-1)
+                some = [games[index] for index in chosen]
+                self._send_acts(some, int(count), own_seats[rows], actions[rows])
+
+        arrived_s = [game.arrived_s for game in games]
+        self.service.figures.count_answers(arrived_s, counts, perf_counter())
+        return None
+
+    def _send_acts(
+        self,
+        games: Sequence[Game],
+        count: int,
+        seats: np.typing.NDArray[np.uint32],
+        actions: np.typing.NDArray[np.uint8],
+    ) -> None:
+        """Send each of the games an ACT of ``count`` rows, which follow each other."""
+        records = act_records(count, seats, actions)
+        content = records.tobytes()
+        nbytes = records.itemsize
+        for i, game in enumerate(games):
+            if not game.is_closed:
+                game.wire.send(content[i * nbytes : (i + 1) * nbytes])
+
+    def _finish_turn(self, game: Game) -> None:
+        """Keep what is left of a game's bytes; read on in the next turn if that is much."""
+        game.arrived_s = 0.0
+        game.turn_faults = 0
+        if game.is_closed:
+            return
+        has_more = game.forget_read()
+        if has_more:
+            game.arrived_s = perf_counter()
+            self._schedule(game)
+        if has_more != game.is_paused:
+            game.is_paused = has_more
+            (game.wire.pause_reading if has_more else game.wire.resume_reading)()
+
+    def _check_hello(self, game: Game) -> None:
+        """Close a game that has not sent HELLO."""
+        if game.places is None and not game.is_closed:
+            self._fail(game, MessageError("hello", f"no HELLO came within {HELLO_S} s"))
+
+    def _fail(self, game: Game, error: MessageError) -> None:
+        """Send the reason why a game is closed, and close it."""
+        self.service.figures.faults[error.field] += 1
+        game.wire.send(fault_message(None, error.field, error.reason))
+        self._close(game)
+
+    def _close(self, game: Game) -> None:
+        """Close a game; `lose` follows when its connection has ended."""
+        game.is_closed = True
+        game.wire.close()
+
+
+def _bounds(game: Game) -> tuple[int, int]:
+    """Returns the first place of a game's seats, and the one behind the last."""
+    assert game.places is not None
+    return game.places.start, game.places.stop

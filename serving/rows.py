@@ -1,0 +1,196 @@
+"""How observations and actions lie in messages: one row of bytes each, with a column per array.
+
+A column has the dtype and the shape of its space, little-endian, at a multiple of its item size. So
+a game in any language writes its numbers as they are, and a batch is read without a loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from penstock.core.observations import MASK, open_choices, views
+from penstock.envs.packing import Keys, Packer, find_bad_observation, leaves_of, value_at
+from penstock.envs.vector_env import counts_of
+
+ALIGN = 8  # a row has a multiple of so many bytes
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.uint8]
+"""Rows of bytes, ``[count, nbytes]``."""
+
+
+class RowColumn(NamedTuple):
+    """One array of an observation or an action, and its place in a row."""
+
+    name: str
+    dtype: str
+    """As of numpy, such as "<f4"."""
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes from the beginning of the row."""
+
+
+class RowLayout:
+    """The columns of one space."""
+
+    def __init__(self, space: spaces.Space[Any], name: str) -> None:
+        """Lay out ``space``; ``name`` is that of its only column if it is a single array."""
+        self.space = space
+        columns: list[RowColumn] = []
+        end = 0
+        for keys, leaf in leaves_of(space):
+            dtype = np.dtype(leaf.dtype).newbyteorder("<")
+            shape = leaf.shape or ()
+            offset = math.ceil(end / dtype.itemsize) * dtype.itemsize
+            column_name = ".".join(map(str, keys)) or name
+            columns.append(RowColumn(column_name, dtype.str, shape, offset))
+            end = offset + math.prod(shape) * dtype.itemsize
+
+        self.columns = tuple(columns)
+        self.nbytes = math.ceil(end / ALIGN) * ALIGN
+        self._used_nbytes = end
+        # Bytes that are no flag would make numpy's bool something that is neither 0 nor 1.
+        self._is_flags = [column.dtype == "|b1" for column in columns]
+        self._dtype = np.dtype(
+            {
+                "names": [column.name for column in columns],
+                "formats": [
+                    ("|u1" if column.dtype == "|b1" else column.dtype, column.shape)
+                    for column in columns
+                ],
+                "offsets": [column.offset for column in columns],
+                "itemsize": self.nbytes,
+            }
+        )
+
+    def read(self, rows: Rows) -> Any:
+        """Returns what the rows hold, in the form of the space, each array ``[count, *shape]``.
+
+        Args:
+            rows: contiguous.
+        """
+        records = rows.view(self._dtype)[:, 0]
+        arrays = (
+            records[column.name] != 0 if is_flags else records[column.name]
+            for column, is_flags in zip(self.columns, self._is_flags, strict=True)
+        )
+        return _nested(self.space, arrays)
+
+    def write(self, values: Any, rows: Rows) -> None:
+        """Write values in the form of the space, each array ``[count, *shape]``, to rows."""
+        if len(self.columns) == 1:
+            array = np.ascontiguousarray(values, self.columns[0].dtype)
+            rows[:, : self._used_nbytes] = array.reshape(len(rows), -1).view(np.uint8)
+            return
+        records = rows.view(self._dtype)[:, 0]
+        for column, (keys, _) in zip(self.columns, leaves_of(self.space), strict=True):
+            records[column.name] = value_at(keys, values)
+
+    def to_json(self) -> list[list[Any]]:
+        """Returns the columns as WELCOME has them."""
+        return [
+            [column.name, column.dtype, list(column.shape), column.offset]
+            for column in self.columns
+        ]
+
+
+class ObservationReader:
+    """Reads rows into the packed observations that a network takes, and finds bad ones."""
+
+    def __init__(self, name: str, space: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        """Plan the reading; ``name`` is that of the environment, for messages."""
+        self.layout = RowLayout(space, "obs")
+        self._packer = Packer(name, space)
+        self._counts = counts_of(action)
+        self._choices = [
+            (keys, leaf)
+            for keys, leaf in leaves_of(space)
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        ]
+
+    def read(self, rows: Rows) -> tuple[Array, dict[int, str]]:
+        """Returns the packed observations ``[count, *shape]``, and what is wrong with which rows.
+
+        Rows with a fault are packed as anything.
+        """
+        observations = self.layout.read(rows)
+        faults = self._mend_choices(observations) if self._choices else {}
+
+        space = self._packer.space
+        packed = np.empty((len(rows), *space.shape), space.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a large float64, found below
+            self._packer.write(observations, packed)
+
+        if find_bad_observation(packed[None], self._packer.parts, None, self._counts):
+            for row in np.flatnonzero(~self._are_sound(packed)):
+                faults.setdefault(int(row), f"the observation has {self._describe(packed[row])}")
+        return packed, faults
+
+    def _mend_choices(self, observations: Any) -> dict[int, str]:
+        """Replace choices that are none of their space, which cannot be packed.
+
+        Returns: what is wrong, by row.
+        """
+        faults: dict[int, str] = {}
+        for keys, space in self._choices:
+            values = value_at(keys, observations)
+            low, high = _range_of(space)
+            inside = (values >= low) & (values <= high)
+            if inside.all():
+                continue
+            for row in np.flatnonzero(~inside.reshape(len(values), -1).all(1)):
+                value = values[row][~inside[row]].flat[0]
+                faults.setdefault(int(row), f"{_place(keys)} has {value}, which is not in {space}")
+            np.copyto(values, np.broadcast_to(low, values.shape), where=~inside)
+        return faults
+
+    def _are_sound(self, packed: Array) -> npt.NDArray[np.bool_]:
+        """Returns which rows are finite and have masks that allow something, bool ``[count]``."""
+        parts = self._packer.parts
+        arrays = views(parts, packed) if parts else {"": packed}
+        sound = np.ones(len(packed), np.bool_)
+        for name, array in arrays.items():
+            if name == MASK:
+                sound &= open_choices(array, self._counts).all(-1)
+            elif array.dtype.kind == "f":
+                sound &= np.isfinite(array).reshape(len(packed), -1).all(1)
+        return sound
+
+    def _describe(self, packed_row: Array) -> str:
+        """Returns what is wrong with one packed row, in words."""
+        words = find_bad_observation(
+            packed_row[None, None], self._packer.parts, None, self._counts
+        )
+        assert words is not None
+        # The words name the place in a vector of environments, which a game does not know.
+        return words.replace("environment 0's", "its").removesuffix(" in row 0")
+
+
+def _range_of(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    """Returns the least and the greatest choice, of each component."""
+    match space:
+        case spaces.Discrete(n=n, start=start):
+            return start, start + n - 1
+        case spaces.MultiDiscrete(nvec=nvec, start=start):
+            return start, start + nvec - 1
+    return 0, 1
+
+
+def _place(keys: Keys) -> str:
+    """Returns the subject of a sentence on one array of an observation."""
+    return f"{'.'.join(map(str, keys))} of the observation" if keys else "the observation"
+
+
+def _nested(space: spaces.Space[Any], arrays: Iterator[Array]) -> Any:
+    """Returns arrays in the form of ``space``, in the order of `leaves_of`."""
+    if isinstance(space, spaces.Dict):
+        return {key: _nested(part, arrays) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple([_nested(part, arrays) for part in space.spaces])
+    return next(arrays)

@@ -1,0 +1,216 @@
+"""The seats of all games in one table: what each may send next, and what the network remembers.
+
+A seat is idle, is acting in an episode, or waits for its action. `outcome_of` says what a row does
+to it; all else is that rule for many rows at once. A seat at fault is deaf until the turn ends, as
+the rows behind the fault were sent before the game could know of it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.envs.packing import MOST_REWARD
+from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
+
+Bools = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.int64]
+
+
+class Phase(IntEnum):
+    """What a seat does."""
+
+    IDLE = 0
+    ACTING = 1
+    """It is in an episode, and has the action for its last row."""
+    WAITING = 2
+    """It is in an episode, and its row is not decided yet."""
+    AT_FAULT = 3
+    """Its rows are ignored until the turn ends."""
+
+
+class Outcome(IntEnum):
+    """What becomes of a row."""
+
+    DECIDE = 0
+    END = 1
+    IGNORE = 2
+    # From here on, faults.
+    UNKNOWN_FLAG = 3
+    FIRST_AND_LAST = 4
+    NOT_BEGUN = 5
+    NOT_ANSWERED = 6
+    REPEATED = 7
+    REWARD = 8
+
+
+# Plain numbers for arithmetic with many rows, as in `messages`.
+IDLE, ACTING, WAITING, AT_FAULT = map(int, Phase)
+DECIDE = int(Outcome.DECIDE)
+END = int(Outcome.END)
+IGNORE = int(Outcome.IGNORE)
+FIRST_FAULT = int(Outcome.UNKNOWN_FLAG)
+FAULTS = {
+    Outcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {ALL_FLAGS}; send the known ones"),
+    Outcome.FIRST_AND_LAST: (
+        "flags",
+        "a row begins an episode and ends it; send two rows, as a first one awaits its action",
+    ),
+    Outcome.NOT_BEGUN: ("flags", "the seat is in no episode; begin one by a row with flag 1"),
+    Outcome.NOT_ANSWERED: ("seat", "the seat waits for an action; send its row after the ACT"),
+    Outcome.REPEATED: ("seat", "the seat has two rows in one STEP; send one"),
+    Outcome.REWARD: (
+        "reward",
+        f"the reward is not between {-MOST_REWARD:g} and {MOST_REWARD:g}; scale it",
+    ),
+}
+"""The field and the sentence of each fault."""
+
+
+def outcome_of(phase: Phase, flags: int) -> Outcome:
+    """Returns what becomes of a row with ``flags`` of a seat in ``phase``."""
+    if phase is Phase.AT_FAULT:
+        return Outcome.IGNORE
+    if flags & ~ALL_FLAGS:
+        return Outcome.UNKNOWN_FLAG
+    if phase is Phase.WAITING:
+        return Outcome.NOT_ANSWERED
+
+    is_first = bool(flags & FIRST)
+    if flags & ENDED:
+        if is_first:
+            return Outcome.FIRST_AND_LAST
+        is_idle = phase is Phase.IDLE
+        return Outcome.NOT_BEGUN if is_idle and not flags & LEAVES else Outcome.END
+    return Outcome.DECIDE if is_first or phase is Phase.ACTING else Outcome.NOT_BEGUN
+
+
+_OUTCOMES = np.array(
+    [[outcome_of(phase, flags) for flags in range(256)] for phase in Phase], np.uint8
+)
+_NEXT_PHASE = np.full(len(Outcome), Phase.AT_FAULT, np.uint8)
+_NEXT_PHASE[Outcome.DECIDE] = Phase.WAITING
+_NEXT_PHASE[Outcome.END] = Phase.IDLE
+
+
+class StepRows(NamedTuple):
+    """Rows of STEPs, each array [rows]."""
+
+    seat: Indices
+    """Places in the table."""
+    flags: npt.NDArray[np.uint8]
+    reward: npt.NDArray[np.float32]
+    message: Indices
+    """Number of the STEP that each is of."""
+
+
+class SeatTable:
+    """All seats, by their place."""
+
+    def __init__(self, capacity: int, state_size: int) -> None:
+        """Create a table.
+
+        Args:
+            capacity: seats of all games together.
+            state_size: numbers that the network remembers of each.
+        """
+        self.capacity = capacity
+        self.phase = np.zeros(capacity, np.uint8)
+        self.state = np.zeros((capacity, state_size), np.float32)
+        self.game = np.zeros(capacity, np.int64)
+        """Number of the game that each belongs to."""
+        self.taken = 0
+        """Seats that belong to a game."""
+        self._free = [range(capacity)]
+        self._at_fault: list[Indices] = []
+        # Scratch: by place the last row that names it.
+        self._last_row = np.zeros(capacity, np.int64)
+
+    def allocate(self, count: int, game: int) -> range | None:
+        """Returns ``count`` adjacent places for a game, idle; None if there are not so many."""
+        for i, free in enumerate(self._free):
+            if len(free) < count:
+                continue
+            places = free[:count]
+            self._free[i : i + 1] = [free[count:]] if len(free) > count else []
+            self.phase[places.start : places.stop] = IDLE
+            self.game[places.start : places.stop] = game
+            self.taken += count
+            return places
+        return None
+
+    def release(self, places: range) -> None:
+        """Free the places of a game that has left."""
+        self.taken -= len(places)
+        merged: list[range] = []
+        for free in sorted([*self._free, places], key=lambda free: free.start):
+            if merged and merged[-1].stop == free.start:
+                merged[-1] = range(merged[-1].start, free.stop)
+            else:
+                merged.append(free)
+        self._free = merged
+
+    def take(self, rows: StepRows) -> npt.NDArray[np.uint8]:
+        """Move the seats of ``rows`` on; returns the `Outcome` of each row, uint8 [rows].
+
+        Rows of the same seat are taken in their order.
+        """
+        count = len(rows.seat)
+        numbers = np.arange(count)
+        self._last_row[rows.seat] = numbers
+        if (self._last_row[rows.seat] == numbers).all():
+            return self._take_different(rows)
+
+        # Of one seat at most two rows can be right before it is answered: the end of an episode and
+        # the beginning of the next.
+        by_seat = np.argsort(rows.seat, kind="stable")
+        sorted_seat = rows.seat[by_seat]
+        is_repeated = np.concatenate([[False], sorted_seat[1:] == sorted_seat[:-1]])
+        is_third = is_repeated & np.concatenate([[False], is_repeated[:-1]])
+        sorted_message = rows.message[by_seat]
+        is_same_step = is_repeated & (np.concatenate([[-1], sorted_message[:-1]]) == sorted_message)
+
+        outcomes = np.full(count, Outcome.NOT_ANSWERED, np.uint8)
+        outcomes[by_seat[is_same_step]] = Outcome.REPEATED
+        firsts = by_seat[~is_repeated]
+        seconds = by_seat[is_repeated & ~is_third & ~is_same_step]
+        for some in (firsts, seconds):
+            outcomes[some] = self._take_different(StepRows(*(field[some] for field in rows)))
+        self.fail(rows.seat[by_seat[is_third | is_same_step]])
+        return outcomes
+
+    def fail(self, seats: Indices) -> None:
+        """Note that these seats are at fault, until the turn ends."""
+        self.phase[seats] = AT_FAULT
+        self._at_fault.append(seats)
+
+    def are_waiting(self, seats: Indices) -> Bools:
+        """Returns which of these seats wait for an action."""
+        return np.asarray(self.phase[seats] == WAITING)
+
+    def finish_turn(self, answered: Indices) -> None:
+        """Note that the seats in ``answered`` have their action; the turn ends."""
+        self.phase[answered] = ACTING
+        for seats in self._at_fault:
+            self.phase[seats] = IDLE
+        self._at_fault.clear()
+
+    def _take_different(self, rows: StepRows) -> npt.NDArray[np.uint8]:
+        """Move seats on, none of which occurs twice; returns the outcomes."""
+        outcomes: npt.NDArray[Any] = _OUTCOMES[self.phase[rows.seat], rows.flags]
+        with np.errstate(invalid="ignore"):  # of NaN that signals
+            is_sound = np.abs(rows.reward) <= MOST_REWARD
+        if not is_sound.all():
+            # The reward of a row that begins an episode means nothing.
+            counts = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
+            outcomes[counts & ~is_sound & (rows.flags & FIRST == 0)] = Outcome.REWARD
+
+        self.phase[rows.seat] = _NEXT_PHASE[outcomes]
+        if outcomes.max(initial=0) >= FIRST_FAULT:
+            self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
+        if self.state.shape[1]:
+            self.state[rows.seat[(rows.flags & FIRST != 0) & (outcomes == DECIDE)]] = 0
+        return outcomes

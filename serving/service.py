@@ -1,0 +1,229 @@
+"""Decides for the seats of all games: rows come in, one batch is decided, actions go out.
+
+It knows nothing of connections and loops (`port.py`), so it is tested without them. In each turn
+its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn. All
+that happens to a seat passes through these two calls: what records games for a learner belongs
+there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.core.observations import UNBOUNDED
+from penstock.core.params import Array, Float32
+from penstock.envs.space_difference import difference
+from penstock.envs.space_json import SPACE_NBYTES, brief_spaces, claimed_nbytes, to_json
+from penstock.envs.vector_env import action_map
+from penstock.evaluation.loaded_policy import LoadedPolicy
+from penstock.serving.figures import ServiceFigures
+from penstock.serving.messages import LEAVES, PROTOCOL, Hello, MessageError
+from penstock.serving.rows import ObservationReader, RowLayout, Rows
+from penstock.serving.seats import (
+    DECIDE,
+    END,
+    FAULTS,
+    FIRST_FAULT,
+    Indices,
+    Outcome,
+    SeatTable,
+    StepRows,
+)
+
+MOST_SEATS = 65_536
+# The most memory for what networks remember of seats.
+STATE_NBYTES = 1 << 30
+
+
+class RowFault(NamedTuple):
+    """Why a row was not taken."""
+
+    row: int
+    """Its number among the rows that were given."""
+    field: str
+    reason: str
+
+
+class Decisions(NamedTuple):
+    """The actions of one batch."""
+
+    seat: Indices
+    """Places in the table of seats, in the order in which their rows were taken."""
+    actions: Rows
+    """A row of bytes for each."""
+
+
+class _Pending(NamedTuple):
+    """Rows that wait to be decided."""
+
+    seat: Indices
+    observations: Array
+    """Packed, ``[rows, *shape]``."""
+
+
+class Service:
+    """One policy, and the seats that it decides for."""
+
+    def __init__(
+        self, policy: LoadedPolicy, name: str = "", most_seats: int = MOST_SEATS
+    ) -> None:
+        """Create a service without games.
+
+        Args:
+            policy: decides, greedy or sampled as its `sample` says.
+            name: of the run or the file that it comes from, which games are told.
+            most_seats: of all games together.
+        """
+        self.policy = policy
+        self.name = name
+        self.figures = ServiceFigures()
+        self._batch_policy = policy.batch_policy
+        state_size = self._batch_policy.state_size
+        if state_size:
+            most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
+        self.seats = SeatTable(most_seats, state_size)
+        env_id = policy.config.env.id
+        self.observations = ObservationReader(
+            env_id, policy.observation_space, policy.action_space
+        )
+        self.actions = RowLayout(policy.action_space, "action")
+        self.most_space_nbytes = 2 * max(
+            claimed_nbytes(to_json(space)) + SPACE_NBYTES
+            for space in (policy.observation_space, policy.action_space)
+        )
+        """The most memory that a space in HELLO may take: one that fits takes no more."""
+        self._to_env_actions = action_map(policy.action_space)
+        self._pending: list[_Pending] = []
+
+    def join(self, hello: Hello, game: int) -> range:
+        """Returns the places of the seats of a new game, whose number is ``game``.
+
+        Raises:
+            MessageError: its spaces are not those of the policy, or there is no room for its seats.
+        """
+        policy = self.policy
+        present = (
+            hello.observation or policy.observation_space,
+            hello.action or policy.action_space,
+        )
+        trained = policy.observation_space, policy.action_space
+        if differs := difference(trained, present):
+            raise MessageError(
+                "action" if differs.column.startswith("actions") else "observation",
+                f"the {differs.column} of the game are {differs.present}, and this policy was "
+                f"trained on {policy.config.env.id}, whose {differs.column} are {differs.trained}",
+            )
+
+        places = self.seats.allocate(hello.seats, game)
+        if places is None:
+            raise MessageError(
+                "seats",
+                f"there is no room for {hello.seats} seats, as {self.seats.taken} of "
+                f"{self.seats.capacity} are taken; ask for fewer",
+            )
+        return places
+
+    def leave(self, places: range) -> None:
+        """Free the places of a game that has left; not between `take` and `decide`."""
+        self.seats.release(places)
+
+    def welcome(self, seats: int) -> dict[str, Any]:
+        """Returns the content of the WELCOME for a game with so many seats."""
+        return {"protocol": PROTOCOL, **self.describe(), "seats": seats, "learns": False}
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the policy, the spaces and the layouts of rows, as JSON."""
+        observation, action = brief_spaces(
+            self.policy.observation_space, self.policy.action_space
+        )
+        return {
+            "observation": _with_finite_bounds(observation),
+            "action": _with_finite_bounds(action),
+            "row": self.observations.layout.to_json(),
+            "row_nbytes": self.observations.layout.nbytes,
+            "action_row": self.actions.to_json(),
+            "action_nbytes": self.actions.nbytes,
+            "policy": {
+                "run": self.name,
+                "env": self.policy.config.env.id,
+                "play": "sampled" if self.policy.sample else "greedy",
+            },
+        }
+
+    def take(self, rows: StepRows, observations: Rows) -> list[RowFault]:
+        """Take rows of STEPs: those of seats that go on are decided with the next batch.
+
+        Args:
+            rows: their seats, flags and rewards.
+            observations: their observations as bytes, ``[rows, nbytes]``, writable.
+
+        Returns: the rows at fault. Their seats must begin new episodes.
+        """
+        outcomes = self.seats.take(rows)
+        if not outcomes.any():  # all go on, as most do
+            return self._take_shown(rows.seat, observations)
+
+        faults = [
+            RowFault(int(row), *FAULTS[Outcome(outcomes[row])])
+            for row in np.flatnonzero(outcomes >= FIRST_FAULT)
+        ]
+        # An observation is checked also where an episode ends.
+        is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
+        shown = np.flatnonzero(is_shown)
+        if len(shown):
+            further = self._take_shown(rows.seat[shown], observations[shown])
+            faults += [fault._replace(row=int(shown[fault.row])) for fault in further]
+        return faults
+
+    def _take_shown(self, seat: Indices, observations: Rows) -> list[RowFault]:
+        """Read observations; `decide` leaves out those of seats that do not wait by then."""
+        packed, reasons = self.observations.read(observations)
+        if reasons:
+            self.seats.fail(seat[list(reasons)])
+        self._pending.append(_Pending(seat, packed))
+        return [RowFault(row, "observation", reason) for row, reason in reasons.items()]
+
+    def decide(self) -> Decisions | None:
+        """Decide for all rows that wait, and end the turn; None if no row waits."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            self.seats.finish_turn(np.zeros(0, np.int64))
+            return None
+
+        if len(pending) == 1:
+            [(seat, observations)] = pending
+        else:
+            seat = np.concatenate([some.seat for some in pending])
+            observations = np.concatenate([some.observations for some in pending])
+        # A seat may have been at fault after its row was taken.
+        waits = self.seats.are_waiting(seat)
+        if not waits.all():
+            seat, observations = seat[waits], observations[waits]
+        if not len(seat):
+            self.seats.finish_turn(seat)
+            return None
+
+        state: Float32 = self.seats.state[seat]
+        actions, next_state = self._batch_policy.decide(
+            observations, state, sample=self.policy.sample
+        )
+        self.seats.state[seat] = next_state
+        self.seats.finish_turn(seat)
+        self.figures.count_batch(len(seat))
+
+        rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
+        self.actions.write(self._to_env_actions(actions), rows)
+        return Decisions(seat, rows)
+
+
+def _with_finite_bounds(encoded: Any) -> Any:
+    """Returns a space as JSON without infinity, which JavaScript does not read."""
+    if isinstance(encoded, dict):
+        return {kind: _with_finite_bounds(content) for kind, content in encoded.items()}
+    if isinstance(encoded, list):
+        return [_with_finite_bounds(inner) for inner in encoded]
+    if isinstance(encoded, float):
+        return min(max(encoded, -UNBOUNDED), UNBOUNDED)
+    return encoded

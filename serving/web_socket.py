@@ -1,0 +1,152 @@
+"""Games over WebSocket: each binary message is a message of a game, without its length.
+
+The handshake is checked by the `Guard` like a request of HTTP, but for the token, which is in HELLO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from penstock.core.web.guard import Guard, Refusal
+from penstock.serving.messages import JSON_NBYTES, LENGTH
+from penstock.serving.port import UNREAD_NBYTES, Game, Port
+
+PATH = "/play"
+# A peer that does not answer a ping within this time, or says nothing of the end, is closed.
+PING_S = 20
+CLOSE_S = 5
+
+
+class WebSocketProtocol(asyncio.Protocol):
+    """One game over WebSocket, on the sans-I/O protocol of websockets."""
+
+    def __init__(self, port: Port, guard: Guard, **uvicorn_arguments: Any) -> None:
+        """Called by uvicorn for a request that asks for WebSocket, with what it knows."""
+        self._port = port
+        self._guard = guard
+        self._game: Game | None = None
+        self._connection = ServerProtocol(max_size=JSON_NBYTES)
+        self._message = bytearray()
+        """What has arrived of a message."""
+        self._is_answered = True
+        """Whether the last ping was answered."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; the request follows as the first data."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
+        self.pause_reading = self._transport.pause_reading
+        self.resume_reading = self._transport.resume_reading
+
+    def data_received(self, data: bytes) -> None:
+        """Read frames."""
+        if self._game is not None:
+            self._connection.max_message_size = self._game.most_nbytes  # larger after HELLO
+        self._connection.receive_data(data)
+        for event in self._connection.events_received():
+            if isinstance(event, Request):
+                self._open(event)
+            else:
+                assert isinstance(event, Frame)
+                self._read_frame(event)
+        self._write()
+
+    def eof_received(self) -> None:
+        """End with the peer."""
+        self._connection.receive_eof()
+
+    def pause_writing(self) -> None:
+        """Close a game that does not read what waits for it."""
+        if self._game is not None:
+            self._game.is_closed = True
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the port."""
+        if self._game is not None:
+            self._port.lose(self._game)
+
+    def send(self, message: bytes) -> None:
+        """Send a message that has its length in front."""
+        try:
+            self._connection.send_binary(message[LENGTH.size :])
+        except InvalidState:  # the peer closes at this moment
+            return
+        self._write()
+
+    def close(self) -> None:
+        """Close the connection when all is sent."""
+        if self._connection.state is State.OPEN:
+            self._connection.send_close(CloseCode.NORMAL_CLOSURE)
+            self._write()
+        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
+
+    def _open(self, request: Request) -> None:
+        """Answer the handshake, and open a game."""
+        try:
+            self._guard.check_site(
+                {
+                    "path": request.path.partition("?")[0],
+                    "headers": [
+                        (name.encode("latin-1"), value.encode("latin-1", "replace"))
+                        for name, value in request.headers.raw_items()
+                    ],
+                }
+            )
+            if request.path.partition("?")[0] != PATH:
+                raise Refusal(404, f"games connect to {PATH}")
+        except Refusal as refusal:
+            self._connection.send_response(
+                self._connection.reject(refusal.status, f"penstock: {refusal.reason}\n")
+            )
+            return
+
+        response = self._connection.accept(request)
+        self._connection.send_response(response)
+        self._write()
+        if response.status_code == 101:
+            self._game = self._port.open(self)
+            asyncio.get_running_loop().call_later(PING_S, self._ping)
+
+    def _read_frame(self, frame: Frame) -> None:
+        """Hand a complete message to the port."""
+        if frame.opcode is Opcode.PONG:
+            self._is_answered = True
+        if frame.opcode not in (Opcode.BINARY, Opcode.CONT, Opcode.TEXT):
+            return
+        if frame.opcode is Opcode.TEXT:
+            self._connection.fail(CloseCode.UNSUPPORTED_DATA, "messages of games are binary")
+            return
+
+        self._message += frame.data
+        if frame.fin and self._game is not None:
+            message = bytes(self._message)
+            self._message.clear()
+            self._port.receive(self._game, LENGTH.pack(len(message)) + message)
+
+    def _ping(self) -> None:
+        """Ask whether the peer is there, from time to time."""
+        if self._connection.state is not State.OPEN:
+            return
+        if not self._is_answered:
+            self._transport.abort()
+            return
+        self._is_answered = False
+        self._connection.send_ping(b"")
+        self._write()
+        asyncio.get_running_loop().call_later(PING_S, self._ping)
+
+    def _write(self) -> None:
+        """Write what the protocol has to send."""
+        for data in self._connection.data_to_send():
+            if data:
+                self._transport.write(data)
+            else:  # the mark of the end
+                self._transport.close()
