@@ -219,7 +219,7 @@ class PolicyModule(nn.Module):
         match self._rule.actions:
             case Choices(counts=counts):
                 count = len(counts)
-                meaning = "uniform random numbers, at least 0 and below 1, one for each choice"
+                meaning = "uniform random numbers, at least 0 and below 1, one for each component"
             case Numbers(size=size):
                 count = size
                 meaning = "random numbers of the standard normal distribution"
