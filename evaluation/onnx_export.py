@@ -151,7 +151,15 @@ def _graph_of(module: PolicyModule, entry: str | None) -> Any:
                 traced = torch.export.export(module, inputs, dynamic_shapes=shapes, strict=True)
                 program = _exported(traced, module, (), None)
     except Exception as error:
-        raise _refusal(error, entry) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = str(cause).strip().partition("\n")[0][:200]
+        raise _refusal(entry, f"{type(cause).__name__}: {text}") from error
+    if not _takes_any_batch(program):
+        raise _refusal(
+            entry, "its number of rows is a constant there, as len(x) is; x.shape[0] is not"
+        )
 
     # Nodes carry the lines of code that they come from, with paths of this machine.
     ClearMetadataAndDocStringPass()(program.model)
@@ -181,8 +189,8 @@ def _exported(
 
 def _takes_any_batch(program: ONNXProgram) -> bool:
     """Returns whether a graph computes any number of rows, not only those it was traced with."""
-    output_shape = program.model.graph.outputs[0].shape
-    return output_shape is not None and not isinstance(output_shape[0], int)
+    output_shapes = [output.shape for output in program.model.graph.outputs]
+    return not any(shape is None or isinstance(shape[0], int) for shape in output_shapes)
 
 
 @contextmanager
@@ -199,14 +207,11 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _refusal(error: BaseException, entry: str | None) -> UserError:
-    """Returns the error for a network that torch's exporter refuses."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    first_line = str(error).strip().partition("\n")[0][:200]
+def _refusal(entry: str | None, reason: str) -> UserError:
+    """Returns the error for a network that torch's exporter refuses; ``entry`` is that of
+    `_graph_of`."""
     network = "the network" if entry is None else f"model.entry {entry}"
     way_out = "" if entry is None else "write that in torch's operations on a whole batch, or "
     return UserError(
-        f"torch's ONNX exporter refuses {network} ({type(error).__name__}: {first_line}); "
-        f"{way_out}export a .safetensors file"
+        f"torch's ONNX exporter refuses {network} ({reason}); {way_out}export a .safetensors file"
     )

@@ -89,7 +89,7 @@ class GraphArray(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decision:
+class ActionRule:
     """How the outputs of a network decide an action."""
 
     actions: ActionSpec
@@ -135,9 +135,9 @@ class PolicyModule(nn.Module):
         """
         super().__init__()
         observation_space, action_space = info.spaces
-        self._decision = decision_of(config, info)
+        self._rule = action_rule(config, info)
         self._draws = sampled
-        if sampled and self._decision.has_values:
+        if sampled and self._rule.has_values:
             raise UserError(
                 f"algo.name {config.algo.name} draws no action from probabilities: it takes the "
                 "action of the highest q, or with a small probability any; leave out --sampled, "
@@ -216,10 +216,10 @@ class PolicyModule(nn.Module):
 
     def _noise(self) -> GraphArray:
         """Returns the input that draws an action."""
-        match self._decision.actions:
+        match self._rule.actions:
             case Choices(counts=counts):
                 count = len(counts)
-                meaning = "uniform random numbers, at least 0 and below 1, one for each choice"
+                meaning = "uniform random numbers, at least 0 and below 1, one for each component"
             case Numbers(size=size):
                 count = size
                 meaning = "random numbers of the standard normal distribution"
@@ -236,15 +236,15 @@ class PolicyModule(nn.Module):
 
     def _decide(self, outputs: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Returns the most probable action, and what the network's outputs mean, by name."""
-        actions = self._decision.actions
+        actions = self._rule.actions
         if isinstance(actions, Numbers):
             mean, log_std = outputs.chunk(2, 1)
-            if self._decision.log_std is not None:
-                log_std = log_std.clamp(*self._decision.log_std)
+            if self._rule.log_std is not None:
+                log_std = log_std.clamp(*self._rule.log_std)
             action = self._of_numbers(mean, actions)
             return {"action": action, "mean": mean, "log_std": log_std}
 
-        if self._decision.has_values:
+        if self._rule.has_values:
             name = "q"
             allowed_outputs = of_allowed(outputs, mask, FORBIDDEN)
         else:
@@ -260,7 +260,7 @@ class PolicyModule(nn.Module):
 
     def _sample(self, decided: dict[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
         """Returns an action and its log-probability, by name, given the results of `_decide`."""
-        actions = self._decision.actions
+        actions = self._rule.actions
         if isinstance(actions, Numbers):
             mean = decided["mean"]
             log_std = decided["log_std"]
@@ -283,7 +283,7 @@ class PolicyModule(nn.Module):
         return env_actions
 
 
-def decision_of(config: Config, info: EnvInfo) -> Decision:
+def action_rule(config: Config, info: EnvInfo) -> ActionRule:
     """Returns how a run's algorithm decides actions.
 
     Raises:
@@ -292,16 +292,16 @@ def decision_of(config: Config, info: EnvInfo) -> Decision:
     sampler = algorithm(config.algo).action_sampler(config, info, 0, 0)
     kind = type(sampler)
     if kind is EpsilonGreedySampler:
-        return Decision(discrete(len(sampler.outputs)), has_values=True)
+        return ActionRule(discrete(len(sampler.outputs)), has_values=True)
     if kind in (CategoricalSampler, MultiCategoricalSampler):
-        return Decision(action_spec(config, info))
+        return ActionRule(action_spec(config, info))
 
     shape = info.action_space.shape
     assert shape is not None
     if isinstance(sampler, GaussianSampler) and kind is GaussianSampler:
-        return Decision(Numbers(shape, sampler.squashed))
+        return ActionRule(Numbers(shape, sampler.squashed))
     if isinstance(sampler, SquashedGaussianSampler) and kind is SquashedGaussianSampler:
-        return Decision(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
+        return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
 
     raise UserError(
         f"algo.name {config.algo.name} decides actions by {kind.__name__}, a sampler of its own, "
@@ -387,6 +387,7 @@ class _Packing(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Returns packed values ``[B, ...]`` of the space's own ones."""
         if self._component is not None:
+            assert self._choices is not None
             rows = values.reshape(values.shape[0], -1)
             return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self.is_mask:
@@ -415,7 +416,7 @@ class _EnvActions(nn.Module):
             high = space.high.astype(computed_dtype)
             self._low = torch.from_numpy(low)
             self._high = torch.from_numpy(high)
-            self._half_range = torch.from_numpy(high / 2 - low / 2)
+            self._half_range = torch.from_numpy(np.asarray(high / 2 - low / 2))
 
     def forward(self, actions: Tensor) -> Tensor:
         """Returns the environment's actions for those of a policy, ``[B, *shape]``."""

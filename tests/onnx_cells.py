@@ -233,8 +233,10 @@ def observations_of(
 def feeds_of(graph: Graph, space: Space, observations: Any) -> Results:
     """Returns the arrays of observations by the names of the graph's inputs."""
     names = [entry["name"] for entry in graph.about["inputs"]]
-    leaves = [np.asarray(value_at(keys, observations)) for keys, _ in leaves_of(space)]
-    return dict(zip(names, leaves, strict=False))
+    # An array that holds nothing is no input.
+    leaves = [keys for keys, leaf in leaves_of(space) if 0 not in (leaf.shape or ())]
+    arrays = [np.asarray(value_at(keys, observations)) for keys in leaves]
+    return dict(zip(names, arrays, strict=False))
 
 
 def compare(actual: Results, expected: Results) -> None:

@@ -585,7 +585,9 @@ def test_unwritable_policy_file_is_refused(tmp_path: Path, cartpole: LoadedPolic
         cartpole.save(tmp_path)
     with pytest.raises(UserError, match="cannot be written: No such file or directory; name"):
         cartpole.save(tmp_path / "nowhere" / "policy.safetensors")
-    rule = r"p\.onnx does not end in \.safetensors, and a policy is written in no other format; "
+    rule = r"p\.onnx does not end in \.safetensors, and only penstock export writes other formats; "
     with pytest.raises(UserError, match=rule + r"name the file p\.safetensors"):
         cartpole.save(tmp_path / "p.onnx")
+    with pytest.raises(UserError, match=r"p\.pt ends in neither of \.safetensors and \.onnx"):
+        cartpole.save(tmp_path / "p.pt")
     assert not [*tmp_path.glob("p.*")]

@@ -257,18 +257,16 @@ def test_a_file_says_what_its_graph_takes_and_gives(tmp_path: Path) -> None:
 
 
 class Own(nn.Module):
-    """Features of one layer, by any operation."""
+    """Features of one layer, and of the statistics of a batch norm."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(shapes["obs"][0], 8)
         self.norm = nn.BatchNorm1d(8)
-        self.norm.num_batches_tracked = None
+        self.norm.num_batches_tracked = None  # an integer, and buffers are float32
 
     def forward(self, arrays: dict[str, Tensor]) -> Any:
-        # The exporter's first way takes `len` for a constant.
-        obs = arrays["obs"].view(len(arrays["obs"]), -1)
-        return self.norm(self.linear(obs)).tanh()
+        return self.norm(self.linear(arrays["obs"])).tanh()
 
 
 class Whole(Own):
@@ -277,30 +275,40 @@ class Whole(Own):
         return features[:, :4], features[:, 5]
 
 
+class Counting(Own):
+    def forward(self, arrays: dict[str, Tensor]) -> Any:
+        obs = arrays["obs"]
+        return super().forward({"obs": obs.view(len(obs), -1)})
+
+
 class Branching(Own):
     def forward(self, arrays: dict[str, Tensor]) -> Any:
         features = super().forward(arrays)
         return features if features.sum() > 0 else -features
 
 
-class OfTwo(Own):
+class Looping(Own):
     def forward(self, arrays: dict[str, Tensor]) -> Any:
-        return torch.stack(
-            [super(OfTwo, self).forward({"obs": row[None]}) for row in arrays["obs"]]
-        )[:, 0]
+        return torch.cat([self.linear(row[None]) for row in arrays["obs"]])
 
 
 @pytest.fixture
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
-    for kind in (Own, Whole, Branching, OfTwo):
+    for kind in (Own, Whole, Counting, Branching, Looping):
         setattr(module, kind.__name__, kind)
     monkeypatch.setitem(sys.modules, "mine", module)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [{"entry": "mine:Own", "core": "lstm"}, {"entry": "mine:Own"}, {"entry": "mine:Whole"}]
+    "model",
+    [
+        {"entry": "mine:Own"},
+        {"entry": "mine:Own", "core": "lstm", "normalize_observations": True},
+        {"entry": "mine:Whole"},
+        {"entry": "mine:Counting"},
+    ],
 )
 def test_a_custom_network_is_exported(
     tmp_path: Path, own_module: None, model: dict[str, Any]
@@ -314,21 +322,46 @@ def test_the_custom_network_of_the_examples_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    policy = Cell(
-        spaces.Box(0, 255, (1, 45, 45), np.uint8), CHOICES, {"entry": "own_network:Cells"}
-    )
-    play_all(written(policy.policy(), tmp_path), policy.policy())
+    frame = spaces.Box(0, 255, (1, 45, 45), np.uint8)
+    policy = Cell(frame, CHOICES, {"entry": "own_network:Cells"}).policy()
+    play_all(written(policy, tmp_path), policy)
 
 
-@pytest.mark.parametrize("name", ["Branching", pytest.param("OfTwo", marks=pytest.mark.slow)])
-def test_a_custom_network_that_the_exporter_refuses_is_named(
-    tmp_path: Path, own_module: None, name: str, capfd: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_arrays_of_any_dtype_go_in_as_the_environment_returns_them(tmp_path: Path) -> None:
+    kinds = ["i1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+    parts: dict[str, Any] = {kind: spaces.Box(0, 7, (3,), np.dtype(kind).type) for kind in kinds}
+    parts["scalar"] = spaces.Box(-1, 1, (), np.float32)
+    parts["empty"] = spaces.Box(0, 1, (0,), np.float32)
+    policy = Cell(spaces.Dict(parts), spaces.Box(-1, 1, (), np.float16)).policy()
+    graph = written(policy, tmp_path)
+    assert len(graph.about["inputs"]) == len(kinds) + 1
+    play_all(graph, policy)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"entry": "mine:Branching"}, "data-dependent expression"),
+        pytest.param({"entry": "mine:Looping"}, "UserError: ", marks=pytest.mark.slow),
+        pytest.param(
+            {"entry": "mine:Counting", "core": "lstm"}, "as len(x) is", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_custom_network_that_the_exporter_refuses_is_named_with_the_reason(
+    tmp_path: Path,
+    own_module: None,
+    model: dict[str, Any],
+    reason: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    policy = Cell(VECTOR, CHOICES, {"entry": f"mine:{name}"}).policy()
+    policy = Cell(VECTOR, CHOICES, model).policy()
     with pytest.raises(UserError) as refused:
         write(tmp_path / "policy.onnx", policy)
     told = str(refused.value)
-    assert f"refuses model.entry mine:{name} (" in told
+    assert f"refuses model.entry {model['entry']} (" in told
+    assert reason in told
     assert told.endswith("in torch's operations on a whole batch, or export a .safetensors file")
     assert "\n" not in told
     assert capfd.readouterr() == ("", "")
