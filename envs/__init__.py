@@ -34,3 +34,18 @@ gymnasium.register(
 gymnasium.register("penstock/CarRacing-v0", entry_point="penstock.envs.games.car_racing:CarRacing")
 gymnasium.register("penstock/Doom-v0", entry_point="penstock.envs.games.doom:DoomEnv")
 gymnasium.register("penstock/MinAtar-v0", entry_point="penstock.envs.games.minatar:MinAtarEnv")
+gymnasium.register(
+    "penstock/RockPaperScissors-v0",
+    vector_entry_point="penstock.envs.games.rock_paper_scissors:RockPaperScissors",
+)
+gymnasium.register(
+    "penstock/ConnectFour-v0", vector_entry_point="penstock.envs.games.connect_four:ConnectFour"
+)
+gymnasium.register("penstock/Kuhn-v0", vector_entry_point="penstock.envs.games.kuhn:KuhnPoker")
+gymnasium.register("penstock/Leduc-v0", vector_entry_point="penstock.envs.games.leduc:LeducPoker")
+gymnasium.register(
+    "penstock/SlimeVolley-v0", vector_entry_point="penstock.envs.games.slime_volley:SlimeVolley"
+)
+gymnasium.register(
+    "penstock/PredatorPrey-v0", vector_entry_point="penstock.envs.games.predator_prey:PredatorPrey"
+)
