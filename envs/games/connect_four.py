@@ -7,7 +7,8 @@ An observation is 85 numbers, each 0 or 1: the own stones (42), the other's ston
 is this seat's turn. A square's number is ``6 * column + row``, counted from the bottom left.
 
 Scripted players: `random`; `minimax2` and `minimax4` look two and four turns ahead, see a win or a
-loss within these turns, prefer the early win and the late loss, and choose at random among equals.
+loss within these turns, prefer the early win and the late loss, and choose at random among equal
+columns, those in the middle more often.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _DIRECTIONS = np.array([1, _COLUMN_BITS - 1, _COLUMN_BITS, _COLUMN_BITS + 1], np
 
 # Turns that the scripted players look ahead.
 _DEPTHS = {"minimax2": 2, "minimax4": 4}
+# The lines of four through the lowest square of each column.
+_LINES = np.array([3, 4, 5, 7, 5, 4, 3])
 # The value of a column that is full.
 _CLOSED = -100
 
@@ -134,9 +137,10 @@ class ConnectFour(TurnGames):
         own = self._stones[games[acts], seats[acts]]
         other = self._stones[games[acts], 1 - seats[acts]]
 
+        # Of equal columns each is chosen with a probability in proportion to its lines: whole values
+        # come first, and the powers, below 1, decide among equals.
         values = column_values(own, other, _DEPTHS[name])
-        # Random numbers below 1 decide among equals, as values are whole numbers.
-        scores = values + self._bot_random.random(values.shape)
+        scores = values + self._bot_random.random(values.shape) ** (1 / _LINES)
         columns = np.zeros(len(rows), np.int64)
         columns[acts] = scores.argmax(1)
         return columns
@@ -146,7 +150,8 @@ def column_values(own: Bits, other: Bits, depth: int) -> Ints:
     """Returns what each column is worth to the side that moves, by minimax.
 
     A win in the n-th turn from now is worth ``depth + 1 - n``, a loss as much below 0, and whatever
-    is not decided within ``depth`` turns is worth 0. A full column is worth less than any other.
+    is not decided within ``depth`` turns is worth 0. Where a column wins at once, the others are
+    not examined and count 0. A full column is worth less than any other.
 
     Args:
         own: the stones of the side that moves, ``[positions]``. No side has four in a line.
@@ -158,20 +163,35 @@ def column_values(own: Bits, other: Bits, depth: int) -> Ints:
     """
     # Adding 1 at the bottom of a column sets the bit above its highest stone.
     reachable = ((own | other) + _ALL_BOTTOMS) & _BOARD
+    wins_at = reachable & _completing_squares(own)
     landing = reachable[:, None] & _COLUMN_MASKS
     is_open = landing != 0
-    stones = own[:, None] | landing
-    wins = _has_four(stones) & is_open
 
-    values = np.where(wins, depth, 0)
+    values = np.where(landing & wins_at[:, None], depth, 0)
     values[~is_open] = _CLOSED
     if depth > 1:
-        position, column = np.nonzero(is_open & ~wins)
-        replies = column_values(other[position], stones[position, column], depth - 1)
+        position, column = np.nonzero(is_open & (wins_at == 0)[:, None])
+        stones = own[position] | landing[position, column]
+        replies = column_values(other[position], stones, depth - 1)
         # On a full board there is no reply, and the game is drawn.
         best_reply = replies.max(1)
         values[position, column] = np.where(best_reply == _CLOSED, 0, -best_reply)
     return values
+
+
+def _completing_squares(stones: Bits) -> Bits:
+    """Returns the squares that would make four in a line with three of the stones.
+
+    Squares that hold a stone may be among them; the arguments and the result have one shape.
+    """
+    up, *others = _DIRECTIONS
+    squares = (stones << up) & (stones << (up + up)) & (stones << (up + up + up))
+    for step in others:
+        two_below = (stones << step) & (stones << (step + step))
+        two_above = (stones >> step) & (stones >> (step + step))
+        squares |= two_below & ((stones << (step + step + step)) | (stones >> step))
+        squares |= two_above & ((stones >> (step + step + step)) | (stones << step))
+    return squares
 
 
 def _has_four(stones: Bits) -> Flags:

@@ -68,9 +68,7 @@ class RockPaperScissors(SeatGames):
 
         self._played += 1
         self._lead += gains
-        results = duel_results(gains, over=self._played == self._rounds)
-        lead = np.sign(self._lead).astype(np.float32)
-        return results._replace(outcomes=np.stack((lead, -lead), 1))
+        return duel_results(gains, over=self._played == self._rounds, lead=self._lead)
 
     def _observe(self) -> Floats:
         return np.ones((self.num_envs, 1), np.float32)

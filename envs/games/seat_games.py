@@ -43,22 +43,22 @@ class SeatResults(NamedTuple):
     """Of the seats whose episode ends, -1 ... 1."""
 
 
-def duel_results(gains: Array, over: Flags) -> SeatResults:
+def duel_results(gains: Ints, *, over: Flags, lead: Ints | None = None) -> SeatResults:
     """Returns the results of games in which seat 0 gains what seat 1 loses, and both end together.
 
     Args:
         gains: of seat 0, ``[games]``.
         over: the games that end by the rules, ``[games]``.
+        lead: above 0 where seat 0 has won a game that ends, below 0 where seat 1 has, ``[games]``;
+            by default the gains.
     """
-    rewards = np.empty((len(gains), 2), np.float32)
-    rewards[:, 0] = gains
-    rewards[:, 1] = -gains
-    ends = np.repeat(over, 2).reshape(-1, 2)
+    lead = np.sign(gains if lead is None else lead)
+    terminated = np.repeat(over, 2).reshape(-1, 2)
     return SeatResults(
-        rewards=rewards,
-        terminated=ends,
-        truncated=np.zeros_like(ends),
-        outcomes=np.sign(rewards),
+        rewards=np.stack((gains, -gains), 1).astype(np.float32),
+        terminated=terminated,
+        truncated=np.zeros_like(terminated),
+        outcomes=np.stack((lead, -lead), 1).astype(np.float32),
     )
 
 

@@ -183,10 +183,9 @@ class SlimeVolley(SeatGames):
 
         over = (self._lives == 0).any(1)
         late = (self._age >= MAX_STEPS) & ~over
-        lead = np.sign(self._lives[:, 0] - self._lives[:, 1]).astype(np.float32)
-        return duel_results(gains, over=over)._replace(
-            truncated=np.repeat(late, 2).reshape(-1, 2), outcomes=np.stack((lead, -lead), 1)
-        )
+        lead = self._lives[:, 0] - self._lives[:, 1]
+        results = duel_results(gains, over=over, lead=lead)
+        return results._replace(truncated=np.repeat(late, 2).reshape(-1, 2))
 
     def _observe(self) -> Floats:
         return (self._seen / _SCALE).astype(np.float32).reshape(self.num_envs, 12)
