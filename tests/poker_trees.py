@@ -7,7 +7,7 @@ are considered at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import permutations
 from typing import Protocol
 
@@ -24,9 +24,13 @@ Policy = Callable[["Rules", Deal, History], Values]
 class Rules(Protocol):
     """A game of two players, in which one gains what the other loses."""
 
-    actions: int
-    deals: list[Deal]
-    """All deals, which are equally likely."""
+    @property
+    def actions(self) -> int:
+        """The number of actions."""
+
+    @property
+    def deals(self) -> Sequence[Deal]:
+        """All deals, which are equally likely."""
 
     def legal(self, history: History) -> tuple[int, ...]:
         """Returns the legal actions; none where the game has ended."""
@@ -45,7 +49,7 @@ class Kuhn:
     """Three cards, 0 to 2. Actions: 0 is a pass, 1 a bet."""
 
     actions = 2
-    deals: list[Deal] = list(permutations(range(3), 2))
+    deals = tuple(permutations(range(3), 2))
 
     def legal(self, history: History) -> tuple[int, ...]:
         is_open = len(history) < 2 or history == (0, 1)
@@ -71,7 +75,7 @@ class Leduc:
     """
 
     actions = 3
-    deals: list[Deal] = list(permutations(range(6), 3))
+    deals = tuple(permutations(range(6), 3))
 
     @staticmethod
     def rounds(history: History) -> list[History]:
@@ -123,7 +127,7 @@ def uniform(rules: Rules, deal: Deal, history: History) -> Values:
     """The policy that takes each legal action with equal probability."""
     probabilities = np.zeros(rules.actions)
     probabilities[list(rules.legal(history))] = 1
-    return probabilities / probabilities.sum()
+    return np.asarray(probabilities / probabilities.sum())
 
 
 def best_response_value(rules: Rules, policy: Policy, player: int) -> float:
@@ -139,12 +143,12 @@ def best_response_value(rules: Rules, policy: Policy, player: int) -> float:
         legal = rules.legal(history)
         if not legal:
             gains = [sign * rules.payoff(deal, history) for deal in deals]
-            return weights * gains
+            return np.asarray(weights * gains)
 
         if rules.player(history) != player:
             probabilities = np.array([policy(rules, deal, history) for deal in deals])
             continued = [values((*history, a), weights * probabilities[:, a]) for a in legal]
-            return np.sum(continued, axis=0)
+            return np.asarray(np.sum(continued, axis=0))
 
         # The best action must be the same wherever the player knows the same.
         continued = [values((*history, a), weights) for a in legal]

@@ -137,8 +137,8 @@ class ConnectFour(TurnGames):
         own = self._stones[games[acts], seats[acts]]
         other = self._stones[games[acts], 1 - seats[acts]]
 
-        # Of equal columns each is chosen with a probability in proportion to its lines: whole values
-        # come first, and the powers, below 1, decide among equals.
+        # Values are whole numbers, so the powers, which are below 1, decide among equal columns
+        # alone: each is chosen with a probability in proportion to its lines.
         values = column_values(own, other, _DEPTHS[name])
         scores = values + self._bot_random.random(values.shape) ** (1 / _LINES)
         columns = np.zeros(len(rows), np.int64)
@@ -185,7 +185,7 @@ def _completing_squares(stones: Bits) -> Bits:
     Squares that hold a stone may be among them; the arguments and the result have one shape.
     """
     up, *others = _DIRECTIONS
-    squares = (stones << up) & (stones << (up + up)) & (stones << (up + up + up))
+    squares: Bits = (stones << up) & (stones << (up + up)) & (stones << (up + up + up))
     for step in others:
         two_below = (stones << step) & (stones << (step + step))
         two_above = (stones >> step) & (stones >> (step + step))

@@ -118,11 +118,11 @@ class LeducPoker(TurnGames):
         self._seen[self._games, column] = choices != FOLD
 
     def _showdown(self) -> Ints:
-        """Returns by the cards whether seat 0 wins (1), seat 1 (-1), or neither (0); ``[games]``."""
+        """Returns who has the better card: 1 is seat 0, -1 is seat 1, 0 neither; ``[games]``."""
         private = self._cards[:, :2]
         is_pair = private == self._cards[:, 2:]
         strength = private + RANKS * is_pair
-        return np.sign(strength[:, 0] - strength[:, 1])
+        return np.asarray(np.sign(strength[:, 0] - strength[:, 1]))
 
     def _movers_choices(self) -> Flags:
         legal = np.ones((self.num_games, 3), np.bool_)

@@ -117,7 +117,7 @@ class SeatGames(VectorEnv, ABC):
             ValueError: if a seat takes an illegal action.
         """
         was_playing = self._playing
-        is_live = was_playing.any(1)
+        is_live = np.asarray(was_playing.any(1))
         moves = actions.reshape(self.num_games, self.seats, *actions.shape[1:])
         results = self._play(moves, is_live)
 
@@ -237,7 +237,7 @@ class MaskedGames(SeatGames):
     def _random_actions(self, rows: Ints) -> Ints:
         """Returns random legal choices: of random numbers the largest one that is legal."""
         masks = self._masks[rows]
-        return (self._bot_random.random(masks.shape) * masks).argmax(1)
+        return np.asarray((self._bot_random.random(masks.shape) * masks).argmax(1))
 
     def _refuse_illegal(self, moves: Ints, acting: Flags) -> None:
         """Raise ValueError if a seat that acts takes an illegal choice.

@@ -4,8 +4,8 @@ A vectorised port of David Ha's slimevolleygym (2020, https://github.com/hardmar
 Apache 2.0): same physics, observations, rewards and built-in player, to the last bit of a double.
 Seat 0 is the right slime, which the published environment trains, and seat 1 the left one.
 
-A seat gains 1 where the ball falls on the other's ground and loses 1 where it falls on its own. Each
-has five lives; the game ends when one has none, and is truncated after 3000 steps.
+A seat gains 1 where the ball falls on the other's ground, and loses 1 where it falls on its own.
+Each has five lives; the game ends when one has none, and is truncated after 3000 steps.
 
 An observation is 12 numbers: x, y and the two speeds of oneself, of the ball, and of the other, all
 divided by 10. Each seat sees itself on the right, and the distance of the other to the fence. As in
@@ -17,8 +17,6 @@ memory begins anew with each game.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -282,7 +280,7 @@ class SlimeVolley(SeatGames):
         self._ball_vy[hit] = relative_y - normal_y * (towards * 2) + vy[hit]
 
     def _meet_edges(self) -> Flags:
-        """Let the ball bounce off walls, ceiling and fence; returns where it falls to the ground."""
+        """Let the ball bounce off walls, ceiling and fence; returns where it falls down."""
         margin = _NUDGE * _TIME_STEP
         wall = _WIDTH / 2 - _BALL_RADIUS
         hit = np.flatnonzero(np.abs(self._ball_x) >= wall)
@@ -330,7 +328,7 @@ class SlimeVolley(SeatGames):
         )
         outputs = np.tanh(inputs @ _BASELINE_WEIGHTS.T + _BASELINE_BIASES)
         self._baseline[games, seats] = outputs
-        return (outputs[:, :3] > _PRESSED).astype(np.int64)
+        return np.asarray(outputs[:, :3] > _PRESSED, np.int64)
 
     def _picture(self, game: int) -> npt.NDArray[np.uint8]:
         """Returns a picture of a game, uint8 ``[160, 384, 3]``."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from chi_square import assert_drawn_as
+from penstock.envs.games.kuhn import KuhnPoker
+from penstock.envs.games.leduc import LeducPoker
+from penstock.envs.games.seat_games import TurnGames
 from poker_trees import (
     Deal,
     History,
@@ -27,14 +31,10 @@ from poker_trees import (
     uniform,
 )
 
-from penstock.envs.games.kuhn import KuhnPoker
-from penstock.envs.games.leduc import LeducPoker
-from penstock.envs.games.seat_games import TurnGames
-
 # So many that each deal of the ranks occurs.
 GAMES = 500
 RULES: dict[str, Rules] = {"kuhn": Kuhn(), "leduc": Leduc()}
-KINDS: dict[str, type[TurnGames]] = {"kuhn": KuhnPoker, "leduc": LeducPoker}
+KINDS: dict[str, Callable[[int], TurnGames]] = {"kuhn": KuhnPoker, "leduc": LeducPoker}
 # The feature that shows whose turn it is.
 TURN = {"kuhn": 4, "leduc": 7}
 
@@ -85,7 +85,7 @@ def dealt_cards(name: str, observations: dict[str, npt.NDArray[Any]]) -> list[De
     if name == "kuhn":
         return [tuple(cards) for cards in private.tolist()]
 
-    is_open = seen[:, :, 3:6].any(-1)
+    is_open = np.asarray(seen[:, :, 3:6].any(-1))
     assert (is_open[:, 0] == is_open[:, 1]).all()
     deal_of = {
         tuple(card // 2 for card in deal)[:count]: deal
