@@ -81,7 +81,7 @@ def test_seats_end_and_begin_together_and_are_paid_only_while_they_play(
         assert (np.abs(outcomes) <= 1).all()
 
         # A game without a seat that plays has begun anew, with all seats.
-        was_over = ~playing.any(1)
+        was_over = np.asarray(~playing.any(1))
         expected = np.where(was_over[:, None], True, playing & ~ends)
         playing = by_game(games, info["playing"])
         np.testing.assert_array_equal(playing, expected)
