@@ -18,10 +18,12 @@ class Pair(VectorEnv):
     It records its seat in each step, and at an episode's end the outcome.
     """
 
-    def __init__(self, num_envs: int, lies: str = "") -> None:
+    def __init__(self, num_games: int, lies: str = "") -> None:
+        num_envs = 2 * num_games
         self.metadata = {
             "autoreset_mode": AutoresetMode.NEXT_STEP,
             "seats": 2,
+            "sides": (0, 0),
             "recorded": {"whose": "|u1", "outcome": "<f4"},
         }
         self.num_envs = num_envs
