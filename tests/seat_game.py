@@ -57,3 +57,53 @@ class Pair(VectorEnv):
     def _observe(self) -> Any:
         age = np.full((self.num_envs, 1), self._age, np.float32)
         return {"age": age, "seat": self._seat.copy()}
+
+
+class Script(VectorEnv):
+    """Plays a script again and again, in which no action matters.
+
+    Args:
+        num_games: number of games.
+        script: a step each, of which the last only resets: a dict of arrays ``[seats]`` with
+            "reward", "ended" and "playing" by default 0, False and the opposite of "ended";
+            "playing" or "outcome" reach `info` only if some step has them.
+        sides: of the seats; by default each is one of its own.
+    """
+
+    def __init__(
+        self, num_games: int, script: list[dict[str, Any]], sides: Any = None, seats: int = 2
+    ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "seats": seats}
+        if sides is not None:
+            self.metadata["sides"] = sides
+        self.num_envs = num_games * seats
+        self.single_observation_space = spaces.Box(0, 1, (2,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._script = script
+        self._games = num_games
+        self._zeros = [0] * seats
+        self._at = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._at = 0
+        return self._observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        step = self._script[self._at]
+        self._at = (self._at + 1) % len(self._script)
+        ended = self._of_rows(step, "ended", self._zeros).astype(np.bool_)
+        reward = self._of_rows(step, "reward", self._zeros).astype(np.float32)
+        info = {
+            key: self._of_rows(step, key, np.zeros(len(self._zeros), dtype))
+            for key, dtype in (("playing", np.bool_), ("outcome", np.float32))
+            if any(key in each for each in self._script)
+        }
+        return self._observe(), reward, ended, np.zeros_like(ended), info
+
+    def _of_rows(self, step: dict[str, Any], key: str, default: Any) -> Any:
+        return np.tile(np.asarray(step.get(key, default)), self._games)
+
+    def _observe(self) -> Any:
+        return np.full((self.num_envs, 2), self._at / 10, np.float32)
