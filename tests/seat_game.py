@@ -107,3 +107,53 @@ class Script(VectorEnv):
 
     def _observe(self) -> Any:
         return np.full((self.num_envs, 2), self._at / 10, np.float32)
+
+
+PAYOFFS = np.array([[1.0, -2.0], [-0.5, 3.0]])  # of the first seat, by its move and the second's
+
+
+class TwoPly(VectorEnv):
+    """The first seat moves, then the second, who has seen it; the second pays `PAYOFFS`."""
+
+    metadata = {  # noqa: RUF012
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+        "seats": 2,
+    }
+
+    def __init__(self, num_games: int) -> None:
+        self.num_envs = 2 * num_games
+        self.single_observation_space = spaces.Dict(
+            action_mask=spaces.Box(0, 1, (2,), np.int8),
+            observation=spaces.Box(-1, 1, (4,), np.float32),
+        )
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._seat = np.arange(self.num_envs) % 2
+        self._move = np.zeros(num_games, np.int64)
+        self._ply = 0  # 0 and 1 before the moves, 2 at the end
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._ply = 0
+        return self._observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        moves = np.asarray(actions).reshape(-1, 2)
+        rewards = np.zeros((len(moves), 2), np.float32)
+        if self._ply == 0:
+            self._move = moves[:, 0].copy()
+        elif self._ply == 1:
+            payoffs = PAYOFFS[self._move, moves[:, 1]]
+            rewards[:] = np.stack([payoffs, -payoffs], 1)
+        self._ply = (self._ply + 1) % 3
+        ended = np.full(self.num_envs, self._ply == 2)
+        return self._observe(), rewards.ravel(), ended, np.zeros_like(ended), {}
+
+    def _observe(self) -> Any:
+        acts = self._seat == self._ply
+        move = self._move.repeat(2) * 2.0 - 1 if self._ply else np.zeros(self.num_envs)
+        columns = (np.full(self.num_envs, self._ply / 2), self._seat, acts, move)
+        return {
+            "action_mask": np.stack([np.ones_like(acts), acts], 1).astype(np.int8),
+            "observation": np.stack(columns, 1).astype(np.float32),
+        }
