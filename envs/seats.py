@@ -1,7 +1,7 @@
 """Games of several seats: what their metadata says, and which options do not fit them.
 
-A row of such a vector of environments is a seat: row ``game * seats + seat`` of ``num_envs = games *
-seats``. All seats are played by the same policy. A row acts, waits or is out:
+A row of such a vector of environments is a seat: row ``game * seats + seat`` of
+``num_envs = games * seats``. All seats are played by the same policy. A row acts, waits or is out:
 
 - One that acts has its legal choices, and its own reward.
 - One that waits, since another seat acts, has exactly one legal choice, which does nothing. It has
@@ -80,15 +80,15 @@ def seating_of(name: str, metadata: Mapping[str, Any]) -> Seating:
     counted = range(max((side for side in sides if type(side) is int), default=-1) + 1)
     if len(sides) != seats or {*sides} != {*counted}:
         raise UserError(
-            f"environment {name} has metadata[{SIDES!r}] {sides!r:.80}, and it must have a side for "
-            f"each of the {seats} seats, counted from 0, as in {tuple(range(seats))}"
+            f"environment {name} has metadata[{SIDES!r}] {sides!r:.80}, and it must have a side "
+            f"for each of the {seats} seats, counted from 0, as in {tuple(range(seats))}"
         )
 
     bots = metadata.get(BOTS, ())
     if isinstance(bots, str) or not all(isinstance(bot, str) for bot in bots):
         raise UserError(
-            f"environment {name} has metadata[{BOTS!r}] {bots!r:.80}, and it must have the names of "
-            'the scripted players, as in ("random",)'
+            f"environment {name} has metadata[{BOTS!r}] {bots!r:.80}, and it must have the names "
+            'of the scripted players, as in ("random",)'
         )
     return Seating(seats, sides, tuple(bots))
 
@@ -113,9 +113,9 @@ def check_options(config: Config, seating: Seating) -> None:
     check_rows(config.env.id, config.actor_envs, seating.seats)
     if seating.has_opponents and config.stop.return_ is not None:
         raise UserError(
-            f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, and "
-            f"the policy plays all {seating.side_count} sides of environment {config.env.id}: that "
-            "mean tells nothing of its strength, and is 0 in a zero-sum game; set "
+            f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, "
+            f"and the policy plays all {seating.side_count} sides of environment {config.env.id}: "
+            "that mean tells nothing of its strength, and is 0 in a zero-sum game; set "
             "stop.return=null, and stop.minutes or stop.env_steps"
         )
 

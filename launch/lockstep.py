@@ -35,8 +35,8 @@ from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import make, probe
 from penstock.envs.checking.saving import why_not_savable
 from penstock.envs.make import first_index
-from penstock.envs.seats import check_options, ranking_note
 from penstock.envs.saved_state import NotSavableError
+from penstock.envs.seats import check_options, ranking_note
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.loop import TrainingLoop

@@ -18,8 +18,8 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
-from penstock.evaluation import exported
 from penstock.envs.seats import ONE_SEAT
+from penstock.evaluation import exported
 from penstock.evaluation.evaluate import (
     Episode,
     describe,

@@ -7,7 +7,6 @@ import pytest
 
 from fake_inference import ScriptedInference
 from penstock.actors.rollout import Rollout
-from penstock.algos.samples import slot_spec
 from penstock.configs.load import resolve
 from penstock.core.observations import views
 from penstock.envs import make
@@ -20,7 +19,12 @@ from seat_game import LENGTHS
 
 ROWS, UNROLL, SLOTS = 4, 5, 24
 SIZES = (f"actors.envs={ROWS}", f"actors.unroll={UNROLL}", "actors.count=1", "transport.slots=1")
-REPLAY = ("replay.samples_per_insert=null", "replay.capacity=1000", "replay.min_size=50", "replay.batch_size=256")
+REPLAY = (
+    "replay.samples_per_insert=null",
+    "replay.capacity=1000",
+    "replay.min_size=50",
+    "replay.batch_size=256",
+)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -33,12 +37,12 @@ def test_a_transition_ends_with_the_episode_of_its_own_seat(n_step: int) -> None
     inference = ScriptedInference(lambda obs: np.ones(ROWS, np.int32))
     rollout = Rollout(env, inference, 0, TimeLedger())
     trainer = OffPolicyTrainer(cfg, env.info)
-    source = ReplayDataSource(
-        cfg, trainer, Accounting(), 1, 1, TimeLedger(), first=1, shared=False
-    )
+    source = ReplayDataSource(cfg, trainer, Accounting(), 1, 1, TimeLedger(), first=1, shared=False)
     store = source.store
     lane = store.open_lane(1)
-    writer = SlotWriter(store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event)
+    writer = SlotWriter(
+        store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event
+    )
     steps = 0
     for sequence in range(SLOTS):
         slot = writer.acquire(0.0)
