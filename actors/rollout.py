@@ -305,7 +305,7 @@ class Rollout:
         # An episode is over by its own end. One that failed is not, but ends here too.
         self._ledger.switch(Part.WRITE)
         if self._resets and rewards[~self._alive].any():
-            raise _reward_in_reset()
+            raise _reward_in_reset() if env.playing is None else _reward_of_absent()
         over = np.logical_or(terminations, truncations)
         ends = over
         dropped = env.dropped
@@ -415,6 +415,14 @@ def _reward_in_reset() -> UserError:
         "the environment gave a reward in the step after an episode's end, which only "
         "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
         "resets in the same step does that; run `penstock check-env` for details"
+    )
+
+
+def _reward_of_absent() -> UserError:
+    """Return the error for a reward in a row whose seat does not play."""
+    return UserError(
+        "the environment gave a reward to a seat that does not play; let a seat whose later "
+        "rewards matter wait, playing with one legal choice, instead of ending its episode"
     )
 
 

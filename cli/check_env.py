@@ -87,7 +87,12 @@ def _report(
             gymnasium_refusal = refused_by_gymnasium(env_makers.single)
     elif env_makers.vector:
         figures |= check_vector(
-            checker, env_makers.vector, steps, PART_S, numbered=env_makers.takes_index
+            checker,
+            env_makers.vector,
+            steps,
+            PART_S,
+            numbered=env_makers.takes_index,
+            of_games=env_makers.of_games,
         )
 
     # A vector as an actor makes it. Its figures do not replace those from above.
@@ -265,7 +270,8 @@ def _rate(env: EnvConfig, envs: int, beat: Callable[[], object] | None) -> dict[
     Returns "steps_per_s", the agent steps of all of them per second, with the spaces and how the
     environments are stepped. Drawing the actions does not count.
     """
-    vector = make(env, envs, first=FirstIndex.RATED, beat=beat)
+    vector = make(env, envs, whole_games=True, first=FirstIndex.RATED, beat=beat)
+    envs = vector.count
     try:
         info = vector.info
         rng = np.random.default_rng(0)

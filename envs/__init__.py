@@ -27,6 +27,10 @@ gymnasium.register(
     vector_entry_point="penstock.envs.games.synthetic:SyntheticVectorEnv",
 )
 gymnasium.register(
+    "penstock/SyntheticGames-v0",
+    vector_entry_point="penstock.envs.games.synthetic:SyntheticGames",
+)
+gymnasium.register(
     "penstock/Memory-v0",
     entry_point="penstock.envs.games.memory:make_single",
     vector_entry_point="penstock.envs.games.memory:MemoryVectorEnv",

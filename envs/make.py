@@ -4,7 +4,8 @@ An environment id is one of
     CartPole-v1               registered with gymnasium
     module:EnvId-v0           registered by importing that module
     module:function           called with env.kwargs, returns a gymnasium.Env, or a
-                              gymnasium.vector.VectorEnv of `num_envs` if it takes that
+                              gymnasium.vector.VectorEnv of `num_envs` if it takes that, or of
+                              `num_games`, whose rows are seats (penstock.envs.seats)
 
 Its own vector form is used where it has one, else gymnasium's synchronous vector environment, or
 several threads that step its environments side by side. Wrappers apply to single environments, so
@@ -46,6 +47,7 @@ from penstock.envs.first_episodes import staggered
 from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.process_state import users_side
+from penstock.envs.seats import SEATS, check_rows, seating_of
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
 from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copy_observation
@@ -56,6 +58,7 @@ from penstock.configs.secrets import resolve
 
 _RESERVED = {
     "num_envs": "set actors.envs",
+    "num_games": "set actors.envs, which is the number of seats of all games",
     "vectorization_mode": "the fastest is taken",
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
@@ -113,6 +116,8 @@ class _Source:
     """Makes its own vector form, of a given number of environments."""
     takes_index: bool = False
     """Whether both take the keyword `index`."""
+    of_games: bool = False
+    """Whether the vector form is made of a given number of games, whose seats are the rows."""
     vector_name: str = ""
     """What steps the vector form, in a sentence to print."""
     has_threads: bool = False
@@ -140,6 +145,8 @@ class Adapter(NamedTuple):
     """Makes environments: (id without the prefix, env.kwargs, their number, threads) -> vector."""
     has_threads: bool
     """Whether those threads step the environments."""
+    of_games: bool = False
+    """Whether the number is of games, whose seats are the rows."""
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -153,8 +160,11 @@ class Makers(NamedTuple):
 
     single: Callable[[], gymnasium.Env[Any, Any]] | None
     vector: Callable[[int], VectorEnv] | None
+    """Makes so many environments, or so many games of several seats."""
     takes_index: bool = False
     """Whether each environment gets a number of its own, by which it may differ from others."""
+    of_games: bool = False
+    """Whether the vector is of games."""
 
 
 def make(
@@ -162,6 +172,7 @@ def make(
     count: int,
     threads: int = 1,
     *,
+    whole_games: bool = False,
     filmed: bool = False,
     first: int = FirstIndex.COMMAND,
     stagger: bool = False,
@@ -171,9 +182,11 @@ def make(
 
     Args:
         env: the config's section.
-        count: number of environments.
+        count: number of environments, which are the rows: the seats of all games.
         threads: of the environment's own vector form if it has any; else threads that step single
             environments side by side.
+        whole_games: where games have several seats, make as many more rows as whole games need;
+            without it such a number is refused.
         filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
         first: the `index` of the first environment, for a function that takes one (`FirstIndex`).
         stagger: for training. First episodes of single environments with a time limit then have
@@ -194,8 +207,15 @@ def make(
         # Make the vector, and the sentence that tells the user what steps it.
         vector: VectorEnv
         if source.vector and source.uses_vector(env):
-            vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
+            if source.of_games:
+                vector = _vector_of_games(source, env.id, count, first, whole_games=whole_games)
+                count = vector.num_envs
+            else:
+                vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
             how = f"{env.id} is stepped by {source.vector_name}"
+            if source.of_games:
+                seats = vector.metadata.get(SEATS, 1)
+                how += f", {seats} seat{'s' * (seats > 1)} a game"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
@@ -214,6 +234,11 @@ def make(
         # A function of the user may have returned anything.
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
+        if not source.of_games and SEATS in (vector.metadata or {}):
+            raise UserError(
+                f"{purpose} has metadata[{SEATS!r}], which vectors of games have; let the function "
+                "that makes it take num_games instead of num_envs"
+            )
         claim(purpose, vector)
         return BatchedEnv(
             name=env.id,
@@ -222,6 +247,45 @@ def make(
             how=how,
             record=env.record,
         )
+
+
+def _vector_of_games(
+    source: _Source, name: str, count: int, first: int, *, whole_games: bool
+) -> VectorEnv:
+    """Make games of several seats, so many that their rows are ``count``.
+
+    Args:
+        source: of the games.
+        name: of the environment, for messages.
+        count: the number of rows.
+        first: the `index` of the first game.
+        whole_games: whether a number that is not divisible by the seats is rounded up.
+
+    Raises:
+        UserError: for such a number otherwise, or if what is made has other rows.
+    """
+    assert source.vector is not None
+    make_games = partial(
+        _own_vector, source.vector, f"environment {name}", **source.index_keyword(first)
+    )
+
+    # Only a game that has been made says how many seats it has.
+    vector = make_games(1)
+    metadata = vector.metadata if isinstance(vector, VectorEnv) else None
+    seats = seating_of(name, metadata or {}).seats
+    if not whole_games:
+        check_rows(name, count, seats)
+    games = -(-count // seats)
+    if games > 1 and isinstance(vector, VectorEnv):
+        vector.close()
+        vector = make_games(games)
+
+    if not isinstance(vector, VectorEnv) or vector.num_envs != games * seats:
+        raise UserError(
+            f"environment {name} must return a VectorEnv of num_envs={games * seats} for "
+            f"num_games={games}, as its metadata has seats={seats}, not {vector}"
+        )
+    return vector
 
 
 def _single_makers(
@@ -312,6 +376,7 @@ def makers(env: EnvConfig) -> Makers:
         single=make_single if source.single else None,
         vector=make_vector if source.vector and not env.wrappers else None,
         takes_index=source.takes_index,
+        of_games=source.of_games,
     )
 
 
@@ -327,14 +392,14 @@ def uses_threads(env: EnvConfig) -> bool:
 
 
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
-    """Returns the properties of the environments of `env`: makes one, and closes it.
+    """Returns the properties of the environments of `env`: makes one, or a game, and closes it.
 
     Arguments as of `make`.
 
     Raises:
         UserError: as `make`.
     """
-    batched_env = make(env, count=1, threads=threads, first=first)
+    batched_env = make(env, count=1, threads=threads, whole_games=True, first=first)
     batched_env.close()
     return batched_env.info
 
@@ -392,6 +457,13 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
     if is_asked_to_render:
         kwargs = {**kwargs, "render_mode": rendering.RENDER_MODE}
 
+    if "num_games" in parameters(function):
+        return _Source(
+            vector=lambda games, **index: function(num_games=games, **index, **deepcopy(kwargs)),
+            takes_index=takes_index,
+            of_games=True,
+            vector_name="its own vector form",
+        )
     if "num_envs" in parameters(function):
         return _Source(
             vector=lambda count, **index: function(num_envs=count, **index, **deepcopy(kwargs)),
@@ -461,6 +533,7 @@ def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> 
     """The source of another library's environment, called ``name`` there."""
     return _Source(
         vector=lambda count: adapter.make(name, env.kwargs, count, threads),
+        of_games=adapter.of_games,
         vector_name=adapter.library,
         has_threads=adapter.has_threads,
     )
@@ -479,6 +552,7 @@ def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
     return _Source(
         single=make_single if spec.entry_point else None,
         vector=partial(_registered_vector, spec, env) if has_vector else None,
+        of_games=has_vector and _takes_games(spec, env),
         vector_name="its own vector form",
     )
 
@@ -538,11 +612,23 @@ def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
     """Make the vector form of an environment that is registered with gymnasium."""
     creator = _creator(spec.vector_entry_point, env, own_options=_GYMNASIUM_OPTIONS[:1])
     kwargs = _with_next_step(creator, deepcopy(env.kwargs))
+    if "num_games" in parameters(creator):
+        # gymnasium knows no seats.
+        games: VectorEnv = creator(num_games=count, **{**deepcopy(spec.kwargs), **kwargs})
+        return games
+
     vector = gymnasium.make_vec(spec, count, "vector_entry_point", **kwargs)
 
     if type(vector.action_space) is MultiDiscrete:
         vector.action_space = _Unchecked(vector.action_space)
     return vector
+
+
+def _takes_games(spec: EnvSpec, env: EnvConfig) -> bool:
+    """Returns whether the vector form of a registered environment is made of games."""
+    entry_point = spec.vector_entry_point
+    creator = load(entry_point, f"environment {env.id}") if isinstance(entry_point, str) else None
+    return "num_games" in parameters(creator or entry_point)
 
 
 class _Unchecked(MultiDiscrete):

@@ -267,7 +267,7 @@ def load_policy(
 
     config = load_run(source)
     used_names.check(references(config), allow, str(source))
-    env = make(config.env, 1)
+    env = make(config.env, 1, whole_games=True)
     env.close()
     folder = checkpoint_folder(source, checkpoint)
     stored = load(folder)

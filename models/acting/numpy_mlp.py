@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.observations import views
 from penstock.core.params import Float32
+from penstock.models.general import PlainMlp
 from penstock.models.layout import CLIP, EPSILON, DenseShape, MlpShape
 
 
 class NumpyMlp:
     """Computes ``outputs`` (float32 ``[shape.outputs, envs]``); `load` comes before `forward`."""
 
-    def __init__(self, shape: MlpShape | DenseShape, outputs: Float32) -> None:
+    def __init__(self, shape: MlpShape | DenseShape | PlainMlp, outputs: Float32) -> None:
         self._shape = shape
+        self._part = shape.part if isinstance(shape, PlainMlp) else None
         self._outputs = outputs
         envs = outputs.shape[1]
         widths = shape.widths
@@ -59,6 +62,8 @@ class NumpyMlp:
 
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[envs, *shape]``."""
+        if self._part is not None:
+            (obs,) = views((self._part,), obs).values()
         self._obs[:] = obs.reshape(self._obs.shape)
         if self._normalize:
             rows = self._inputs[0][:-1]
