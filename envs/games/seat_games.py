@@ -43,12 +43,15 @@ class SeatResults(NamedTuple):
     """Of the seats whose episode ends, -1 ... 1."""
 
 
-def duel_results(gains: Ints, *, over: Flags, lead: Ints | None = None) -> SeatResults:
+def duel_results(
+    gains: Ints, *, over: Flags, late: Flags | None = None, lead: Ints | None = None
+) -> SeatResults:
     """Returns the results of games in which seat 0 gains what seat 1 loses, and both end together.
 
     Args:
         gains: of seat 0, ``[games]``.
         over: the games that end by the rules, ``[games]``.
+        late: the games that are truncated, ``[games]``; by default none.
         lead: above 0 where seat 0 has won a game that ends, below 0 where seat 1 has, ``[games]``;
             by default the gains.
     """
@@ -57,7 +60,7 @@ def duel_results(gains: Ints, *, over: Flags, lead: Ints | None = None) -> SeatR
     return SeatResults(
         rewards=np.stack((gains, -gains), 1).astype(np.float32),
         terminated=terminated,
-        truncated=np.zeros_like(terminated),
+        truncated=np.zeros_like(terminated) if late is None else np.repeat(late, 2).reshape(-1, 2),
         outcomes=np.stack((lead, -lead), 1).astype(np.float32),
     )
 
@@ -124,8 +127,8 @@ class SeatGames(VectorEnv, ABC):
         terminated = results.terminated & was_playing
         truncated = results.truncated & was_playing
         over = terminated | truncated
-        rewards = results.rewards * was_playing
-        outcomes = results.outcomes * over
+        rewards = np.where(was_playing, results.rewards, np.float32(0))
+        outcomes = np.where(over, results.outcomes, np.float32(0))
 
         # A new array each time, as the caller keeps it.
         playing = was_playing & ~over

@@ -182,8 +182,7 @@ class SlimeVolley(SeatGames):
         over = (self._lives == 0).any(1)
         late = (self._age >= MAX_STEPS) & ~over
         lead = self._lives[:, 0] - self._lives[:, 1]
-        results = duel_results(gains, over=over, lead=lead)
-        return results._replace(truncated=np.repeat(late, 2).reshape(-1, 2))
+        return duel_results(gains, over=over, late=late, lead=lead)
 
     def _observe(self) -> Floats:
         return (self._seen / _SCALE).astype(np.float32).reshape(self.num_envs, 12)
