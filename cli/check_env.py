@@ -17,7 +17,7 @@ from penstock.core.place import brief_with_place, exit_refused
 from penstock.envs import make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
-from penstock.envs.make import FirstIndex, makers
+from penstock.envs.make import ADAPTERS, FirstIndex, makers
 from penstock.envs.space_difference import brief
 
 # The longest duration of each part of the check.
@@ -171,7 +171,8 @@ def _check_constructor(checker: Checker, env: EnvConfig) -> None:
     """Check that a function or class of the user, named as module:name, can be pickled."""
     module, _, name = env.id.rpartition(":")
     is_gymnasium_id = "-v" in name
-    if module and not is_gymnasium_id:
+    is_of_adapter = env.id.startswith(tuple(ADAPTERS))
+    if module and not is_gymnasium_id and not is_of_adapter:
         checker.pickling(load(env.id, f"environment {env.id}"))
 
 

@@ -6,6 +6,7 @@ An environment id is one of
     module:function           called with env.kwargs, returns a gymnasium.Env, or a
                               gymnasium.vector.VectorEnv of `num_envs` if it takes that, or of
                               `num_games`, whose rows are seats (penstock.envs.seats)
+    envpool/…, pettingzoo/…   of another library (`ADAPTERS`)
 
 Its own vector form is used where it has one, else gymnasium's synchronous vector environment, or
 several threads that step its environments side by side. Wrappers apply to single environments, so
@@ -41,7 +42,7 @@ from penstock.core.loading import (
     parameters,
     shadowed_file,
 )
-from penstock.envs import atari, envpool, rendering
+from penstock.envs import atari, envpool, pettingzoo, rendering
 from penstock.envs.failed_episodes import DropFailedEpisodes
 from penstock.envs.first_episodes import staggered
 from penstock.envs.instances import claim, refuse_statistics
@@ -150,7 +151,10 @@ class Adapter(NamedTuple):
 
 
 ADAPTERS: dict[str, Adapter] = {
-    envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True)
+    envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True),
+    pettingzoo.PREFIX: Adapter(
+        "PettingZoo", pettingzoo.ZooVectorEnv, has_threads=False, of_games=True
+    ),
 }
 """The adapters by the prefix of their environments' ids."""
 
@@ -407,7 +411,7 @@ def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> 
 def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     """Find how the environment of an id can be made.
 
-    The id is looked up as a function of its module, then under the prefixes of `ADAPTERS`, then in
+    The id is looked up under the prefixes of `ADAPTERS`, then as a function of its module, then in
     gymnasium's registry.
 
     Args:
@@ -418,17 +422,18 @@ def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     Raises:
         UserError: if there is no such environment, or for options that it does not take.
     """
+    # Behind a prefix there may be a function of the user.
     purpose = f"environment {env.id}"
+    for prefix, adapter in ADAPTERS.items():
+        if env.id.startswith(prefix):
+            return _from_adapter(adapter, env.id.removeprefix(prefix), env, threads)
+
     module_name, _, name = env.id.rpartition(":")
     module = import_module(module_name, purpose) if module_name else None
 
     function = getattr(module, name, None)
     if callable(function):
         return _from_function(function, env, filmed)
-
-    for prefix, adapter in ADAPTERS.items():
-        if name.startswith(prefix):
-            return _from_adapter(adapter, name.removeprefix(prefix), env, threads)
 
     # ale-py registers its ids when it is imported; also old ones, which have no prefix. If it is
     # not installed, that matters only for an id with its prefix.
