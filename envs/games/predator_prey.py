@@ -51,6 +51,8 @@ _OWN_FEATURES = 5
 class PredatorPrey(MaskedGames):
     """Choices are to stay, to go right, left, up and down, and to dash in these directions."""
 
+    _ends_apart = True
+
     def __init__(
         self, num_games: int = 1, *, hunters: int = 2, prey: int = 2, steps: int = 100
     ) -> None:

@@ -9,8 +9,9 @@ Invariants:
   game goes on; it gets no reward.
 - All seats of a game begin anew in the step after its last seat's episode has ended. That step does
   nothing else in this game.
-- `info["playing"]` marks the rows within an episode, bool ``[rows]``. `info["outcome"]` is -1 ... 1
-  where an episode ends, and 0 elsewhere, float32 ``[rows]``.
+- `info["outcome"]` is -1 ... 1 where an episode ends, and 0 elsewhere, float32 ``[rows]``.
+- Where seats of a game may end apart, `info["playing"]` marks the rows within an episode, bool
+  ``[rows]``.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class SeatGames(VectorEnv, ABC):
     and `_observe`. A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
     """
 
+    _ends_apart = False
+    """Whether the episode of a seat may end before that of another one."""
+
     def __init__(
         self, num_games: int, observation_space: Space[Any], action_space: Space[Any]
     ) -> None:
@@ -107,7 +111,7 @@ class SeatGames(VectorEnv, ABC):
 
         self._begin(self._games)
         self._playing = np.ones((self.num_games, self.seats), np.bool_)
-        return self._observe(), {"playing": self._playing.reshape(-1)}
+        return self._observe(), self._playing_info()
 
     def step(self, actions: Array) -> tuple[Any, Floats, Flags, Flags, dict[str, Any]]:
         """Step every game; those that have ended begin anew instead.
@@ -137,13 +141,12 @@ class SeatGames(VectorEnv, ABC):
             playing[~is_live] = True
         self._playing = playing
 
-        info = {"playing": playing.reshape(-1), "outcome": outcomes.reshape(-1)}
         return (
             self._observe(),
             rewards.reshape(-1),
             terminated.reshape(-1),
             truncated.reshape(-1),
-            info,
+            {"outcome": outcomes.reshape(-1), **self._playing_info()},
         )
 
     def bot(self, name: str, rows: Ints) -> npt.NDArray[np.int32]:
@@ -166,6 +169,10 @@ class SeatGames(VectorEnv, ABC):
             raise ValueError(f"there is no bot {name}; choose from {', '.join(bots)}")
         actions = self._random_actions(rows) if name == RANDOM else self._scripted(name, rows)
         return actions.astype(np.int32)
+
+    def _playing_info(self) -> dict[str, Flags]:
+        """Returns the entry of an info that marks the rows within an episode, if it is needed."""
+        return {"playing": self._playing.reshape(-1)} if self._ends_apart else {}
 
     @abstractmethod
     def _begin(self, games: Ints) -> None:
