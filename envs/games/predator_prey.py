@@ -125,9 +125,10 @@ class PredatorPrey(MaskedGames):
         escaped = self._free & late[:, None]
 
         # Prey gets its own result, and the hunters the mean over all prey.
+        losses = caught.astype(np.float32) - escaped
         results = np.empty((self.num_games, self.seats), np.float32)
-        results[:, self._hunters :] = escaped.astype(np.float32) - caught
-        results[:, : self._hunters] = -results[:, self._hunters :].mean(1, keepdims=True)
+        results[:, self._hunters :] = 0 - losses
+        results[:, : self._hunters] = losses.mean(1, keepdims=True)
 
         terminated = np.repeat(over[:, None], self.seats, 1)
         terminated[:, self._hunters :] = caught | escaped
