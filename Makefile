@@ -12,7 +12,7 @@ CONSTRAINTS := constraints$(VARIANT).txt
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
 	cartpole cluster memory pong recorder replay shm startup utilization wire))
 
-EXTRAS ?= atari,box2d,dev,docs,minatar,mujoco,ray,tune,video,vizdoom
+EXTRAS ?= atari,box2d,dev,docs,minatar,mujoco,pettingzoo,ray,tune,video,vizdoom
 
 # The first Python that runs and is new enough; or say `make train PYTHON=/path/to/python3`.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \

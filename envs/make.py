@@ -148,12 +148,18 @@ class Adapter(NamedTuple):
     """Whether those threads step the environments."""
     of_games: bool = False
     """Whether the number is of games, whose seats are the rows."""
+    may_render: bool = False
+    """Whether environments may take `render_mode`."""
 
 
 ADAPTERS: dict[str, Adapter] = {
     envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True),
     pettingzoo.PREFIX: Adapter(
-        "PettingZoo", pettingzoo.ZooVectorEnv, has_threads=False, of_games=True
+        "PettingZoo",
+        pettingzoo.ZooVectorEnv,
+        has_threads=False,
+        of_games=True,
+        may_render=True,
     ),
 }
 """The adapters by the prefix of their environments' ids."""
@@ -426,7 +432,8 @@ def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     purpose = f"environment {env.id}"
     for prefix, adapter in ADAPTERS.items():
         if env.id.startswith(prefix):
-            return _from_adapter(adapter, env.id.removeprefix(prefix), env, threads)
+            name = env.id.removeprefix(prefix)
+            return _from_adapter(adapter, name, env, threads=threads, filmed=filmed)
 
     module_name, _, name = env.id.rpartition(":")
     module = import_module(module_name, purpose) if module_name else None
@@ -534,10 +541,20 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
     )
 
 
-def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> _Source:
+def _from_adapter(
+    adapter: Adapter, name: str, env: EnvConfig, *, threads: int, filmed: bool
+) -> _Source:
     """The source of another library's environment, called ``name`` there."""
+
+    def make_vector(count: int) -> VectorEnv:
+        if filmed and adapter.may_render:
+            kwargs = {"render_mode": rendering.RENDER_MODE, **env.kwargs}
+            with suppress(UserError, TypeError, ValueError, AssertionError):
+                return adapter.make(name, kwargs, count, threads)
+        return adapter.make(name, env.kwargs, count, threads)
+
     return _Source(
-        vector=lambda count: adapter.make(name, env.kwargs, count, threads),
+        vector=make_vector,
         of_games=adapter.of_games,
         vector_name=adapter.library,
         has_threads=adapter.has_threads,
