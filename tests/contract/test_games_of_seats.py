@@ -93,7 +93,7 @@ def test_check_env_finds_no_problem(env: EnvConfig) -> None:
 @of_every_game
 def test_a_row_without_a_decision_has_no_reward_and_no_end(env: EnvConfig) -> None:
     game = make(env, 1, whole_games=True)
-    played = Play(game, 1)
+    played = Play(game, 1, steps=1500)  # a game of slime volley takes several hundred
     game.close()
     assert played["ended"].any(), "no episode has ended"
     assert not played["reward"][~played["alive"]].any()
