@@ -150,9 +150,7 @@ def _timed(config: Config, measure: Measure) -> tuple[int, str]:
 
     def read(entries: Any) -> Seconds | None:
         times = _times(entries)
-        # Games of several seats begin with the first number that is divisible by them.
-        choices = [envs for envs in config.envs_choices if envs >= min(times, default=0)]
-        is_sound = times and [*times] == choices[: len(times)]
+        is_sound = times and [*times] == config.envs_choices[: len(times)]
         return times if is_sound else None
 
     def time_now() -> list[list[Any]]:

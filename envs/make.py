@@ -275,9 +275,11 @@ def _vector_of_games(
         UserError: for such a number otherwise, or if what is made has other rows.
     """
     assert source.vector is not None
-    make_games = partial(
-        _own_vector, source.vector, f"environment {name}", **source.index_keyword(first)
-    )
+    make_vector = source.vector
+    index = source.index_keyword(first)
+
+    def make_games(games: int) -> VectorEnv:
+        return _own_vector(make_vector, f"environment {name}", games, **index)
 
     # Only a game that has been made says how many seats it has.
     vector = make_games(1)
@@ -648,9 +650,10 @@ def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
 
 def _takes_games(spec: EnvSpec, env: EnvConfig) -> bool:
     """Returns whether the vector form of a registered environment is made of games."""
-    entry_point = spec.vector_entry_point
-    creator = load(entry_point, f"environment {env.id}") if isinstance(entry_point, str) else None
-    return "num_games" in parameters(creator or entry_point)
+    creator: Any = spec.vector_entry_point
+    if isinstance(creator, str):
+        creator = load(creator, f"environment {env.id}")
+    return "num_games" in parameters(creator)
 
 
 class _Unchecked(MultiDiscrete):

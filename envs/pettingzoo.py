@@ -276,7 +276,7 @@ class ZooVectorEnv(VectorEnv):
         # The observation of each row, the rows that play, and the seeds of games to come.
         self._rows: list[Any] = []
         self._playing = np.zeros(self.num_envs, np.bool_)
-        self._batch = create_empty_array(self.single_observation_space, self.num_envs)
+        self._batch: Any = create_empty_array(self.single_observation_space, self.num_envs)
         self._rng = np.random.default_rng()
 
     def reset(
@@ -356,7 +356,8 @@ class ZooVectorEnv(VectorEnv):
     def _with_mask(self, space: Space) -> spaces.Dict:
         """Returns the space of observations with a mask."""
         parts = space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}
-        return spaces.Dict({**parts, MASK: spaces.Box(0, 1, (self._actions.count,), np.int8)})
+        mask = spaces.MultiBinary(self._actions.count or 0)
+        return spaces.Dict({**parts, MASK: mask})
 
     def _batched(self) -> Any:
         return concatenate(self.single_observation_space, self._rows, self._batch)
@@ -449,7 +450,7 @@ class _Observations:
             return observation, mask
 
         numbers = np.asarray(observation, np.float32).ravel()
-        padded = np.zeros(self.space.shape, np.float32)  # type: ignore[arg-type]
+        padded = np.zeros(self.space.shape or (), np.float32)
         padded[: len(numbers)] = numbers
         padded[self._width + self._kinds[seat]] = 1
         return padded, mask

@@ -446,7 +446,7 @@ class _Tally:
                     int(self._lengths[i]),
                     cut=bool(cut[i]),
                     seat=int(i % self._seats),
-                    outcome=None if cut[i] else self._outcome(i, ended, outcome),
+                    outcome=None if cut[i] else self._outcome(int(i), ended, outcome),
                 )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0

@@ -19,7 +19,7 @@ PAY = {
 DEATH = 3
 
 
-class Plies(AECEnv):
+class Plies(AECEnv):  # type: ignore[misc]
     """Three agents act in turn; an observation is the number of plies, and whose it is."""
 
     metadata = {"name": "plies"}  # noqa: RUF012
@@ -43,7 +43,7 @@ class Plies(AECEnv):
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
+        self.infos: Any = {agent: {} for agent in self.agents}
         self.ply = 0
         self.taken: list[int] = []
         self.agent_selection = PLIES[0]
@@ -81,7 +81,7 @@ class Plies(AECEnv):
         self._deads_step_first()
 
 
-class Together(ParallelEnv):
+class Together(ParallelEnv):  # type: ignore[misc]
     """Agents that come and go: `z` appears after two steps, `y` vanishes in the third, `x` ends in
     the fourth, and `z` is truncated in the fifth. Masks are in the infos."""
 
@@ -135,7 +135,7 @@ class Together(ParallelEnv):
         return {agent: {"action_mask": np.array([1, 0, 1], np.int8)} for agent in self.agents}
 
 
-class Unlike(ParallelEnv):
+class Unlike(ParallelEnv):  # type: ignore[misc]
     """Two agents with other numbers of observations and choices; a step is an episode."""
 
     metadata = {"name": "unlike"}  # noqa: RUF012

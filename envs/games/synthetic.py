@@ -226,18 +226,19 @@ class SyntheticGames(SyntheticVectorEnv):
 
     def step(self, actions: npt.NDArray[np.integer]) -> Any:
         """Step all games; results as of `SyntheticVectorEnv.step`."""
-        acted = self._acting()
-        observations, rewards, _, _, info = super().step(actions)
-        rewards *= acted
+        acted = self._acting() if self._turns or self._ends_apart else None
+        observations, rewards, terminated, truncated, info = super().step(actions)
+        if acted is not None:
+            rewards *= acted
         if self._rivals:
             of_games = rewards.reshape(-1, self._seats)
             of_others = (of_games.sum(1, keepdims=True) - of_games) / (self._seats - 1)
             rewards = (of_games - of_others).reshape(-1)
 
-        ends = self._age == self._lengths
-        no_ends = np.zeros_like(ends)
-        terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
         if self._ends_apart:
+            ends = self._age == self._lengths
+            no_ends = np.zeros_like(ends)
+            terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
             info["playing"] = self._age < self._lengths
         return observations, rewards, terminated, truncated, info
 

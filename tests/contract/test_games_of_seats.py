@@ -26,7 +26,7 @@ STEPS = 150
 def ids() -> Iterator[str]:
     """The ids of all games that are registered, and of some of PettingZoo's."""
     for name, spec in gymnasium.registry.items():
-        maker = spec.vector_entry_point
+        maker: Any = spec.vector_entry_point
         is_own = name.startswith("penstock/") and isinstance(maker, str)
         if is_own and "num_games" in parameters(load(maker, name)):
             yield name

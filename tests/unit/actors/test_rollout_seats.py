@@ -83,7 +83,7 @@ def torch_batch(columns: Columns) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.array(array)) for name, array in columns.items()}
 
 
-def fill_script(script: list[dict[str, Any]], *options: str) -> Columns:
+def fill_script(script: list[Any], *options: str) -> Columns:
     cfg = config("seat_game:Script", "model.hidden=[4]", *options)
     cfg.env.kwargs["script"] = script
     env = make(cfg.env, ROWS)

@@ -30,7 +30,7 @@ class Played:
 
     def __init__(self, env: BatchedEnv, steps: int) -> None:
         space = env.info.observation_space
-        observations = np.zeros((env.count, *space.shape), space.dtype)
+        observations = np.zeros((env.count, *space.shape), np.uint8)
         env.reset_into(3, observations)
         names = "obs", "mask", "playing", "reward", "terminated", "truncated"
         columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -181,7 +181,7 @@ def test_connect_four_is_zero_sum_and_ends_for_both_players_together() -> None:
     pytest.importorskip("pygame")
     env = make(EnvConfig(id="pettingzoo/connect_four_v3"), 8)
     space = env.info.observation_space
-    observations = np.zeros((8, *space.shape), space.dtype)
+    observations = np.zeros((8, *space.shape), np.uint8)
     rng = np.random.default_rng(0)
     env.reset_into(0, observations)
     results = []

@@ -173,7 +173,7 @@ def test_a_function_of_games_must_make_as_many_rows_as_their_seats() -> None:
 
 
 def test_outcome_is_that_of_the_last_step() -> None:
-    script = [ALL, NONE | {"outcome": [1, -1]}, RESET]
+    script: Any = [ALL, NONE | {"outcome": [1, -1]}, RESET]
     env = make(EnvConfig(id="seat_game:Script", kwargs={"script": script}), 2)
     observations = np.zeros((2, 2), np.float32)
     env.reset_into(0, observations)

@@ -138,7 +138,7 @@ def test_episode_cut_at_a_lost_life_is_followed_by_a_complete_one() -> None:
     )
     shots = list(filmed.shots(2, 0))
     assert [shot.plays for shot in shots] == [False, *[True] * 4] * 2
-    assert [shot.episode[1:] for shot in shots if shot.episode] == [(4, True)] * 2
+    assert [shot.episode[1:3] for shot in shots if shot.episode] == [(4, True)] * 2
 
 
 class Game:
