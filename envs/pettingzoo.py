@@ -153,10 +153,12 @@ class PlyGame:
     def __init__(self, env: Any) -> None:
         self.env = env
         self._agents = list(env.possible_agents)
-        self._playing: set[Any] = set()
+        self._playing: set[Any] = set()  # as in a parallel game
+        self._ended: set[Any] = set()
 
     def reset(self, seed: int) -> Results:
         self.env.reset(seed=seed)
+        self._ended = set()
         self._playing = {*self.env.agents}
         return self._results({}, {}, _NOBODY, _NOBODY)
 
@@ -174,13 +176,14 @@ class PlyGame:
         }
         terminated = {agent for agent in self._playing if env.terminations.get(agent)}
         truncated = {agent for agent in self._playing if env.truncations.get(agent)}
-        ended = terminated | truncated
-        final = {agent: env.observe(agent) for agent in ended}
+        vanished = self._playing - {*env.agents} - terminated - truncated
+        final = {agent: env.observe(agent) for agent in terminated | truncated}
 
-        self._playing = self._playing - ended
+        self._ended |= terminated | truncated | vanished
         while env.agents and self._is_dead(env.agent_selection):
             env.step(None)
-        return self._results(final, gained, terminated, truncated)
+        self._playing = {*env.agents} - self._ended
+        return self._results(final, gained, terminated, truncated | vanished)
 
     def _is_dead(self, agent: Any) -> bool:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))

@@ -82,6 +82,8 @@ class Episode(NamedTuple):
     episode_return: float
     length: int
     cut: bool = False
+    game: int = 0
+    """Number of the game of several seats among those that were played side by side."""
     seat: int = 0
     """The seat of its game that was played."""
     outcome: float | None = None
@@ -445,6 +447,7 @@ class _Tally:
                     float(self._returns[i]),
                     int(self._lengths[i]),
                     cut=bool(cut[i]),
+                    game=int(i // self._seats) if self._seats > 1 else 0,
                     seat=int(i % self._seats),
                     outcome=None if cut[i] else self._outcome(int(i), ended, outcome),
                 )

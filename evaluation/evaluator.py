@@ -30,9 +30,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
@@ -381,7 +383,7 @@ class Evaluator:
 
         # Report the figures of the better way, and the estimates of both.
         better_episodes = played[better.way]
-        returns = tuple(returns_of(better_episodes))
+        returns = tuple(episode.episode_return for episode in better_episodes)
         lengths = tuple(episode.length for episode in better_episodes)
         way_figures: dict[str, Any] = {
             way: estimates[way]._asdict() | {"lower": lower_end(estimates[way], spread)}
@@ -731,8 +733,19 @@ def _stored_choice(evaluation: Mapping[str, Any], play: object) -> BestWay:
 
 
 def returns_of(played: list[Episode]) -> list[float]:
-    """Returns the raw return of each episode."""
-    return [episode.episode_return for episode in played]
+    """Returns the raw return of each episode; of a game of several seats the mean of its seats.
+
+    The returns of seats that play together are alike, so an interval must not count them as
+    independent.
+    """
+    # An episode is the n-th of its seat; those of a game begin together.
+    numbers: Counter[tuple[int, int]] = Counter()
+    returns_by_game: dict[tuple[int, int], list[float]] = {}
+    for episode in played:
+        number = numbers[episode.game, episode.seat]
+        numbers[episode.game, episode.seat] += 1
+        returns_by_game.setdefault((episode.game, number), []).append(episode.episode_return)
+    return [fmean(returns) for returns in returns_by_game.values()]
 
 
 def with_interval(value: Estimate) -> str:

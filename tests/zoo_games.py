@@ -24,8 +24,10 @@ class Plies(AECEnv):  # type: ignore[misc]
 
     metadata = {"name": "plies"}  # noqa: RUF012
 
-    def __init__(self, masked: bool = False, box: bool = False) -> None:
+    def __init__(self, masked: bool = False, box: bool = False, grows: bool = False) -> None:
+        """``grows``: whether the third agent appears in the second ply."""
         self.possible_agents = [*PAY]
+        self._grows = grows
         self._masked = masked
         self._box = box
 
@@ -44,9 +46,16 @@ class Plies(AECEnv):  # type: ignore[misc]
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
         self.infos: Any = {agent: {} for agent in self.agents}
+        if self._grows:
+            self._leave("c")
         self.ply = 0
         self.taken: list[int] = []
         self.agent_selection = PLIES[0]
+
+    def _leave(self, agent: str) -> None:
+        self.agents.remove(agent)
+        for values in (self.rewards, self._cumulative_rewards, self.terminations, self.truncations):
+            del values[agent]
 
     def observe(self, agent: str) -> Any:
         numbers = np.array([self.ply, self.possible_agents.index(agent)], np.float32)
@@ -71,6 +80,10 @@ class Plies(AECEnv):  # type: ignore[misc]
         for each in self.agents:
             self.rewards[each] = PAY[each][self.ply]
         self._accumulate_rewards()
+        if self._grows and self.ply == 1:
+            self.agents.append("c")
+            self.rewards["c"] = self._cumulative_rewards["c"] = 0.0
+            self.terminations["c"] = self.truncations["c"] = False
         if self.ply == DEATH:
             self.terminations["c"] = True
         self.ply += 1

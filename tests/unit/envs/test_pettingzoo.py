@@ -102,6 +102,13 @@ def test_a_dead_agent_of_an_aec_game_is_out_and_its_steps_are_taken() -> None:
     assert played["obs"][DEATH + 1, 2].tolist() == [DEATH + 1, 2]
 
 
+def test_an_agent_that_appears_in_an_aec_game_begins_its_episode_there() -> None:
+    played = play("Plies", len(PLIES), grows=True)
+    assert played["playing"][:, 2].tolist() == [False, False, True, True, False, False, False]
+    assert played["reward"][:, 2].tolist() == [0, 0, *PAY["c"][2 : DEATH + 1], 0, 0, 0]
+    assert played["mask"][2, 2].all()
+
+
 def test_agents_of_a_parallel_game_come_and_go() -> None:
     notes: list[str] = []
     with notes_to(notes.append):
@@ -156,7 +163,7 @@ def test_unlike_agents_have_padded_observations_and_masked_choices() -> None:
             r"actions Discrete\(2, start=5\), Box.*one poli",
         ),
         ("zoo_games:Plies", {"box": True}, r"a Discrete can have; offer .* as a ParallelEnv"),
-        ("zoo_games:Plies", {"boks": 1}, r"there is no option boks; choose from box, masked"),
+        ("zoo_games:Plies", {"boks": 1}, r"there is no option boks; choose from box, grows, masked"),
         ("zoo_games:PLIES", {}, r"has no class or function PLIES"),
         ("seat_game:Pair", {"num_games": 1}, r"must be a ParallelEnv or an AECEnv"),
         ("conect_four", {}, r"have no conect_four; the nearest is connect_four_v3"),

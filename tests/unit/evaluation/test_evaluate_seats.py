@@ -13,6 +13,7 @@ from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
 from penstock.evaluation.evaluate import Episode, by_seat, checkpoint_folder, play
+from penstock.evaluation.evaluator import returns_of
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 from seat_game import PAYOFFS
@@ -35,8 +36,12 @@ def played(env_id: str, rows: int, episodes: int, max_steps: int = 100, **kwargs
 def test_the_outcome_of_a_game_without_one_is_the_sign_of_the_difference_between_sides() -> None:
     payoff = PAYOFFS[0, 1]
     assert payoff < 0
-    expected = [Episode(payoff, 2, seat=0, outcome=-1), Episode(-payoff, 2, seat=1, outcome=1)]
-    assert played("seat_game:TwoPly", 4, 4) == expected * 2
+    assert played("seat_game:TwoPly", 4, 4) == [
+        Episode(payoff, 2, game=0, seat=0, outcome=-1),
+        Episode(-payoff, 2, game=0, seat=1, outcome=1),
+        Episode(payoff, 2, game=1, seat=0, outcome=-1),
+        Episode(-payoff, 2, game=1, seat=1, outcome=1),
+    ]
 
 
 def test_the_outcome_that_the_environment_says_is_taken() -> None:
@@ -67,6 +72,18 @@ def test_the_outcome_that_the_environment_says_is_taken() -> None:
 def test_an_outcome_that_cannot_be_known_is_none(script: Any, sides: Any, max_steps: int) -> None:
     episodes = played("seat_game:Script", 2, 2, max_steps, script=script, sides=sides)
     assert [episode.outcome for episode in episodes] == [None, None]
+
+
+def test_an_interval_counts_a_game_once_whose_seats_are_paid_alike() -> None:
+    script = [{"ended": [YES, YES], "reward": [5, 7]}, {}, {"ended": [YES, YES]}, {}]
+    episodes = played("seat_game:Script", 4, 7, script=script, sides=[0, 0])
+    # Two rows play a second episode, and of the last game the first seat alone.
+    assert [(episode.game, episode.episode_return) for episode in episodes] == [
+        *[(0, 5), (0, 0), (0, 7), (0, 0), (1, 5), (1, 0), (1, 7)]
+    ]
+    assert returns_of(episodes) == [6, 0, 6, 0]
+    alone = [Episode(1.0, 3), Episode(2.0, 3), Episode(1.0, 4)]
+    assert returns_of(alone) == [1, 2, 1]
 
 
 def test_figures_of_a_seat_are_those_of_its_episodes() -> None:
