@@ -12,7 +12,7 @@ CONSTRAINTS := constraints$(VARIANT).txt
 BENCHMARKS := $(addprefix benchmarks/, $(addsuffix .py, \
 	cartpole cluster memory pong recorder replay serve shm startup utilization wire))
 
-EXTRAS ?= atari,box2d,browser,dev,docs,minatar,mujoco,onnx,ray,tune,video,vizdoom
+EXTRAS ?= atari,box2d,browser,dev,docs,minatar,mujoco,onnx,pettingzoo,ray,tune,video,vizdoom
 
 WEB := examples/web_game/node_modules/.package-lock.json
 

@@ -5,9 +5,10 @@ Row t holds the decision at ``obs[t]`` and its outcome. Environments reset thems
 is the final observation of the ended episode, and the policy's outputs for it are recorded too,
 such as the value at the end of a truncated episode. After it the recurrent state is reset. A step
 that failed, where such episodes are dropped, is a row of that kind too: it only resets, and the
-steps before it are bootstrapped from its observation. Rewards and returns are raw here. Where
-Atari's lives are episodes, returns and lengths are those of games, and a length of 0 marks the end
-of a life that does not end its game, and of a first episode that was shortened
+steps before it are bootstrapped from its observation. In a game of several seats the environment
+says which rows play, and the others are of that kind too (penstock.envs.seats). Rewards and returns
+are raw here. Where Atari's lives are episodes, returns and lengths are those of games, and a length
+of 0 marks the end of a life that does not end its game, and of a first episode that was shortened
 (penstock.envs.first_episodes). A column ``core_state`` holds the state before ``obs[0]``.
 
 A slot may hold only the newest frame of each frame stack; the environments then play in memory of
@@ -305,7 +306,7 @@ class Rollout:
         # An episode is over by its own end. One that failed is not, but ends here too.
         self._ledger.switch(Part.WRITE)
         if self._resets and rewards[~self._alive].any():
-            raise _reward_in_reset()
+            raise _reward_in_reset() if env.playing is None else _reward_of_absent()
         over = np.logical_or(terminations, truncations)
         ends = over
         dropped = env.dropped
@@ -415,6 +416,14 @@ def _reward_in_reset() -> UserError:
         "the environment gave a reward in the step after an episode's end, which only "
         "resets (autoreset mode NEXT_STEP); a wrapper of the vector environment that "
         "resets in the same step does that; run `penstock check-env` for details"
+    )
+
+
+def _reward_of_absent() -> UserError:
+    """Return the error for a reward in a row whose seat does not play."""
+    return UserError(
+        "the environment gave a reward to a seat that does not play; let a seat whose later "
+        "rewards matter wait, playing with one legal choice, instead of ending its episode"
     )
 
 

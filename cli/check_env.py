@@ -17,7 +17,7 @@ from penstock.core.place import brief_with_place, exit_refused
 from penstock.envs import make
 from penstock.envs.checking.checks import Checker, cost, refused_by_gymnasium
 from penstock.envs.checking.vector import REPEATED_STEPS, check_vector, draw_for
-from penstock.envs.make import FirstIndex, makers
+from penstock.envs.make import ADAPTERS, FirstIndex, makers
 from penstock.envs.space_difference import brief
 
 # The longest duration of each part of the check.
@@ -87,7 +87,12 @@ def _report(
             gymnasium_refusal = refused_by_gymnasium(env_makers.single)
     elif env_makers.vector:
         figures |= check_vector(
-            checker, env_makers.vector, steps, PART_S, numbered=env_makers.takes_index
+            checker,
+            env_makers.vector,
+            steps,
+            PART_S,
+            numbered=env_makers.takes_index,
+            of_games=env_makers.of_games,
         )
 
     # A vector as an actor makes it. Its figures do not replace those from above.
@@ -166,7 +171,8 @@ def _check_constructor(checker: Checker, env: EnvConfig) -> None:
     """Check that a function or class of the user, named as module:name, can be pickled."""
     module, _, name = env.id.rpartition(":")
     is_gymnasium_id = "-v" in name
-    if module and not is_gymnasium_id:
+    is_of_adapter = env.id.startswith(tuple(ADAPTERS))
+    if module and not is_gymnasium_id and not is_of_adapter:
         checker.pickling(load(env.id, f"environment {env.id}"))
 
 
@@ -265,7 +271,8 @@ def _rate(env: EnvConfig, envs: int, beat: Callable[[], object] | None) -> dict[
     Returns "steps_per_s", the agent steps of all of them per second, with the spaces and how the
     environments are stepped. Drawing the actions does not count.
     """
-    vector = make(env, envs, first=FirstIndex.RATED, beat=beat)
+    vector = make(env, envs, whole_games=True, first=FirstIndex.RATED, beat=beat)
+    envs = vector.count
     try:
         info = vector.info
         rng = np.random.default_rng(0)

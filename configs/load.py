@@ -1,10 +1,10 @@
 """Makes a checked config from a target and overrides, and converts configs to YAML and back.
 
-A target is a preset, a YAML file, a gymnasium id, or `module:EnvId-v0` / `module:function`. A
-gymnasium id for which there is a preset stands for that preset. Any other Atari game stands for
-`breakout` with that game. Where no preset of the algorithm applies, it has defaults for the kind of
-environment (`configs.kinds`). The environment is not imported here, so its existence is not
-checked.
+A target is a preset, a YAML file, a gymnasium id, `pettingzoo/NAME`, or `module:EnvId-v0` /
+`module:function`. A gymnasium id for which there is a preset stands for that preset. Any other
+Atari game stands for `breakout` with that game. Where no preset of the algorithm applies, it has
+defaults for the kind of environment (`configs.kinds`). The environment is not imported here, so its
+existence is not checked.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CONFIG_FILE = "config.yaml"
 SHOWN_MAKERS = 3  # functions that a message names
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
+_PETTINGZOO_ID = re.compile(r"pettingzoo/[\w.:-]+")
 _ATARI = re.compile(r"ALE/\w+-v\d+")
 _ATARI_PRESET = "breakout"  # the preset whose settings suit all Atari games
 _ALGO_OVERRIDE = re.compile(r"\s*algo\.name\s*=")
@@ -210,7 +211,8 @@ def _add_target(
             origin += f" over preset {base}"
         return TargetOrigin(name or "run", origin)
 
-    if _GYMNASIUM_ID.fullmatch(target) or _MODULE_TARGET.fullmatch(target):
+    ids = (_GYMNASIUM_ID, _MODULE_TARGET, _PETTINGZOO_ID)
+    if any(pattern.fullmatch(target) for pattern in ids):
         return _add_env(layers, target, algo=algo, kind=kind)
     raise _no_target_error(target)
 

@@ -27,7 +27,9 @@ _PACKAGES = {
     "flax": "gymnasium[jax]",
     "jax": "gymnasium[jax]",
     "minatar": "penstock[minatar]",
+    "mpe2": "penstock[pettingzoo]",
     "mujoco": "penstock[mujoco]",
+    "pettingzoo": "penstock[pettingzoo]",
     "pygame": "penstock[box2d]",
     "vizdoom": "penstock[vizdoom]",
 }

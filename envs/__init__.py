@@ -27,6 +27,10 @@ gymnasium.register(
     vector_entry_point="penstock.envs.games.synthetic:SyntheticVectorEnv",
 )
 gymnasium.register(
+    "penstock/SyntheticGames-v0",
+    vector_entry_point="penstock.envs.games.synthetic:SyntheticGames",
+)
+gymnasium.register(
     "penstock/Memory-v0",
     entry_point="penstock.envs.games.memory:make_single",
     vector_entry_point="penstock.envs.games.memory:MemoryVectorEnv",
@@ -34,3 +38,18 @@ gymnasium.register(
 gymnasium.register("penstock/CarRacing-v0", entry_point="penstock.envs.games.car_racing:CarRacing")
 gymnasium.register("penstock/Doom-v0", entry_point="penstock.envs.games.doom:DoomEnv")
 gymnasium.register("penstock/MinAtar-v0", entry_point="penstock.envs.games.minatar:MinAtarEnv")
+gymnasium.register(
+    "penstock/RockPaperScissors-v0",
+    vector_entry_point="penstock.envs.games.rock_paper_scissors:RockPaperScissors",
+)
+gymnasium.register(
+    "penstock/ConnectFour-v0", vector_entry_point="penstock.envs.games.connect_four:ConnectFour"
+)
+gymnasium.register("penstock/Kuhn-v0", vector_entry_point="penstock.envs.games.kuhn:KuhnPoker")
+gymnasium.register("penstock/Leduc-v0", vector_entry_point="penstock.envs.games.leduc:LeducPoker")
+gymnasium.register(
+    "penstock/SlimeVolley-v0", vector_entry_point="penstock.envs.games.slime_volley:SlimeVolley"
+)
+gymnasium.register(
+    "penstock/PredatorPrey-v0", vector_entry_point="penstock.envs.games.predator_prey:PredatorPrey"
+)

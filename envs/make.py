@@ -4,7 +4,9 @@ An environment id is one of
     CartPole-v1               registered with gymnasium
     module:EnvId-v0           registered by importing that module
     module:function           called with env.kwargs, returns a gymnasium.Env, or a
-                              gymnasium.vector.VectorEnv of `num_envs` if it takes that
+                              gymnasium.vector.VectorEnv of `num_envs` if it takes that, or of
+                              `num_games`, whose rows are seats (penstock.envs.seats)
+    envpool/…, pettingzoo/…   of another library (`ADAPTERS`)
 
 Its own vector form is used where it has one, else gymnasium's synchronous vector environment, or
 several threads that step its environments side by side. Wrappers apply to single environments, so
@@ -40,12 +42,13 @@ from penstock.core.loading import (
     parameters,
     shadowed_file,
 )
-from penstock.envs import atari, envpool, rendering
+from penstock.envs import atari, envpool, pettingzoo, rendering
 from penstock.envs.failed_episodes import DropFailedEpisodes
 from penstock.envs.first_episodes import staggered
 from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.process_state import users_side
+from penstock.envs.seats import SEATS, check_rows, seating_of
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
 from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copy_observation
@@ -56,6 +59,7 @@ from penstock.configs.secrets import resolve
 
 _RESERVED = {
     "num_envs": "set actors.envs",
+    "num_games": "set actors.envs, which is the number of seats of all games",
     "vectorization_mode": "the fastest is taken",
     "vector_kwargs": "give the vector environment's options in env.kwargs",
     "wrappers": "set env.wrappers",
@@ -113,6 +117,8 @@ class _Source:
     """Makes its own vector form, of a given number of environments."""
     takes_index: bool = False
     """Whether both take the keyword `index`."""
+    of_games: bool = False
+    """Whether the vector form is made of a given number of games, whose seats are the rows."""
     vector_name: str = ""
     """What steps the vector form, in a sentence to print."""
     has_threads: bool = False
@@ -140,10 +146,21 @@ class Adapter(NamedTuple):
     """Makes environments: (id without the prefix, env.kwargs, their number, threads) -> vector."""
     has_threads: bool
     """Whether those threads step the environments."""
+    of_games: bool = False
+    """Whether the number is of games, whose seats are the rows."""
+    may_render: bool = False
+    """Whether environments may take `render_mode`."""
 
 
 ADAPTERS: dict[str, Adapter] = {
-    envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True)
+    envpool.PREFIX: Adapter("EnvPool", envpool.PoolVectorEnv, has_threads=True),
+    pettingzoo.PREFIX: Adapter(
+        "PettingZoo",
+        pettingzoo.ZooVectorEnv,
+        has_threads=False,
+        of_games=True,
+        may_render=True,
+    ),
 }
 """The adapters by the prefix of their environments' ids."""
 
@@ -153,8 +170,11 @@ class Makers(NamedTuple):
 
     single: Callable[[], gymnasium.Env[Any, Any]] | None
     vector: Callable[[int], VectorEnv] | None
+    """Makes so many environments, or so many games of several seats."""
     takes_index: bool = False
     """Whether each environment gets a number of its own, by which it may differ from others."""
+    of_games: bool = False
+    """Whether the vector is of games."""
 
 
 def make(
@@ -162,6 +182,7 @@ def make(
     count: int,
     threads: int = 1,
     *,
+    whole_games: bool = False,
     filmed: bool = False,
     first: int = FirstIndex.COMMAND,
     stagger: bool = False,
@@ -171,9 +192,11 @@ def make(
 
     Args:
         env: the config's section.
-        count: number of environments.
+        count: number of environments, which are the rows: the seats of all games.
         threads: of the environment's own vector form if it has any; else threads that step single
             environments side by side.
+        whole_games: where games have several seats, make as many more rows as whole games need;
+            without it such a number is refused.
         filmed: request that one environment renders itself (`BatchedEnv.pictures`), if it can.
         first: the `index` of the first environment, for a function that takes one (`FirstIndex`).
         stagger: for training. First episodes of single environments with a time limit then have
@@ -194,8 +217,15 @@ def make(
         # Make the vector, and the sentence that tells the user what steps it.
         vector: VectorEnv
         if source.vector and source.uses_vector(env):
-            vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
+            if source.of_games:
+                vector = _vector_of_games(source, env.id, count, first, whole_games=whole_games)
+                count = vector.num_envs
+            else:
+                vector = _own_vector(source.vector, purpose, count, **source.index_keyword(first))
             how = f"{env.id} is stepped by {source.vector_name}"
+            if source.of_games:
+                seats = vector.metadata.get(SEATS, 1)
+                how += f", {seats} seat{'s' * (seats > 1)} a game"
             if threads > 1 and not source.has_threads:
                 how += f", and actors.env_threads={threads} does nothing for it"
         elif source.single:
@@ -214,6 +244,11 @@ def make(
         # A function of the user may have returned anything.
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
             raise UserError(f"{purpose} must return a VectorEnv of num_envs={count}, not {vector}")
+        if not source.of_games and SEATS in (vector.metadata or {}):
+            raise UserError(
+                f"{purpose} has metadata[{SEATS!r}], which vectors of games have; let the function "
+                "that makes it take num_games instead of num_envs"
+            )
         claim(purpose, vector)
         return BatchedEnv(
             name=env.id,
@@ -222,6 +257,47 @@ def make(
             how=how,
             record=env.record,
         )
+
+
+def _vector_of_games(
+    source: _Source, name: str, count: int, first: int, *, whole_games: bool
+) -> VectorEnv:
+    """Make games of several seats, so many that their rows are ``count``.
+
+    Args:
+        source: of the games.
+        name: of the environment, for messages.
+        count: the number of rows.
+        first: the `index` of the first game.
+        whole_games: whether a number that is not divisible by the seats is rounded up.
+
+    Raises:
+        UserError: for such a number otherwise, or if what is made has other rows.
+    """
+    assert source.vector is not None
+    make_vector = source.vector
+    index = source.index_keyword(first)
+
+    def make_games(games: int) -> VectorEnv:
+        return _own_vector(make_vector, f"environment {name}", games, **index)
+
+    # Only a game that has been made says how many seats it has.
+    vector = make_games(1)
+    metadata = vector.metadata if isinstance(vector, VectorEnv) else None
+    seats = seating_of(name, metadata or {}).seats
+    if not whole_games:
+        check_rows(name, count, seats)
+    games = -(-count // seats)
+    if games > 1 and isinstance(vector, VectorEnv):
+        vector.close()
+        vector = make_games(games)
+
+    if not isinstance(vector, VectorEnv) or vector.num_envs != games * seats:
+        raise UserError(
+            f"environment {name} must return a VectorEnv of num_envs={games * seats} for "
+            f"num_games={games}, as its metadata has seats={seats}, not {vector}"
+        )
+    return vector
 
 
 def _single_makers(
@@ -312,6 +388,7 @@ def makers(env: EnvConfig) -> Makers:
         single=make_single if source.single else None,
         vector=make_vector if source.vector and not env.wrappers else None,
         takes_index=source.takes_index,
+        of_games=source.of_games,
     )
 
 
@@ -327,14 +404,14 @@ def uses_threads(env: EnvConfig) -> bool:
 
 
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
-    """Returns the properties of the environments of `env`: makes one, and closes it.
+    """Returns the properties of the environments of `env`: makes one, or a game, and closes it.
 
     Arguments as of `make`.
 
     Raises:
         UserError: as `make`.
     """
-    batched_env = make(env, count=1, threads=threads, first=first)
+    batched_env = make(env, count=1, threads=threads, whole_games=True, first=first)
     batched_env.close()
     return batched_env.info
 
@@ -342,7 +419,7 @@ def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> 
 def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     """Find how the environment of an id can be made.
 
-    The id is looked up as a function of its module, then under the prefixes of `ADAPTERS`, then in
+    The id is looked up under the prefixes of `ADAPTERS`, then as a function of its module, then in
     gymnasium's registry.
 
     Args:
@@ -353,17 +430,19 @@ def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     Raises:
         UserError: if there is no such environment, or for options that it does not take.
     """
+    # Behind a prefix there may be a function of the user.
     purpose = f"environment {env.id}"
+    for prefix, adapter in ADAPTERS.items():
+        if env.id.startswith(prefix):
+            name = env.id.removeprefix(prefix)
+            return _from_adapter(adapter, name, env, threads=threads, filmed=filmed)
+
     module_name, _, name = env.id.rpartition(":")
     module = import_module(module_name, purpose) if module_name else None
 
     function = getattr(module, name, None)
     if callable(function):
         return _from_function(function, env, filmed)
-
-    for prefix, adapter in ADAPTERS.items():
-        if name.startswith(prefix):
-            return _from_adapter(adapter, name.removeprefix(prefix), env, threads)
 
     # ale-py registers its ids when it is imported; also old ones, which have no prefix. If it is
     # not installed, that matters only for an id with its prefix.
@@ -392,6 +471,13 @@ def _from_function(function: Callable[..., Any], env: EnvConfig, filmed: bool) -
     if is_asked_to_render:
         kwargs = {**kwargs, "render_mode": rendering.RENDER_MODE}
 
+    if "num_games" in parameters(function):
+        return _Source(
+            vector=lambda games, **index: function(num_games=games, **index, **deepcopy(kwargs)),
+            takes_index=takes_index,
+            of_games=True,
+            vector_name="its own vector form",
+        )
     if "num_envs" in parameters(function):
         return _Source(
             vector=lambda count, **index: function(num_envs=count, **index, **deepcopy(kwargs)),
@@ -457,10 +543,21 @@ def _from_atari(spec: EnvSpec, env: EnvConfig, threads: int, filmed: bool) -> _S
     )
 
 
-def _from_adapter(adapter: Adapter, name: str, env: EnvConfig, threads: int) -> _Source:
+def _from_adapter(
+    adapter: Adapter, name: str, env: EnvConfig, *, threads: int, filmed: bool
+) -> _Source:
     """The source of another library's environment, called ``name`` there."""
+
+    def make_vector(count: int) -> VectorEnv:
+        if filmed and adapter.may_render:
+            kwargs = {"render_mode": rendering.RENDER_MODE, **env.kwargs}
+            with suppress(UserError, TypeError, ValueError, AssertionError):
+                return adapter.make(name, kwargs, count, threads)
+        return adapter.make(name, env.kwargs, count, threads)
+
     return _Source(
-        vector=lambda count: adapter.make(name, env.kwargs, count, threads),
+        vector=make_vector,
+        of_games=adapter.of_games,
         vector_name=adapter.library,
         has_threads=adapter.has_threads,
     )
@@ -479,6 +576,7 @@ def _from_spec(spec: EnvSpec, env: EnvConfig, filmed: bool) -> _Source:
     return _Source(
         single=make_single if spec.entry_point else None,
         vector=partial(_registered_vector, spec, env) if has_vector else None,
+        of_games=has_vector and _takes_games(spec, env),
         vector_name="its own vector form",
     )
 
@@ -538,11 +636,24 @@ def _registered_vector(spec: EnvSpec, env: EnvConfig, count: int) -> VectorEnv:
     """Make the vector form of an environment that is registered with gymnasium."""
     creator = _creator(spec.vector_entry_point, env, own_options=_GYMNASIUM_OPTIONS[:1])
     kwargs = _with_next_step(creator, deepcopy(env.kwargs))
+    if "num_games" in parameters(creator):
+        # gymnasium knows no seats.
+        games: VectorEnv = creator(num_games=count, **{**deepcopy(spec.kwargs), **kwargs})
+        return games
+
     vector = gymnasium.make_vec(spec, count, "vector_entry_point", **kwargs)
 
     if type(vector.action_space) is MultiDiscrete:
         vector.action_space = _Unchecked(vector.action_space)
     return vector
+
+
+def _takes_games(spec: EnvSpec, env: EnvConfig) -> bool:
+    """Returns whether the vector form of a registered environment is made of games."""
+    creator: Any = spec.vector_entry_point
+    if isinstance(creator, str):
+        creator = load(creator, f"environment {env.id}")
+    return "num_games" in parameters(creator)
 
 
 class _Unchecked(MultiDiscrete):

@@ -45,6 +45,7 @@ from penstock.envs.packing import MOST_CHOICES, Packer, find_bad_observation
 from penstock.envs.process_state import sides_differ, users_side
 from penstock.envs.rendering import pictures, pictures_per_s
 from penstock.envs.saved_state import restore, state_of
+from penstock.envs.seats import ONE_SEAT, OUTCOME, PLAYING, Seating, seating_of
 from penstock.envs.space_difference import brief
 from penstock.envs.space_misfit import stacking_misfit
 
@@ -62,10 +63,6 @@ FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")
 RECORDED = "recorded"
 # Key of the metadata of `SinglesVectorEnv`. Its value has the keys of `info` in `env.record`.
 WATCHED = "watched"
-# Key of an environment's metadata. Its value is the number of rows that belong to one game.
-SEATS = "seats"
-# Key of the `info` of an environment with seats. Its value marks the rows that play, bool [count].
-PLAYING = "playing"
 # Keys of the infos of single environments that `SinglesVectorEnv` passes on.
 READ = frozenset((SHORTENED, DROPPED, MASK, *FINAL_KEYS))
 MASK_IN_INFO = (
@@ -108,6 +105,8 @@ class EnvInfo:
     recorded: tuple[Column, ...] = ()
     """Further columns of a slot, whose values the environment gives in the `info` of a step: those
     that it declares, then two for each key of `env.record` (`watched_columns`)."""
+    seating: Seating = ONE_SEAT
+    """The seats of a game, each of which is a row."""
 
     @classmethod
     def of_spaces(
@@ -373,6 +372,9 @@ class BatchedEnv:
     playing: Flags | None = None
     """The rows whose next step is a decision, where the environment says it in the last step or
     reset; None: all rows but those whose episode has just ended."""
+    outcome: Array | None = None
+    """The result of each row's episode in the last step, -1 to 1, read where an episode has ended;
+    None if the environment does not say it."""
     recorded: Mapping[str, Array]
     """Values of the last step for `info.recorded`, each ``[count]``, in the same arrays always."""
 
@@ -404,13 +406,14 @@ class BatchedEnv:
         self._name = name
         self._vector = vector
         self._is_of_singles = isinstance(vector, SyncVectorEnv)
-        self._has_seats = vector.metadata.get(SEATS, 1) > 1  # rows of one game pause and end apart
+        seating = seating_of(name, vector.metadata)
+        self._has_seats = seating.seats > 1  # rows of one game may pause and end apart
         self.count = vector.num_envs
 
         # What translates between the policy and the vector.
         self._to_env_actions = action_map(vector.single_action_space)
         self._recorded = _RecordedValues(name, vector, record)
-        self.info = replace(info, recorded=self._recorded.columns)
+        self.info = replace(info, recorded=self._recorded.columns, seating=seating)
         self.recorded = self._recorded.values
         self._pack_by(Packer(name, own_spaces[0]))
 
@@ -534,6 +537,7 @@ class BatchedEnv:
         last.truncated = truncated
         if self._has_seats:
             self.playing = self._playing_rows(info)
+            self.outcome = info.get(OUTCOME)
         if self._mask is not None:
             np.copyto(self._mask.masks, out[:, self._mask.columns])
         return reward, terminated, truncated & ~terminated

@@ -26,6 +26,7 @@ from penstock.core import used_names
 from penstock.core.formatting import aligned, number
 from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, find_bad_observation, make
+from penstock.envs.seats import ONE_SEAT, Seating
 from penstock.envs.space_difference import difference
 from penstock.evaluation import exported
 from penstock.evaluation.estimates import way_of
@@ -81,6 +82,13 @@ class Episode(NamedTuple):
     episode_return: float
     length: int
     cut: bool = False
+    game: int = 0
+    """Number of the game of several seats among those that were played side by side."""
+    seat: int = 0
+    """The seat of its game that was played."""
+    outcome: float | None = None
+    """The result of its game for that seat, from -1 (lost) to 1 (won); None if the environment does
+    not say it, and seats do not end together or have no opponents."""
 
 
 def evaluate(
@@ -115,7 +123,8 @@ def evaluate(
     if sample is None:
         sample = source.sampled
 
-    envs = make(config.env, min(episodes, ENVS), config.actors.env_threads)
+    rows = min(episodes, ENVS)
+    envs = make(config.env, rows, config.actors.env_threads, whole_games=True)
     try:
         policy = source.policy(envs, seed)
         choose: Choose = policy.act if sample else policy.greedy
@@ -123,8 +132,9 @@ def evaluate(
     finally:
         envs.close()
 
-    returns, lengths, cut = zip(*played, strict=True)
-    return {
+    returns = tuple(episode.episode_return for episode in played)
+    lengths = tuple(episode.length for episode in played)
+    result = {
         "run_dir": run_dir,
         "checkpoint": source.name,
         "episodes": episodes,
@@ -132,11 +142,38 @@ def evaluate(
         "seed": seed,
         "return": summary(returns),
         "length": summary(lengths),
-        "cut": sum(cut),
+        "cut": sum(episode.cut for episode in played),
         "max_episode_steps": step_limit,
         "returns": returns,
         "lengths": lengths,
     }
+    if envs.info.seating.seats > 1:
+        result["seats"] = by_seat(played)
+    return result
+
+
+def by_seat(played: Sequence[Episode]) -> list[dict[str, Any]]:
+    """Returns the episodes of each seat of a game in figures, for seats that have some.
+
+    They are "seat", the number of "episodes", the `summary` of their "return", and the
+    shares that were "won" and "lost", None where outcomes are not known.
+    """
+    figures = []
+    for seat in sorted({episode.seat for episode in played}):
+        episodes = [episode for episode in played if episode.seat == seat]
+        outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
+        won = sum(outcome > 0 for outcome in outcomes)
+        lost = sum(outcome < 0 for outcome in outcomes)
+        figures.append(
+            {
+                "seat": seat,
+                "episodes": len(episodes),
+                "return": summary(tuple(episode.episode_return for episode in episodes)),
+                "won": won / len(outcomes) if outcomes else None,
+                "lost": lost / len(outcomes) if outcomes else None,
+            }
+        )
+    return figures
 
 
 def seed_runs(folder: str) -> list[str]:
@@ -285,7 +322,7 @@ def play(
         UserError: for an observation or a reward that is not sound, or if far more episodes fail
             than are asked for.
     """
-    tally = _Tally(envs.count, episodes, max_steps)
+    tally = _Tally(envs.count, episodes, max_steps, envs.info.seating)
     space = envs.info.observation_space
     obs = np.empty((envs.count, *space.shape), space.dtype)
     parts = envs.info.parts
@@ -319,7 +356,7 @@ def play(
             begins |= envs.dropped
             tally.on_dropped(envs.dropped)
             idle = idle | envs.dropped
-        tally.on_step(rewards, played=~idle, ended=ended)
+        tally.on_step(rewards, played=~idle, ended=ended, outcome=envs.outcome)
     return [episode for of_one_env in tally.episodes for episode in of_one_env]
 
 
@@ -339,12 +376,16 @@ def _check_rewards(rewards: npt.NDArray[Any]) -> None:
 class _Tally:
     """Counts the episodes of each environment until it has played its share."""
 
-    def __init__(self, env_count: int, episodes: int, max_steps: int) -> None:
+    def __init__(
+        self, env_count: int, episodes: int, max_steps: int, seating: Seating = ONE_SEAT
+    ) -> None:
         self.episodes: list[list[Episode]] = [[] for _ in range(env_count)]
         """The episodes that each environment has played."""
         share, remainder = divmod(episodes, env_count)
         self._shares = [share + 1 if i < remainder else share for i in range(env_count)]
         self._max_steps = max_steps
+        self._seats = seating.seats
+        self._sides = np.array(seating.sides)
         self._dropped = 0  # failed episodes of all environments
         # The present episode of each. Before the first reset all wait, as after a cut episode.
         self._returns = np.zeros(env_count)
@@ -379,13 +420,20 @@ class _Tally:
                 "correct the environment"
             )
 
-    def on_step(self, rewards: npt.NDArray[Any], played: Flags, ended: Flags) -> None:
+    def on_step(
+        self,
+        rewards: npt.NDArray[Any],
+        played: Flags,
+        ended: Flags,
+        outcome: npt.NDArray[Any] | None = None,
+    ) -> None:
         """All environments have made a step.
 
         Args:
             rewards: ``[count]``.
             played: bool ``[count]``, whether it was a step of an episode, not one that resets.
             ended: bool ``[count]``, whether the episode has ended with it.
+            outcome: ``[count]``, the environment's word on the games that have ended.
         """
         self._returns += rewards
         self._lengths += played
@@ -395,10 +443,33 @@ class _Tally:
         is_result = cut | ended & (self._lengths <= self._max_steps)
         for i in np.flatnonzero(is_result):
             if len(self.episodes[i]) < self._shares[i]:
-                episode = Episode(float(self._returns[i]), int(self._lengths[i]), bool(cut[i]))
+                episode = Episode(
+                    float(self._returns[i]),
+                    int(self._lengths[i]),
+                    cut=bool(cut[i]),
+                    game=int(i // self._seats) if self._seats > 1 else 0,
+                    seat=int(i % self._seats),
+                    outcome=None if cut[i] else self._outcome(int(i), ended, outcome),
+                )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0
         self._lengths[ended] = 0
+
+    def _outcome(self, row: int, ended: Flags, outcome: npt.NDArray[Any] | None) -> float | None:
+        """Returns the outcome of the episode that has ended in a row.
+
+        Without the environment's word it is the sign of the row's return minus the mean of the
+        other sides, if all seats of the game have ended.
+        """
+        if outcome is not None:
+            return float(outcome[row])
+
+        seat = row % self._seats
+        game = slice(row - seat, row - seat + self._seats)
+        others = self._sides != self._sides[seat]
+        if not others.any() or not ended[game].all():
+            return None
+        return float(np.sign(self._returns[row] - self._returns[game][others].mean()))
 
 
 def summary(values: tuple[float, ...]) -> dict[str, float]:
@@ -418,13 +489,22 @@ def of_checkpoint_text(result: dict[str, Any]) -> str:
 
 
 def describe(result: dict[str, Any]) -> str:
-    """Returns the result of `evaluate` as three lines of text, or four if episodes were cut."""
+    """Returns the result of `evaluate` as text.
+
+    It is three lines, one for each seat of a game of several, and one if episodes were cut.
+    """
     actions = "sampled" if result["sample"] else "greedy"
     policy = f"{result['run_dir']}{of_checkpoint_text(result)}"
     lines = [f"{policy}: {result['episodes']} episodes, {actions} actions, seed {result['seed']}"]
     for name in ("return", "length"):
         figures = "  ".join(f"{key} {number(value)}" for key, value in result[name].items())
         lines.append(f"{name:6}  {figures}")
+    for seat in result.get("seats", ()):
+        line = f"seat {seat['seat']}  {seat['episodes']} episodes, mean return "
+        line += number(seat["return"]["mean"])
+        if seat["won"] is not None:
+            line += f", won {seat['won']:.0%}, lost {seat['lost']:.0%}"
+        lines.append(line)
     if result["cut"]:
         lines.append(_cut_line(result["cut"], result["episodes"], result["max_episode_steps"]))
     return "\n".join(lines)

@@ -30,9 +30,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
@@ -237,6 +239,7 @@ class Evaluator:
         self._schedule = EvaluationSchedule(config.eval)
         self._closings = 0  # closing evaluations so far
         self._envs: BatchedEnv | None = None
+        self._env_count = 0  # the least number of these, which were made in whole games
         self._noted_cut = False
         self.videos = BestVideos(
             ctx.run_dir, VIDEO_SEED + config.run.seed, enabled=config.eval.video
@@ -379,7 +382,9 @@ class Evaluator:
             is_best = self._save_best(self._held, choice, self._play_by)
 
         # Report the figures of the better way, and the estimates of both.
-        returns, lengths, cut = zip(*played[better.way], strict=True)
+        better_episodes = played[better.way]
+        returns = tuple(episode.episode_return for episode in better_episodes)
+        lengths = tuple(episode.length for episode in better_episodes)
         way_figures: dict[str, Any] = {
             way: estimates[way]._asdict() | {"lower": lower_end(estimates[way], spread)}
             for way in WAYS
@@ -392,7 +397,7 @@ class Evaluator:
             **way_figures,
             "return": summary(returns),
             "length": summary(lengths),
-            "cut": sum(cut),
+            "cut": sum(episode.cut for episode in better_episodes),
             "best": is_best,
             "best_return_mean": None if best_choice is None else best_choice.estimate.mean,
             "seconds": time.monotonic() - started_s,
@@ -416,7 +421,10 @@ class Evaluator:
 
         They do if the lower end of their mean is higher. Weights that are confirmed to reach
         `stop.return` (``solved``) also replace a best that is equal, or that may not reach it.
+        Where the policy plays several sides of a game, its mean return ranks nothing.
         """
+        if self.envs().info.seating.has_opponents:
+            return False
         best = self._best_choice
         goal = self._config.stop.return_
         if best is None or choice.beats(best):
@@ -460,6 +468,7 @@ class Evaluator:
         envs = make(
             config.env,
             min(episodes, max(ENVS, config.actor_envs)),
+            whole_games=True,
             first=FirstIndex.EVALUATOR + ENVS,
             beat=self._ctx.status.beat,
         )
@@ -636,12 +645,18 @@ class Evaluator:
         from penstock.evaluation.evaluate import ENVS
 
         env_count = min(episodes or self._config.eval.episodes, ENVS)
-        if self._envs is not None and episodes is not None and self._envs.count != env_count:
+        if self._envs is not None and episodes is not None and self._env_count != env_count:
             self._envs.close()
             self._envs = None
         if self._envs is None:
-            beat = self._ctx.status.beat
-            self._envs = make(self._config.env, env_count, first=FirstIndex.EVALUATOR, beat=beat)
+            self._env_count = env_count
+            self._envs = make(
+                self._config.env,
+                env_count,
+                whole_games=True,
+                first=FirstIndex.EVALUATOR,
+                beat=self._ctx.status.beat,
+            )
         return self._envs
 
     def _play_both(self, folder: Path, episodes: int) -> dict[Way, list[Episode]]:
@@ -718,8 +733,19 @@ def _stored_choice(evaluation: Mapping[str, Any], play: object) -> BestWay:
 
 
 def returns_of(played: list[Episode]) -> list[float]:
-    """Returns the raw return of each episode."""
-    return [episode.episode_return for episode in played]
+    """Returns the raw return of each episode; of a game of several seats the mean of its seats.
+
+    The returns of seats that play together are alike, so an interval must not count them as
+    independent.
+    """
+    # An episode is the n-th of its seat; those of a game begin together.
+    numbers: Counter[tuple[int, int]] = Counter()
+    returns_by_game: dict[tuple[int, int], list[float]] = {}
+    for episode in played:
+        number = numbers[episode.game, episode.seat]
+        numbers[episode.game, episode.seat] += 1
+        returns_by_game.setdefault((episode.game, number), []).append(episode.episode_return)
+    return [fmean(returns) for returns in returns_by_game.values()]
 
 
 def with_interval(value: Estimate) -> str:

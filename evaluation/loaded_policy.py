@@ -337,7 +337,7 @@ def stored_policy(
 
     config = load_run(source)
     used_names.check(references(config), allow, str(source))
-    env = make(config.env, 1)
+    env = make(config.env, 1, whole_games=True)
     env.close()
     folder = checkpoint_folder(source, checkpoint)
     stored = load(folder)

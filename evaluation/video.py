@@ -73,11 +73,14 @@ class NotShownError(UserError):
 
 @dataclass(kw_only=True)
 class FilmedPolicy:
-    """One environment, and the policy that plays it."""
+    """One environment, or a game with all of its seats, and the policy that plays it.
+
+    Episodes, rewards and decisions are those of the first seat.
+    """
 
     env_id: str
     env: BatchedEnv
-    """One environment, which draws itself if it can."""
+    """One environment or game, which draws itself if it can."""
     policy: Policy
     choose: Choose
     """Returns the policy's actions. If there is a ``track``, it is the track's method."""
@@ -97,24 +100,25 @@ class FilmedPolicy:
         """
         env = self.env
         space = env.info.observation_space
-        obs = np.empty((1, *space.shape), space.dtype)
+        obs = np.empty((env.count, *space.shape), space.dtype)
         env.reset_into(seed, obs)
         yield self._tracked(Shot(self._pictures(obs)))
 
-        begins = np.ones(1, np.bool_)
-        over = np.zeros(1, np.bool_)
+        begins = np.ones(env.count, np.bool_)
+        idle = np.zeros(env.count, np.bool_)
         episode_return = 0.0
         length = 0
         while episodes:
-            if bad := find_bad_observation(obs[None], env.info.parts, ~over[None], env.info.counts):
+            if bad := find_bad_observation(obs[None], env.info.parts, ~idle[None], env.info.counts):
                 raise UserError(f"there is {bad}; correct the environment")
             self.policy.reset(begins)
 
             # The step after an episode's end only resets.
-            begins = over
+            begins = idle
             plays = not begins[0]
             reward, terminated, truncated = env.step_into(self.choose(obs), obs)
             over = terminated | truncated
+            idle = over if env.playing is None else ~env.playing
             episode_return += float(reward[0])
             if plays:
                 length += 1
@@ -137,8 +141,8 @@ class FilmedPolicy:
             if is_cut and episodes:
                 seed += 1
                 env.reset_into(seed, obs)
-                begins = np.ones(1, np.bool_)
-                over = np.zeros(1, np.bool_)
+                begins = np.ones(env.count, np.bool_)
+                idle = np.zeros(env.count, np.bool_)
                 yield self._tracked(Shot(self._pictures(obs)))
 
     def _tracked(self, shot: Shot) -> Shot:
@@ -344,7 +348,7 @@ def open_filmed_policy(
         sample = source.sampled
     do_without_display()
     with drawing(config.env.id):
-        env = make(config.env, 1, filmed=True, first=FirstIndex.VIDEO)
+        env = make(config.env, 1, whole_games=True, filmed=True, first=FirstIndex.VIDEO)
 
     try:
         policy = source.policy(env, seed)

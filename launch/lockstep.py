@@ -36,6 +36,7 @@ from penstock.envs import make, probe
 from penstock.envs.checking.saving import why_not_savable
 from penstock.envs.make import first_index
 from penstock.envs.saved_state import NotSavableError
+from penstock.envs.seats import check_options, ranking_note
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
 from penstock.learner.loop import TrainingLoop
@@ -73,7 +74,10 @@ def run(ctx: RoleContext) -> None:
     config = ctx.config
     assert config is not None
     spaces = probe(config.env, config.actors.env_threads)
+    check_options(config, spaces.seating)
     logger.info("%s", spaces.how)
+    if note := ranking_note(spaces.seating):
+        logger.info("%s", note)
 
     # The learner's state is resumed first, and then what the next turn needs beside it.
     trainer = make_trainer(config, spaces, ctx.ledger)

@@ -119,10 +119,14 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
     Returns: for each number that was tried, the number and the seconds of an agent step.
     """
     from penstock.envs import probe
+    from penstock.envs.seats import check_rows
 
     settings = Config.model_validate(config)
-    choices = settings.envs_choices
     spaces = probe(settings.env)
+    seats = spaces.seating.seats
+    choices = [envs for envs in settings.envs_choices if envs % seats == 0]
+    if not choices:
+        check_rows(settings.env.id, settings.actor_envs, seats)
     settings = _prepared(with_number(settings, choices[0]), spaces)
 
     seconds: Seconds = {}

@@ -35,6 +35,7 @@ from penstock.core.role import LOST_SHIM, RoleContext, RunEndedError, learner_so
 from penstock.device.choice import device_of
 from penstock.envs import EnvInfo, probe
 from penstock.envs.make import FirstIndex
+from penstock.envs.seats import check_options, ranking_note
 from penstock.envs.space_json import brief_spaces
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
 from penstock.learner.factory import (
@@ -84,9 +85,12 @@ def run(ctx: RoleContext) -> None:
     ctx.status.begin(Phase.ENVIRONMENT)
     info = probe(config.env, config.actors.env_threads, FirstIndex.LEARNER + ctx.learner)
     ctx.status.begin(Phase.STARTING)
+    check_options(config, info.seating)
     logger.info("%s", info.how)
-    if ctx.learner == 0 and (note := kind_note(config, info)):
-        logger.info("%s", note)
+    if ctx.learner == 0:
+        for note in (kind_note(config, info), ranking_note(info.seating)):
+            if note:
+                logger.info("%s", note)
 
     trainer = _make_trainer(ctx, config, info)
     checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)

@@ -23,6 +23,7 @@ from penstock.models.general import (
     SingleHead,
     channels_last,
     is_small,
+    plain_mlp,
     sides,
 )
 from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
@@ -387,7 +388,10 @@ def _check_inputs(
 
 
 def _layout(shape: GeneralShape[Any]) -> ParamLayout:
-    """Returns the layout of a network's parameters; imports torch."""
+    """Returns the layout of a network's parameters; imports torch for all but a `PlainMlp`."""
+    if (mlp := plain_mlp(shape)) is not None:
+        return mlp.layout
+
     from penstock.models.torch_general import layout
 
     return layout(shape)

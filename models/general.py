@@ -4,21 +4,36 @@ It reads observations of several parts, and a custom network may replace the enc
 heads are the algorithm's: `ActorCriticHeads`, or a `SingleHead`. No torch here.
 
 The parameters' layout is that of the torch module, which `torch_general.layout` builds without
-memory for it. So torch is imported where the layout is asked for, and not before.
+memory for it. So torch is imported where the layout is asked for, and not before. The layout of a
+`PlainMlp`, such as the network of a game with an action mask, is written down here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.core.observations import ObservationPart
-from penstock.core.params import ParamLayout
+from penstock.core.params import Float32, ParamLayout
 from penstock.models.actions import ActionSpec
+from penstock.models.layout import (
+    POLICY,
+    TOWERS,
+    Activation,
+    Entry,
+    Layer,
+    actor_critic,
+    normalizer_entries,
+    policy_head,
+)
 
 LEAST_SMALL = 5
 """Least height and width, in pixels, of an image that `model.kind` auto reads by `small_cnn`."""
@@ -120,6 +135,73 @@ class GeneralShape(Generic[H]):
     @cached_property
     def layout(self) -> ParamLayout:
         return self.make_layout(self)
+
+
+class PlainMlp:
+    """The network of a `GeneralShape` that is an MLP over a single array of numbers.
+
+    It is one that numpy can compute, whatever else an observation has that it does not read: an
+    action mask. The parameters have the names and the order of the general network's.
+    """
+
+    part: ObservationPart
+    """Place of the array in the row of bytes of an observation."""
+    widths: tuple[int, ...]
+    """Widths of the inputs and of each layer of a tower."""
+    activation: Activation
+    normalize: bool
+    """Whether observations are normalised by their statistics."""
+    layout: ParamLayout
+
+    def __init__(self, shape: GeneralShape[ActorCriticHeads], part: ObservationPart) -> None:
+        """Describe a ``shape`` whose only array lies at ``part``; `plain_mlp` finds it."""
+        model = shape.model
+        [array] = shape.inputs
+        self.part = part
+        self.widths = (math.prod(array.shape), *model.hidden)
+        self.activation = model.activation
+        self.normalize = model.normalize_observations
+        self._actions = shape.heads.actions
+        # Numbers that are normalised are not scaled as well.
+        self._factor = np.float32(1.0 if self.normalize else 1 / array.span)
+
+        towers: list[Entry] = []
+        for body in range(TOWERS if shape.is_separate else 1):
+            for i, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
+                towers.append((f"{_layer(body, i)}.weight", (fan_out, fan_in)))
+                towers.append((f"{_layer(body, i)}.bias", (fan_out,)))
+        statistics = normalizer_entries(self.widths[0]) if self.normalize else ()
+        self.layout = ParamLayout(actor_critic(towers, self.widths[-1], self._actions, statistics))
+
+    def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
+        """Returns the policy's layers, given the parameters by name."""
+        layers = [
+            (named[f"{_layer(POLICY, i)}.weight"], named[f"{_layer(POLICY, i)}.bias"])
+            for i in range(len(self.widths) - 1)
+        ]
+        first_weight, first_bias = layers[0]
+        layers[0] = (first_weight * self._factor, first_bias)
+        return [*layers, policy_head(named, self._actions)]
+
+
+def plain_mlp(shape: GeneralShape[Any]) -> PlainMlp | None:
+    """Returns the MLP that a general network is; None if it is another network."""
+    model = shape.model
+    array = shape.inputs[0]
+    is_one_array = len(shape.inputs) == 1 and array.part is not None
+    is_mlp = model.core == "none" and model.entry is None and not shape.convolutional
+    if not (is_one_array and is_mlp and isinstance(shape.heads, ActorCriticHeads)):
+        return None
+    # What is subtracted from the numbers would have to be part of a bias.
+    if array.low != 0 and not model.normalize_observations:
+        return None
+    assert array.part is not None
+    return PlainMlp(shape, array.part)
+
+
+def _layer(body: int, index: int) -> str:
+    """Returns the name of a layer of a body, as `torch_encoders.Encoder` has it."""
+    return f"bodies.{body}.layers.linears.{index}"
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:

@@ -77,13 +77,7 @@ class MlpShape:
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the policy's layers, given the parameters by name."""
-        weight = named["policy.weight"]
-        bias = named["policy.bias"]
-        if isinstance(self.actions, Numbers):
-            # Deviations do not depend on the observation: their weights are 0.
-            weight = np.concatenate([weight, np.zeros_like(weight)])
-            bias = np.concatenate([bias, named["log_std"]])
-        return [*self._tower(named, POLICY), (weight, bias)]
+        return [*self._tower(named, POLICY), policy_head(named, self.actions)]
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the value's layers, given the parameters by name."""
@@ -263,6 +257,17 @@ def actor_critic(
         ("value.bias", (1,)),
         *statistics,
     )
+
+
+def policy_head(named: Mapping[str, Float32], actions: ActionSpec) -> Layer:
+    """Returns the policy's last layer, which gives all outputs, from the parameters by name."""
+    weight = named["policy.weight"]
+    bias = named["policy.bias"]
+    if isinstance(actions, Numbers):
+        # Deviations do not depend on the observation: their weights are 0.
+        weight = np.concatenate([weight, np.zeros_like(weight)])
+        bias = np.concatenate([bias, named["log_std"]])
+    return weight, bias
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:

@@ -139,7 +139,8 @@ class Checker:
         self.add(
             "mask",
             f"{MASK} allows no action where one must be chosen; let it allow at least one (of each "
-            "choice, where there are several), or end the episode",
+            "choice, where there are several; for a seat that waits, exactly one), or end the "
+            "episode",
         )
 
     def check_spaces(self, name: str, env: Single | VectorEnv, prefix: str = "") -> bool:

@@ -1,5 +1,8 @@
 """Checks of a vector environment: whether it behaves as it declares.
 
+Of games of several seats the rows are seats (`penstock.envs.seats`); each then also acts, waits and
+is out as the rules for seats say.
+
 The decisive test is of NEXT_STEP: two copies play alike until an episode has ended, and are then
 given different actions in the step that only resets. If they differ afterwards, that step was
 played.
@@ -8,7 +11,7 @@ played.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from penstock.configs.errors import UserError
 from penstock.core.observations import MASK, open_choices, views
 from penstock.core.place import brief_with_place
 from penstock.envs.checking.checks import (
@@ -28,6 +32,7 @@ from penstock.envs.checking.checks import (
 )
 from penstock.envs.instances import SAME_INSTANCE, members_of, parts_of, share_instance
 from penstock.envs.packing import find_bad_reward
+from penstock.envs.seats import OUTCOME, PLAYING, seating_of
 from penstock.envs.space_misfit import misfits
 from penstock.envs.vector_env import (
     Actions,
@@ -40,7 +45,7 @@ from penstock.envs.vector_env import (
 )
 
 Array = npt.NDArray[Any]
-# Environments of each vector that is checked.
+# Environments, or games, of each vector that is checked.
 COUNT = 2
 SEED = 7
 # Copies must play at least as many steps alike.
@@ -54,6 +59,7 @@ def check_vector(
     seconds: float = 1e9,
     *,
     numbered: bool = False,
+    of_games: bool = False,
 ) -> dict[str, Any]:
     """Play a vector of `COUNT` environments, and check it and copies of it.
 
@@ -64,6 +70,7 @@ def check_vector(
         seconds: the most time that the first play takes.
         numbered: whether each environment has an index. They may differ then, and copies are not
             compared.
+        of_games: whether the vector is one of games, whose seats are its rows.
 
     Returns:
         The figures of `cost` and "games", the number of environments; empty if the vector cannot be
@@ -72,7 +79,7 @@ def check_vector(
     """
     vector = make(COUNT)
     try:
-        is_vector = _check_face(checker, vector) and _check_mode(checker, vector)
+        is_vector = _check_face(checker, vector, of_games) and _check_mode(checker, vector)
         if is_vector and share_instance(members_of(vector)):
             checker.add("shared", SAME_INSTANCE)
             return {}
@@ -173,10 +180,13 @@ class _Player:
 
     def __init__(self, checker: Checker, vector: VectorEnv) -> None:
         """Prepare to drive ``vector``; faults are added to ``checker``."""
+        count = vector.num_envs
         self.ends: list[int] = []
         """Numbers of the steps that ended episodes, counted from 1."""
-        self.over = np.zeros(COUNT, np.bool_)
+        self.over = np.zeros(count, np.bool_)
         """The rows whose episode ended in the last step."""
+        self.idle = self.over
+        """The rows that do not play in the next step."""
         self.observations: Any = None
         """A copy of the last observations."""
         self.reset_sign = ""
@@ -186,8 +196,10 @@ class _Player:
         self._vector = vector
         self._action_space = checked_actions("of the vector", vector.single_action_space)
         self._to_env_actions = action_map(vector.single_action_space)
-        self._observation_space = batch_space(vector.single_observation_space, COUNT)
+        self._observation_space = batch_space(vector.single_observation_space, count)
         self._rng = np.random.default_rng(SEED)
+        self._count = count
+        self._seats = _Seats(checker, vector)
 
     def reset(self) -> bool:
         """Begin new episodes, and check the results; returns whether the vector can be played."""
@@ -202,14 +214,17 @@ class _Player:
             self._checker.add("reset", "reset did not return a tuple of observations and infos")
             return False
         self.observations = copy_observation(results[0])
-        return self._check_observations("reset")
+        if not self._check_observations("reset"):
+            return False
+        self.idle = self._seats.begin(results[1])
+        return not self._checker.problems
 
     def play(self, steps: int, seconds: float = 1e9) -> Iterator[_StepResults]:
         """Yield the results of each step with random actions.
 
         It ends early if the vector cannot be stepped on, or after ``seconds``.
         """
-        returns = np.zeros(COUNT)
+        returns = np.zeros(self._count)
         deadline_s = time.perf_counter() + seconds
         for number in range(1, steps + 1):
             actions = self.choose()
@@ -234,14 +249,14 @@ class _Player:
         """Draw actions that the masks allow; None if a mask allows none where one is chosen."""
         masks = self.observations.get(MASK) if isinstance(self.observations, dict) else None
         if masks is None:
-            return draw(self._action_space, COUNT, self._rng)
+            return draw(self._action_space, self._count, self._rng)
 
         allowed = masks != 0
         can_act = open_choices(allowed, counts_of(self._action_space)).all(-1)
-        if not (can_act | self.over).all():
+        if not (can_act | self.idle).all():
             self._checker.add_closed()
             return None
-        return draw(self._action_space, COUNT, self._rng, allowed=allowed)
+        return draw(self._action_space, self._count, self._rng, allowed=allowed)
 
     def step(self, actions: Array) -> _StepResults | None:
         """Step the vector, and check the results.
@@ -267,7 +282,7 @@ class _Player:
             return None
         self._checker.times_s.append(time.perf_counter() - started_s)
 
-        if not _check_results(self._checker, results, self.over):
+        if not _check_results(self._checker, results, self._count):
             return None
         # The vector may write to the arrays again.
         observations, reward, terminated, truncated, info = results
@@ -284,8 +299,13 @@ class _Player:
         keys = map(str, copies.info)
         self._checker.info_keys.update(key for key in keys if not key.startswith("_"))
 
+        # A vector whose rows do more than reset there can still be stepped on.
         self.observations = copies.observations
         self.over = np.logical_or(copies.terminated, copies.truncated)
+        rewards = np.asarray(copies.reward)
+        if (rewards[self.idle] != 0).any() or self.over[self.idle].any():
+            self._seats.add_active_row()
+        self.idle = self._seats.advance(self.over, copies.info)
         return copies if self._check_observations("step") else None
 
     def _check_observations(self, call: str) -> bool:
@@ -301,19 +321,164 @@ class _Player:
         return not faults
 
 
-def _check_face(checker: Checker, vector: VectorEnv) -> bool:
-    """Returns whether it is a vector environment of `COUNT` environments."""
+class _Seats:
+    """Follows which rows of a vector play, and checks that by the rules for seats.
+
+    A row whose game has one seat plays until its episode ends, and again after the next step.
+    """
+
+    def __init__(self, checker: Checker, vector: VectorEnv) -> None:
+        """Follow the rows of ``vector``; faults are added to ``checker``."""
+        self._checker = checker
+        self._seats = seating_of("of the vector", vector.metadata or {}).seats
+        self._count = vector.num_envs
+        self._idle = np.zeros(self._count, np.bool_)  # the rows that do not play in the next step
+        self._ended = self._idle  # the rows whose episode in the present game has ended
+        self._says_playing = False
+
+    def begin(self, info: Mapping[str, Any]) -> Array:
+        """Take the ``info`` of a reset; returns the rows that do not play in the next step."""
+        no_rows = np.zeros(self._count, np.bool_)
+        self._idle = no_rows
+        self._ended = no_rows
+        if self._seats > 1 and PLAYING in info:
+            self._idle = ~self._playing(info)
+        return self._idle
+
+    def advance(self, over: Array, info: Mapping[str, Any]) -> Array:
+        """Check the rows that play after a step.
+
+        Args:
+            over: bool ``[count]``, the rows whose episode the step has ended.
+            info: of the step.
+
+        Returns:
+            The rows that do not play in the next step, bool ``[count]``.
+        """
+        previous = self._idle
+        self._idle = over
+        if self._seats == 1:
+            return over
+
+        self._check_outcome(over, info)
+        if PLAYING in info:
+            self._idle = ~self._playing(info)
+            self._says_playing = True
+        elif self._says_playing:
+            self._add(f"info had {PLAYING} in earlier steps only; give it in each step")
+        elif (over ^ self._of_games(over).any(1).repeat(self._seats)).any():
+            self._add(
+                f"seats of a game end apart, and info has no {PLAYING}; give in each step "
+                f"info[{PLAYING!r}], bool [num_envs], which marks the rows within an episode",
+            )
+        self._check_changes(previous, over)
+        return self._idle
+
+    def add_active_row(self) -> None:
+        """Add the fault that a row that does not play had a reward or an end."""
+        if self._seats == 1:
+            _add_autoreset(self._checker, "it gave a reward or an end there")
+            return
+        self._add(
+            "a row that is out, or that a step only resets, had a reward or an end there; a seat "
+            "whose later rewards matter must wait instead: it plays on, with one legal choice",
+        )
+
+    def _playing(self, info: Mapping[str, Any]) -> Array:
+        """Returns the rows that play by ``info``; all, with a fault, if it cannot be read."""
+        playing = info[PLAYING]
+        if getattr(playing, "shape", None) != (self._count,) or playing.dtype != np.bool_:
+            text = f"info has {PLAYING}={playing!r}; return an array of {self._count} bools"
+            self._add(text)
+            return np.ones(self._count, np.bool_)
+        return np.array(playing)
+
+    def _check_changes(self, previous: Array, over: Array) -> None:
+        """Check which rows began to play in a step, and which ceased.
+
+        Args:
+            previous: the rows that did not play in it.
+            over: the rows whose episode it has ended.
+        """
+        if (over & ~self._idle).any():
+            self._add(
+                f"info[{PLAYING!r}] says that a row plays whose episode has just ended; a row "
+                "begins again in a later step",
+            )
+        if (~previous & self._idle & ~over).any():
+            self._add(
+                "a row ceased to play in a step that did not end its episode; mark it as "
+                "terminated or truncated there",
+            )
+
+        # A game begins again in the step after its last seat has ended, for all of its seats.
+        had_ended = self._of_games(previous).all(1)
+        if (had_ended & self._of_games(self._idle).all(1)).any():
+            self._add(
+                "all seats of a game had ended, and the next step did not begin the game again; "
+                "begin it there, as autoreset mode NEXT_STEP says",
+            )
+        ended = self._ended & ~had_ended.repeat(self._seats)
+        if (ended & ~self._idle).any():
+            self._add(
+                "a seat whose episode had ended began another one before all seats of its game had "
+                "ended; let it be out until the game begins again, or let it wait instead of "
+                "ending",
+            )
+        self._ended = ended | over
+
+    def _check_outcome(self, over: Array, info: Mapping[str, Any]) -> None:
+        """Check the outcomes, which are optional, where episodes have ended."""
+        if OUTCOME not in info:
+            return
+
+        try:
+            outcome = np.asarray(info[OUTCOME], np.float64).reshape(self._count)
+        except (TypeError, ValueError):
+            outcome = np.full(self._count, np.nan)
+        if not (np.abs(outcome[over]) <= 1).all():
+            self._add(
+                f"info has {OUTCOME}={info[OUTCOME]!r}; return an array of {self._count} numbers "
+                "from -1 (lost) to 1 (won)",
+            )
+
+    def _of_games(self, rows: Array) -> Array:
+        """Returns values of rows as ``[games, seats]``."""
+        return rows.reshape(-1, self._seats)
+
+    def _add(self, text: str) -> None:
+        """Add a fault, unless there is one already: further ones may follow from it."""
+        self._checker.add("seats", text)
+
+
+def _check_face(checker: Checker, vector: VectorEnv, of_games: bool) -> bool:
+    """Returns whether it is a vector environment of `COUNT` environments, or games."""
+    parameter = "num_games" if of_games else "num_envs"
     if not isinstance(vector, VectorEnv):
         checker.add(
             "vector",
-            f"a function that takes num_envs returned a {type(vector).__name__}; return a "
-            "gymnasium.vector.VectorEnv, or do not take num_envs and return a single environment",
+            f"a function that takes {parameter} returned a {type(vector).__name__}; return a "
+            f"gymnasium.vector.VectorEnv, or do not take {parameter} and return a single "
+            "environment",
         )
         return False
 
+    seats = 1
+    if of_games:
+        try:
+            seats = seating_of("of the vector", vector.metadata or {}).seats
+        except UserError as error:
+            checker.add("seats", str(error))
+            return False
+
     count = getattr(vector, "num_envs", None)
-    if count != COUNT:
-        checker.add("vector", f"num_envs={COUNT} made {count} environments; make exactly num_envs")
+    if count != COUNT * seats:
+        rows = f", and a game has {seats} seats" if of_games else ""
+        checker.add(
+            "vector",
+            f"{parameter}={COUNT} made {count} environments{rows}; make exactly "
+            f"{f'{parameter} times the seats' if of_games else parameter}",
+        )
         return False
     return True
 
@@ -335,13 +500,13 @@ def _check_mode(checker: Checker, vector: VectorEnv) -> bool:
     return False
 
 
-def _check_results(checker: Checker, results: Any, over: Array) -> bool:
+def _check_results(checker: Checker, results: Any, count: int) -> bool:
     """Check the results of a step, except the observations.
 
     Args:
         checker: to which the first fault is added.
         results: what `step` of the vector returned.
-        over: bool [count], the rows whose episode ended in the step before.
+        count: the number of rows.
 
     Returns:
         Whether they can be trained on.
@@ -358,9 +523,9 @@ def _check_results(checker: Checker, results: Any, over: Array) -> bool:
     try:
         rewards = np.asarray(reward, np.float64)
     except (TypeError, ValueError):
-        rewards = np.full(COUNT, np.nan)
-    if rewards.shape != (COUNT,) or not np.isfinite(rewards).all():
-        text = f"step returned the rewards {reward!r}; return an array of {COUNT} finite numbers"
+        rewards = np.full(count, np.nan)
+    if rewards.shape != (count,) or not np.isfinite(rewards).all():
+        text = f"step returned the rewards {reward!r}; return an array of {count} finite numbers"
         checker.add("reward", text)
         return False
     if bad := find_bad_reward(rewards):
@@ -368,16 +533,12 @@ def _check_results(checker: Checker, results: Any, over: Array) -> bool:
         return False
 
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if getattr(flag, "shape", None) != (COUNT,) or flag.dtype != np.bool_:
-            checker.add("flags", f"step returned {name}={flag!r}; return an array of {COUNT} bools")
+        if getattr(flag, "shape", None) != (count,) or flag.dtype != np.bool_:
+            checker.add("flags", f"step returned {name}={flag!r}; return an array of {count} bools")
             return False
     if not isinstance(info, dict):
         checker.add("info", f"step returned infos={info!r}; return a dict, which may be empty")
         return False
-
-    # The vector can still be stepped on after this fault.
-    if (rewards[over] != 0).any() or np.logical_or(terminated, truncated)[over].any():
-        _add_autoreset(checker, "it gave a reward or an end there")
     return True
 
 
@@ -496,7 +657,7 @@ def _check_reset_row(checker: Checker, first: _Player, second: _Player) -> bool:
         other_actions = second.choose()
         if actions is None or other_actions is None:
             return False
-        alive = ~first.over
+        alive = ~first.idle
         other_actions[alive] = actions[alive]
         if not np.array_equal(actions, other_actions):
             break

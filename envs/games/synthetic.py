@@ -1,4 +1,5 @@
 """`penstock/Synthetic-v0`: a known optimum, any size and speed, and faults on request.
+`penstock/SyntheticGames-v0`: the same for games of several seats.
 
 An observation shows the rewarded action: the part of it that belongs to that action is bright, the
 rest is 0. That action earns 1, any other 0, so an episode returns `episode_steps` at best and
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -159,6 +160,104 @@ class SyntheticVectorEnv(VectorEnv):
                 pass
         elif self._step_time_s:
             time.sleep(self._step_time_s)
+
+
+class SyntheticGames(SyntheticVectorEnv):
+    """`num_games` synthetic games; each seat is paid for its own rewarded action.
+
+    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
+    """
+
+    def __init__(
+        self,
+        num_games: int = 1,
+        *,
+        seats: int = 2,
+        turns: bool = False,
+        rivals: bool = False,
+        ends_apart: bool = False,
+        **options: Any,
+    ) -> None:
+        """Make the games.
+
+        Args:
+            num_games: number of games.
+            seats: of each game.
+            turns: whether the seats act in turn, each in every ``seats``-th step. Observations then
+                have an action mask, which allows the seats that wait the first choice alone.
+            rivals: whether each seat is a side of its own, and pays the others its reward: the game
+                is zero-sum.
+            ends_apart: whether each seat's episode is a step longer than that of the seat after it.
+            **options: of `SyntheticVectorEnv`, for each seat.
+
+        Raises:
+            ValueError: for values that do not fit together.
+        """
+        if seats < 1:
+            raise ValueError(f"seats {seats} must be 1 or more")
+        super().__init__(num_games * seats, **options)
+        if ends_apart and seats > self._episode_steps:
+            raise ValueError(
+                f"seats {seats} must be at most episode_steps, {self._episode_steps}, where each "
+                "ends at another step"
+            )
+        if rivals and (ends_apart or seats == 1):
+            raise ValueError(
+                "rivals need several seats that end together: seats=2 or more, ends_apart=false"
+            )
+
+        sides = tuple(range(seats)) if rivals else (0,) * seats
+        self.metadata = {**self.metadata, "seats": seats, "sides": sides}
+        self._seats = seats
+        self._turns = turns
+        self._rivals = rivals
+        self._ends_apart = ends_apart
+        self._seat = np.arange(self.num_envs) % seats
+        self._lengths = np.full(self.num_envs, self._episode_steps)
+        if ends_apart:
+            self._lengths -= self._seat
+
+        if turns:
+            choices = Box(0, 1, (len(self._patterns),), np.int8)
+            self.single_observation_space = Dict(
+                action_mask=choices, observation=self.single_observation_space
+            )
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+
+    def step(self, actions: npt.NDArray[np.integer]) -> Any:
+        """Step all games; results as of `SyntheticVectorEnv.step`."""
+        acted = self._acting() if self._turns or self._ends_apart else None
+        observations, rewards, terminated, truncated, info = super().step(actions)
+        if acted is not None:
+            rewards *= acted
+        if self._rivals:
+            of_games = rewards.reshape(-1, self._seats)
+            of_others = (of_games.sum(1, keepdims=True) - of_games) / (self._seats - 1)
+            rewards = (of_games - of_others).reshape(-1)
+
+        if self._ends_apart:
+            ends = self._age == self._lengths
+            no_ends = np.zeros_like(ends)
+            terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
+            info["playing"] = self._age < self._lengths
+        return observations, rewards, terminated, truncated, info
+
+    def _acting(self) -> npt.NDArray[np.bool_]:
+        """Returns the rows whose next action counts."""
+        acting: npt.NDArray[np.bool_] = self._age < self._lengths
+        if self._turns:
+            acting &= self._seat == self._age % self._seats
+        return acting
+
+    def _observe(self) -> Any:
+        """Returns the observations, with a mask if the seats act in turn."""
+        observations = super()._observe()
+        if not self._turns:
+            return observations
+
+        masks = np.ones((self.num_envs, len(self._patterns)), np.int8)
+        masks[~self._acting(), 1:] = 0
+        return {"action_mask": masks, "observation": observations}
 
 
 def make_single(**options: Any) -> SingleEnv:

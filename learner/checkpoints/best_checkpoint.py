@@ -30,15 +30,24 @@ class BestCheckpoint:
         layout: of the run's network; a best checkpoint of another one is moved aside.
         env: the run's environment; a best checkpoint of another one is moved aside.
         has_evaluator: whether the run has an evaluator, which may replace the checkpoint.
+        has_opponents: whether the policy plays several sides of a game, so that its mean return
+            ranks nothing, and no checkpoint is the best.
     """
 
     def __init__(
-        self, folder: Path, layout: ParamLayout, env: EnvConfig, *, has_evaluator: bool
+        self,
+        folder: Path,
+        layout: ParamLayout,
+        env: EnvConfig,
+        *,
+        has_evaluator: bool,
+        has_opponents: bool = False,
     ) -> None:
         self._folder = folder
         self._layout = layout
         self._env = env
         self._has_evaluator = has_evaluator
+        self._has_opponents = has_opponents
         self._return_to_beat: float | None = None  # None: read it from the disk
 
     def return_to_beat(self) -> float | None:
@@ -56,6 +65,8 @@ class BestCheckpoint:
 
     def is_beaten_by(self, progress: Progress) -> bool:
         """Whether the mean return in training is higher than ever at a save."""
+        if self._has_opponents:
+            return False
         return_to_beat = self.return_to_beat()
         return_mean = progress.return_mean
         if return_mean is None or progress.recent_episodes < EPISODES:  # fewer may be luck

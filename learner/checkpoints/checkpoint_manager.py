@@ -113,7 +113,11 @@ class CheckpointManager:
         self._last = folder / "last"
         self._requested = folder / REQUESTED
         self._best = BestCheckpoint(
-            folder / "best", trainer.layout, config.env, has_evaluator=config.has_evaluator
+            folder / "best",
+            trainer.layout,
+            config.env,
+            has_evaluator=config.has_evaluator,
+            has_opponents=trainer.info.seating.has_opponents,
         )
         self._schedule = CheckpointSchedule(config, now_s=time.monotonic())
         self._requests: EvaluationRequests | None = None  # None where the learner makes none

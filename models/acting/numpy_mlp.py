@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.core.observations import views
 from penstock.core.params import Float32
+from penstock.models.general import PlainMlp
 from penstock.models.layout import CLIP, EPSILON, DenseShape, MlpShape
 
 
 class NumpyMlp:
     """Computes ``outputs`` (float32 ``[shape.outputs, envs]``); `load` comes before `forward`."""
 
-    def __init__(self, shape: MlpShape | DenseShape, outputs: Float32) -> None:
+    def __init__(self, shape: MlpShape | DenseShape | PlainMlp, outputs: Float32) -> None:
         self._shape = shape
+        self._part = shape.part if isinstance(shape, PlainMlp) else None
         widths = shape.widths
         self._activate = np.tanh if shape.activation == "tanh" else _relu
 
@@ -74,6 +77,8 @@ class NumpyMlp:
         meaning.
         """
         rows = len(obs)
+        if self._part is not None:
+            (obs,) = views((self._part,), obs).values()
         self._obs[:rows] = obs.reshape(rows, -1)
         if self._normalize:
             inputs = self._inputs[0][:-1]

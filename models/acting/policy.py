@@ -20,7 +20,7 @@ from penstock.core.params import Float32
 from penstock.models.acting.categorical import ActionSampler
 from penstock.models.compute_form import in_memory_format
 from penstock.models.fitting import AnyShape, mask_of
-from penstock.models.general import ActorCriticHeads, GeneralShape
+from penstock.models.general import ActorCriticHeads, GeneralShape, PlainMlp, plain_mlp
 from penstock.models.layout import DenseShape, MlpShape
 
 
@@ -154,16 +154,17 @@ def make_network(
     """
     precision = "fp32" if actors.precision == "auto" else actors.precision
     shape = in_memory_format(shape, actors.memory_format)
+    mlp = plain_mlp(shape) if isinstance(shape, GeneralShape) else shape
     allows_numpy = actors.inference != "torch" and precision == "fp32"
-    if allows_numpy and isinstance(shape, MlpShape | DenseShape):
+    if allows_numpy and isinstance(mlp, MlpShape | DenseShape | PlainMlp):
         from penstock.models.acting.numpy_mlp import NumpyMlp
 
-        return NumpyMlp(shape, outputs)
+        return NumpyMlp(mlp, outputs)
     if actors.inference == "numpy":
         raise UserError(
-            "actors.inference numpy computes only an mlp over one array in fp32, without core and "
-            f"with a critic of its own, and this game's network is {_described(shape)} in "
-            f"{precision}; set actors.inference=auto"
+            "actors.inference numpy computes only an mlp over one array, with or without an action "
+            "mask, in fp32, without core and with a critic of its own, and this game's network is "
+            f"{_described(shape)} in {precision}; set actors.inference=auto"
         )
 
     import torch

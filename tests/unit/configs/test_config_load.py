@@ -152,8 +152,11 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "cartpole",
         "cartpole_dqn",
         "cartpole_ppo",
+        "connect_four",
         "doom_basic",
         "halfcheetah",
+        "kuhn",
+        "leduc",
         "lunarlander",
         "memory",
         "minatar_breakout",
@@ -161,6 +164,8 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "pong",
         "pong_apex",
         "pong_impala",
+        "rock_paper_scissors",
+        "slime_volley",
         "synthetic",
     ]
 

@@ -27,7 +27,16 @@ GAMES = {
     "doom_basic": ("vizdoom", (1, 60, 80), 4),
     "halfcheetah": ("mujoco", (17,), None),
     "minatar_breakout": ("minatar", (4, 10, 10), 3),
+    "connect_four": ("numpy", (352,), 7),
+    "kuhn": ("numpy", (56,), 2),
+    "leduc": ("numpy", (104,), 3),
+    "rock_paper_scissors": ("numpy", (1,), 3),
+    "slime_volley": ("numpy", (12,), None),
 }
+# Emulator frames in a step; 4 for those that are not here.
+FRAMES = {"minatar_breakout": 1, "halfcheetah": 5} | dict.fromkeys(
+    ("connect_four", "kuhn", "leduc", "rock_paper_scissors", "slime_volley"), 1
+)
 
 
 def test_each_preset_is_documented() -> None:
@@ -42,7 +51,7 @@ def test_each_preset_plays(preset: str) -> None:
     info = probe(resolve(preset).env)
     assert info.observation_space.shape == shape
     assert getattr(info.action_space, "n", None) == actions
-    assert info.frames_per_step == {"minatar_breakout": 1, "halfcheetah": 5}.get(preset, 4)
+    assert info.frames_per_step == FRAMES.get(preset, 4)
 
 
 @pytest.mark.parametrize(

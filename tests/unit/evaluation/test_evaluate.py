@@ -18,6 +18,7 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
+from penstock.envs.seats import ONE_SEAT
 from penstock.evaluation import exported
 from penstock.evaluation.evaluate import (
     Episode,
@@ -40,7 +41,7 @@ SEEDS = ("seed-2", "seed-10")
 class Scripted:
     """Environment i's episodes last ``lengths[i]`` steps that pay ``pay``; a reset is a step."""
 
-    life_lost = playing = None
+    life_lost = playing = outcome = None
 
     def __init__(
         self, lengths: list[int], bad_after: int = -1, pay: float = 1.0, drops: float = NEVER
@@ -48,7 +49,9 @@ class Scripted:
         """``drops`` is a period: of each so many steps one fails in every environment."""
         self.count = len(lengths)
         space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
-        self.info = SimpleNamespace(observation_space=space, parts=(), counts=(4,))
+        self.info = SimpleNamespace(
+            observation_space=space, parts=(), counts=(4,), seating=ONE_SEAT
+        )
         self._lengths = np.array(lengths)
         self._at = np.zeros(self.count, np.int64)
         self._bad_after = bad_after

@@ -88,7 +88,7 @@ def test_video_shows_first_observation_and_every_step_even_of_cut_episodes(
     game.close()
     assert len(shots) == shown
     played = [shot.episode for shot in shots if shot.episode]
-    assert [each[1:] for each in played] == [episode] * 2
+    assert [each[1:3] for each in played] == [episode] * 2
 
 
 def test_a_tracked_player_plays_as_another_and_keeps_its_decisions() -> None:
@@ -138,7 +138,7 @@ def test_episode_cut_at_a_lost_life_is_followed_by_a_complete_one() -> None:
     )
     shots = list(filmed.shots(2, 0))
     assert [shot.plays for shot in shots] == [False, *[True] * 4] * 2
-    assert [shot.episode[1:] for shot in shots if shot.episode] == [(4, True)] * 2
+    assert [shot.episode[1:3] for shot in shots if shot.episode] == [(4, True)] * 2
 
 
 class Game:

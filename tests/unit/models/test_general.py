@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,8 @@ from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
+from penstock.models.acting.numpy_mlp import NumpyMlp
+from penstock.models.acting.torch_network import GeneralNetwork
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import CnnShape, MlpShape
@@ -70,7 +74,18 @@ def observations(game: Any, *lead: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(packed)
 
 
+# Of one array of numbers, beside which there may be an action mask.
+HAND = {"action_mask": ((2,), "|u1"), "hand": ((3, 2), "<f4")}
+PLAIN = [
+    (mixed(HAND), {}),
+    (mixed(HAND), {"normalize_observations": True, "hidden": [8], "activation": "relu"}),
+    (mixed(HAND), {"critic": "shared"}),
+    (mixed({"held": ((5,), "|u1"), "action_mask": ((2,), "|u1")}), {}),
+    (mixed(HAND | {"action_mask": ((5,), "|u1")}, spaces.MultiDiscrete([2, 3])), {}),
+    (mixed({"hand": ((3,), "<f4")}, spaces.Box(-1, 1, (2,))), {"log_std_init": -0.5}),
+]
 CASES = [
+    *PLAIN,
     (vector(), {"core": "lstm"}),
     (vector(), {"core": "gru", "critic": "separate", "normalize_observations": True}),
     (vector(), {"critic": "shared"}),
@@ -131,6 +146,37 @@ def test_numpy_actor_equals_the_learners_actor_critic(game: Any, model: dict[str
     if mask is not None:
         outputs = outputs.masked_fill(mask == 0, -1e9)
     np.testing.assert_allclose(policy.outputs(obs[0].numpy()), outputs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("game", "model"), PLAIN)
+def test_numpy_infers_one_array_with_a_mask_as_torch_does(game: Any, model: dict[str, Any]) -> None:
+    obs = observations(game, 5)
+    for name, array in views(game.parts, obs.numpy()).items():
+        if name == "hand":
+            array[...] = np.random.default_rng(1).normal(size=array.shape)
+    found = []
+    for inference, kind in (("auto", NumpyMlp), ("torch", GeneralNetwork)):
+        cfg = config(**model)
+        actors = cfg.actors.model_copy(update={"inference": inference, "envs": 5})
+        policy = make_policy(cfg.model_copy(update={"actors": actors}), game, 0)
+        assert type(policy.network) is kind
+        size = actor_critic_shape(cfg, game).layout.size
+        policy.load(np.random.default_rng(2).normal(0.2, 0.3, size).astype(np.float32) ** 2)
+        found.append(policy.outputs(obs.numpy()).copy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-6)
+
+
+def test_an_actor_of_a_masked_game_needs_no_torch() -> None:
+    program = (
+        "import sys, numpy as np\n"
+        "from penstock.algos.acting import make_inference\n"
+        "from penstock.configs.load import resolve\n"
+        "from penstock.envs import make\n"
+        "cfg = resolve('penstock/SyntheticGames-v0', ['algo.name=ppo', 'env.kwargs.turns=true'])\n"
+        "make_inference(cfg, make(cfg.env, 8).info, 0)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

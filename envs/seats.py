@@ -1,0 +1,131 @@
+"""Games of several seats: what their metadata says, and which options do not fit them.
+
+A row of such a vector of environments is a seat: row ``game * seats + seat`` of
+``num_envs = games * seats``. All seats are played by the same policy. A row acts, waits or is out:
+
+- One that acts has its legal choices, and its own reward.
+- One that waits, since another seat acts, has exactly one legal choice, which does nothing. It has
+  the reward of what happens to it meanwhile, and its recurrent state runs on: it watches.
+- One that is out does not play: its episode has ended, or the step only resets it. It has no
+  reward, is not `alive` in the slot, and its recurrent state is forgotten.
+
+All seats of a game begin again in the step after the last of them has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.configs.errors import UserError
+
+if TYPE_CHECKING:
+    from penstock.configs.schema import Config
+
+# Keys of a vector environment's metadata: the number of rows that belong to one game; the side of
+# each seat; the names of the scripted players that `bot` of the vector has.
+SEATS = "seats"
+SIDES = "sides"
+BOTS = "bots"
+# Keys of the `info` of a step or reset: the rows within an episode after it, bool [num_envs], which
+# is left out where all seats of a game end together; and the result of each row's episode, -1 to 1,
+# which is read where an episode ends.
+PLAYING = "playing"
+OUTCOME = "outcome"
+
+
+class Seating(NamedTuple):
+    """The seats of a game, as its metadata says."""
+
+    seats: int = 1
+    """Rows that belong to one game."""
+    sides: tuple[int, ...] = (0,)
+    """The side of each seat, counted from 0. Seats of one side play together."""
+    bots: tuple[str, ...] = ()
+    """Names of the scripted players."""
+
+    @property
+    def side_count(self) -> int:
+        return len({*self.sides})
+
+    @property
+    def has_opponents(self) -> bool:
+        """Whether seats of a game play against each other."""
+        return self.side_count > 1
+
+
+ONE_SEAT = Seating()
+"""The seats of an environment that is no game of several."""
+
+
+def seating_of(name: str, metadata: Mapping[str, Any]) -> Seating:
+    """Returns the seats of a vector environment; one seat where the metadata does not say it.
+
+    Args:
+        name: of the environment, for messages.
+        metadata: of the vector environment.
+
+    Raises:
+        UserError: if the entries do not fit together.
+    """
+    seats = metadata.get(SEATS, 1)
+    if type(seats) is not int or seats < 1:
+        raise UserError(
+            f"environment {name} has metadata[{SEATS!r}] {seats!r:.80}, and it must be the number "
+            "of seats of a game, 1 or more"
+        )
+
+    # Without an entry each seat is a side of its own.
+    sides = tuple(metadata.get(SIDES, range(seats)))
+    counted = range(max((side for side in sides if type(side) is int), default=-1) + 1)
+    if len(sides) != seats or {*sides} != {*counted}:
+        raise UserError(
+            f"environment {name} has metadata[{SIDES!r}] {sides!r:.80}, and it must have a side "
+            f"for each of the {seats} seats, counted from 0, as in {tuple(range(seats))}"
+        )
+
+    bots = metadata.get(BOTS, ())
+    if isinstance(bots, str) or not all(isinstance(bot, str) for bot in bots):
+        raise UserError(
+            f"environment {name} has metadata[{BOTS!r}] {bots!r:.80}, and it must have the names "
+            'of the scripted players, as in ("random",)'
+        )
+    return Seating(seats, sides, tuple(bots))
+
+
+def check_rows(name: str, rows: int, seats: int) -> None:
+    """Raise UserError unless so many ``rows`` are whole games of the environment ``name``."""
+    if rows % seats:
+        more_rows = -(-rows // seats) * seats
+        raise UserError(
+            f"actors.envs {rows} is not divisible by {seats}, and environment {name} has games of "
+            f"{seats} seats, each a row of its own; set actors.envs={more_rows}"
+        )
+
+
+def check_options(config: Config, seating: Seating) -> None:
+    """Check a run's options with the seats of its environment.
+
+    Raises:
+        UserError: for a number of rows that is not divisible by the seats, and for `stop.return` in
+            a game of several sides.
+    """
+    check_rows(config.env.id, config.actor_envs, seating.seats)
+    if seating.has_opponents and config.stop.return_ is not None:
+        raise UserError(
+            f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, "
+            f"and the policy plays all {seating.side_count} sides of environment {config.env.id}: "
+            "that mean tells nothing of its strength, and is 0 in a zero-sum game; set "
+            "stop.return=null, and stop.minutes or stop.env_steps"
+        )
+
+
+def ranking_note(seating: Seating) -> str:
+    """Returns a sentence on what ranks the checkpoints of a game of several sides; else empty."""
+    if not seating.has_opponents:
+        return ""
+    return (
+        f"the policy plays all {seating.side_count} sides, so its mean return does not rank "
+        "checkpoints: checkpoints/best is not written, and a command that takes the best takes the "
+        "last"
+    )

@@ -1,0 +1,88 @@
+"""Runs of games of several seats, from the command line to an evaluation of each seat."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from train_command import SMALL, Penstock, assert_balanced
+
+pytestmark = [pytest.mark.system]
+
+GAMES = "penstock/SyntheticGames-v0"
+TURNS = "env.kwargs={turns: true, ends_apart: true, seats: 4, episode_steps: 9}"
+
+
+@pytest.mark.parametrize("kind", ["shm", pytest.param("zmq", marks=pytest.mark.slow), "inproc"])
+def test_games_of_several_seats_are_trained_and_every_step_is_counted(
+    penstock: Penstock, tmp_path: Path, kind: str
+) -> None:
+    options = ("algo.name=ppo", "run.dir=run", "stop.learner_steps=400", "model.hidden=[16]")
+    code, summary, err = penstock(
+        "train", GAMES, "--json", *SMALL, *options, TURNS, f"transport.kind={kind}"
+    ).end()
+    assert code == 0, err
+    assert "4 seats a game" in err
+    assert_balanced(summary)
+    assert summary["episodes"] > 100
+
+    code, result, err = penstock("eval", "run", "--json", "--episodes", "8").end()
+    assert code == 0, err
+    assert [seat["episodes"] for seat in result["seats"]] == [2, 2, 2, 2]
+    # Seats end one step apart, the first of them last.
+    assert sorted(result["lengths"]) == [6, 6, 7, 7, 8, 8, 9, 9]
+
+
+def test_games_of_one_side_are_trained_to_their_optimum(penstock: Penstock, tmp_path: Path) -> None:
+    options = ("env.kwargs.episode_steps=20", "stop.return=19", "stop.minutes=2", "run.dir=run")
+    code, summary, err = penstock(
+        "train", "synthetic", f"env.id={GAMES}", *options, "--json", "actors.envs=16"
+    ).end()
+    assert code == 0, err
+    assert summary["exit_reason"] == "return"
+    assert (tmp_path / "run/checkpoints/best").is_dir()
+
+
+def test_a_run_against_itself_has_no_best_and_evaluates_wins_and_losses(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = ("env.kwargs.rivals=true", "stop.env_steps=60000", "run.dir=run", "eval.every_s=1")
+    code, summary, err = penstock(
+        "train", "synthetic", f"env.id={GAMES}", "stop.return=null", *options, "--json"
+    ).end()
+    assert code == 0, err
+    assert "the policy plays all 2 sides, so its mean return does not rank checkpoints" in err
+    assert_balanced(summary)
+    assert not (tmp_path / "run/checkpoints/best").exists()
+
+    code, result, err = penstock("eval", "run", "--json", "--episodes", "20").end()
+    assert code == 0, err
+    first, second = result["seats"]
+    assert first["return"]["mean"] == -second["return"]["mean"]
+    assert (first["won"], first["lost"]) == (second["lost"], second["won"])
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("actors.envs=7", "actors.envs 7 is not divisible by 2"),
+        ("stop.return=5", "stop.return 5 would be compared with a mean over all seats"),
+    ],
+)
+def test_options_that_do_not_fit_a_game_end_a_run_in_one_sentence(
+    penstock: Penstock, tmp_path: Path, option: str, words: str
+) -> None:
+    rivals = "env.kwargs.rivals=true"
+    code, _, err = penstock("train", GAMES, "algo.name=ppo", rivals, *SMALL, option, "--json").end()
+    assert code == 2
+    assert words in err
+
+
+def test_check_env_plays_games_of_several_seats(penstock: Penstock, tmp_path: Path) -> None:
+    code, report, err = penstock("check-env", GAMES, TURNS, "--json", "--steps", "200").end()
+    assert code == 0, err
+    assert report["problems"] == []
+    assert json.dumps(report["figures"]["how"]).endswith('4 seats a game"')
+    assert report["figures"]["games"] == 2
