@@ -245,9 +245,10 @@ def export(
         )
         arrays = ""
 
-    # A graph has no random numbers of its own.
-    advice = ", which --sampled adds" if is_onnx and way == "sampled" and not sampled else ""
-    text = f"{file}: {result['nbytes']:,} bytes, {way} actions{advice}{arrays}"
+    play = "by its most probable actions" if way == "greedy" else "by sampled actions"
+    if is_onnx and way == "sampled" and not sampled:
+        play += ", which --sampled adds"  # a graph has no random numbers of its own
+    text = f"{file}: {result['nbytes']:,} bytes; the agent plays best {play}{arrays}"
     answer(text, result, as_json)
 
 

@@ -154,6 +154,11 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
     Raises:
         UserError: for any other file, and for a name that is not allowed.
     """
+    if path.suffix.lower() == ONNX_SUFFIX:
+        raise UserError(
+            f"{path} is an ONNX file, which penstock only writes; give the folder of the run, or a "
+            f"{SUFFIX} file"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])

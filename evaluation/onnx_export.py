@@ -88,6 +88,8 @@ def metadata(policy: Exported, module: PolicyModule) -> dict[str, Any]:
         "format": FORMAT,
         "penstock": penstock.__version__,
         "env": policy.config.env.id,
+        "kwargs": dict(policy.config.env.kwargs),
+        "wrappers": [str(wrapper) for wrapper in policy.config.env.wrappers],
         "algo": policy.config.algo.name,
         "spaces": [to_json(space) for space in policy.spaces],
         "inputs": [described(array) for array in module.inputs],

@@ -153,7 +153,11 @@ class Guard:
         tokens = [text.removeprefix("Bearer ") for text in headers.get("authorization", [])]
         tokens += [value for name, value in _cookies(headers) if name == self.cookie_name]
         if not any(_equal(token, self.token) for token in tokens):
-            raise Refusal(401, "the token is missing or wrong; open the address with ?token=TOKEN")
+            raise Refusal(
+                401,
+                "the token is missing or wrong; open the address with ?token=TOKEN, or send "
+                "the header authorization: Bearer TOKEN",
+            )
 
     def _check_order(self, path: str, headers: Mapping[str, list[str]]) -> None:
         """Raise `Refusal` for an order without the page's token, or of another form or size."""
@@ -164,10 +168,10 @@ class Guard:
                 raise Refusal(403, f"an order needs the page's token in the header {ORDER_HEADER}")
         media_type = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise Refusal(415, "an order is application/json")
+            raise Refusal(415, "send JSON, with the header content-type: application/json")
         nbytes = _one(headers, "content-length") or ""
         if not nbytes.isdigit() or len(nbytes) > 18 or int(nbytes) > most_nbytes:
-            raise Refusal(413, f"an order has at most {most_nbytes} bytes, and says its length")
+            raise Refusal(413, f"a request has at most {most_nbytes} bytes, and says its length")
 
     def shows_token(self, scope: Scope) -> bool:
         """Whether the address has ``?token=`` with the right token.

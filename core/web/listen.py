@@ -121,7 +121,7 @@ class Listen:
         if len(ports) > 1:
             tried += f" to {ports[-1]}"
         raise UserError(
-            f"the page cannot be served at {tried} ({reason}); give another --port or --host"
+            f"nothing can be served at {tried} ({reason}); give another --port or --host"
         )
 
 

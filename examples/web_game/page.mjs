@@ -282,7 +282,7 @@ class Page {
 
   #fail(error) {
     this.#drop();
-    $("trouble").textContent = `${error.message}. Then press Serve.`;
+    $("trouble").textContent = `${error.message}. Press Serve to try again.`;
     this.#match = new Match();
     this.#points();
     this.#show("ready");
