@@ -109,6 +109,7 @@ class Rollout:
         self._rows: dict[int, list[StepRow]] = {}  # by slot index
         self._unroll = _Unroll(np.zeros((0, 0), np.uint32), _no_beat)
         self._next_beat_ns = 0
+        self._writes_frames = False  # whether each frame of a stack is written once
 
         # The state between two slots, of each environment.
         count = env.count
@@ -158,13 +159,8 @@ class Rollout:
         if "core_state" in columns:
             np.copyto(columns["core_state"], self._inference.state())
 
-        writes_frames = OLDER in columns or "pad" in columns
-        if writes_frames and self._env.playing is not None:
-            raise UserError(
-                "the environment says which rows play, and transport.frame_stack takes a row that "
-                "waits for the begin of an episode; set transport.frame_stack=null to write stacks "
-                "whole"
-            )
+        self._writes_frames = OLDER in columns or "pad" in columns
+        self._refuse_frames()
         if OLDER in columns:
             self._play_frames(obs, columns[OLDER], columns[BEGINS], rows)
         elif "pad" in columns:
@@ -387,8 +383,18 @@ class Rollout:
     def _mark_playing(self) -> None:
         """Take over which rows play, where the environments say it."""
         if self._env.playing is not None:
+            self._refuse_frames()
             self._alive[:] = self._env.playing
             self._resets = not self._alive.all()
+
+    def _refuse_frames(self) -> None:
+        """Raise UserError if frames are written once, and the environments say which rows play."""
+        if self._writes_frames and self._env.playing is not None:
+            raise UserError(
+                "the environment says which rows play, and transport.frame_stack takes a row that "
+                "waits for the begin of an episode; set transport.frame_stack=null to write stacks "
+                "whole"
+            )
 
     def _rows_of(self, columns: Columns, slot_index: int) -> list[StepRow]:
         """Return views of each step's row, made once per slot, since slots are fixed memory."""

@@ -236,7 +236,7 @@ class SyntheticGames(SyntheticVectorEnv):
             rewards = (of_games - of_others).reshape(-1)
 
         if self._ends_apart:
-            ends = self._age == self._lengths
+            ends = np.equal(self._age, self._lengths)
             no_ends = np.zeros_like(ends)
             terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
             info["playing"] = self._age < self._lengths

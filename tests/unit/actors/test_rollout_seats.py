@@ -217,3 +217,16 @@ def test_targets_of_a_game_of_two_plies_equal_a_computation_by_hand() -> None:
             assert found[begin, second] == pytest.approx(discount * target, abs=1e-5)
             assert w0 != pytest.approx(discount * target)
     assert len(seen_payoffs) > 1
+
+
+def test_frames_that_are_written_once_are_refused_when_a_game_says_who_plays() -> None:
+    cfg = config(
+        "penstock/SyntheticGames-v0",
+        "env.kwargs={ends_apart: true, obs_shape: [2, 40, 40], obs_dtype: uint8}",
+        "transport.frame_stack=2",
+    )
+    env = make(cfg.env, ROWS)
+    size = network_shape(cfg, env.info).layout.size
+    with pytest.raises(UserError, match=r"says which rows play.*set transport.frame_stack=null"):
+        play(cfg, env, np.zeros(size, np.float32), 1)
+    env.close()

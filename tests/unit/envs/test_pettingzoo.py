@@ -163,7 +163,7 @@ def test_unlike_agents_have_padded_observations_and_masked_choices() -> None:
             r"actions Discrete\(2, start=5\), Box.*one poli",
         ),
         ("zoo_games:Plies", {"box": True}, r"a Discrete can have; offer .* as a ParallelEnv"),
-        ("zoo_games:Plies", {"boks": 1}, r"there is no option boks; choose from box, grows, masked"),
+        ("zoo_games:Plies", {"boks": 1}, r"no option boks; choose from box, grows, masked"),
         ("zoo_games:PLIES", {}, r"has no class or function PLIES"),
         ("seat_game:Pair", {"num_games": 1}, r"must be a ParallelEnv or an AECEnv"),
         ("conect_four", {}, r"have no conect_four; the nearest is connect_four_v3"),
