@@ -33,7 +33,7 @@ from penstock.serving.messages import (
     step_dtype,
     step_nbytes,
 )
-from penstock.serving.seats import StepRows
+from penstock.serving.seats import Indices, StepRows
 from penstock.serving.service import DecidedRows, Service
 
 # A game that has not sent HELLO by then is closed.
@@ -47,7 +47,8 @@ UNREAD_NBYTES = 4 << 20
 MOST_RUNS = 64
 MOST_FAULTS = 256
 MOST_GAMES = 4096
-STEP = int(GameMessageKind.STEP)  # numbers of an enum are found and compared slowly
+# A plain number: the members of an enum are found and compared slowly.
+STEP = int(GameMessageKind.STEP)
 
 
 class Wire(Protocol):
@@ -85,7 +86,6 @@ class Game:
     def __init__(self, wire: Wire, number: int) -> None:
         self.wire = wire
         self.number = number
-        self.name = ""
         self.places: range | None = None
         """Its seats; None before HELLO."""
         self.most_rows = 0
@@ -129,7 +129,7 @@ class Game:
 
         steps = available // nbytes
         if steps > 1:
-            # Of the messages behind it, those that have the same head.
+            # The messages behind it that have the same head belong to the run.
             records = np.frombuffer(unread, step_dtype(rows, row_nbytes), steps, position)
             is_same = (
                 (records["length"] == length)
@@ -292,15 +292,15 @@ class Port:
         games, self._arrived = self._arrived, []
         active = [game for game in games if not game.is_closed]
         for _ in range(MOST_RUNS):
-            runs: dict[int, list[tuple[Game, StepRun]]] = {}
+            runs: dict[int, list[tuple[Game, StepRun]]] = {}  # by the rows of a STEP
             for game in active:
                 run = game.next_run(self._row_nbytes) or self._next_run(game)
                 if run is not None:
                     runs.setdefault(run.rows, []).append((game, run))
             if not runs:
                 break
-            for rows, some in runs.items():
-                self._take(rows, some)
+            for rows, runs_of_size in runs.items():
+                self._take(rows, runs_of_size)
             active = [game for game in active if not game.is_read and not game.is_closed]
 
         decisions = self.service.decide()
@@ -342,7 +342,6 @@ class Port:
             raise MessageError("token", "the token is missing or wrong; put it into HELLO")
         game.places = self.service.join(hello, game.number)
         game.most_rows = hello.seats
-        game.name = hello.name
         largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
         game.most_nbytes = max(largest_step, game.most_nbytes)
         game.wire.send(json_message(GameMessageKind.WELCOME, self.service.welcome(hello.seats)))
@@ -385,7 +384,7 @@ class Port:
     def _refuse_seats(
         self,
         seats: np.typing.NDArray[np.uint32],
-        messages: np.typing.NDArray[np.int64],
+        messages: Indices,
         runs: Sequence[tuple[Game, StepRun]],
     ) -> None:
         """Tell games of seats that they do not have; ``messages`` counts the STEPs of the runs."""
@@ -402,7 +401,7 @@ class Port:
 
     def _send_fault(self, game: Game, seat: int, field: str, reason: str) -> None:
         """Send a FAULT of a seat, and close a game with too many in one turn."""
-        if game.wire.is_closing():  # it has gone in the middle of the turn
+        if game.wire.is_closing():  # the peer has gone in the middle of the turn
             game.is_closed = True
             return
         self.service.figures.faults[field] += 1
@@ -416,19 +415,20 @@ class Port:
 
     def _answer(self, decisions: DecidedRows) -> None:
         """Send each game the actions of its seats, as one ACT."""
-        # Rows of one game lie together, unless it sent STEPs of several sizes.
         seat, actions = decisions
         numbers = self.service.seats.game[seat]
-        is_new = np.empty(len(seat), np.bool_)
-        is_new[0] = True
-        np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
-        starts = np.flatnonzero(is_new)
+        starts = _run_starts(numbers)
         answered = numbers[starts].tolist()
         if len(set(answered)) < len(answered):
+            # The rows of a game do not lie together, as it sent STEPs of several sizes.
             order = np.argsort(numbers, kind="stable")
-            return self._answer(DecidedRows(seat[order], actions[order]))
-        counts = np.diff(np.append(starts, len(seat)))
+            seat = seat[order]
+            actions = actions[order]
+            numbers = numbers[order]
+            starts = _run_starts(numbers)
+            answered = numbers[starts].tolist()
 
+        counts = np.diff(np.append(starts, len(seat)))
         games = [self.games[number] for number in answered]
         bases = np.array([_bounds(game)[0] for game in games], np.int64)
         own_seats = (seat - bases.repeat(counts)).astype(np.uint32)
@@ -439,12 +439,11 @@ class Port:
             for count in np.unique(counts):
                 chosen = np.flatnonzero(counts == count)
                 rows = (starts[chosen, None] + np.arange(count)).reshape(-1)
-                some = [games[index] for index in chosen]
-                self._send_acts(some, int(count), own_seats[rows], actions[rows])
+                games_of_count = [games[index] for index in chosen]
+                self._send_acts(games_of_count, int(count), own_seats[rows], actions[rows])
 
         arrived_s = [game.arrived_s for game in games]
         self.service.figures.count_answers(arrived_s, counts, perf_counter())
-        return None
 
     def _send_acts(
         self,
@@ -471,9 +470,11 @@ class Port:
         if has_more:
             game.arrived_s = perf_counter()
             self._schedule(game)
-        if has_more != game.is_paused:
-            game.is_paused = has_more
-            (game.wire.pause_reading if has_more else game.wire.resume_reading)()
+        if has_more and not game.is_paused:
+            game.wire.pause_reading()
+        elif game.is_paused and not has_more:
+            game.wire.resume_reading()
+        game.is_paused = has_more
 
     def _check_hello(self, game: Game) -> None:
         """Close a game that has not sent HELLO."""
@@ -490,6 +491,14 @@ class Port:
         """Close a game; `lose` follows when its connection has ended."""
         game.is_closed = True
         game.wire.close()
+
+
+def _run_starts(values: Indices) -> Indices:
+    """Returns where each run of equal values begins, int64 [runs]; there is at least one value."""
+    is_start = np.empty(len(values), np.bool_)
+    is_start[0] = True
+    np.not_equal(values[1:], values[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)
 
 
 def _bounds(game: Game) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from penstock.core.observations import MASK, open_choices, views
 from penstock.envs.packing import Keys, Packer, find_bad_observation, leaves_of, value_at
 from penstock.envs.vector_env import counts_of
+from penstock.serving.messages import padded
 
 ALIGN = 8  # a row has a multiple of so many bytes
 # Of the rows at fault in one batch so many are described; each of them takes 20 microseconds.
@@ -51,13 +52,13 @@ class RowLayout:
         for keys, leaf in leaves_of(space):
             dtype = np.dtype(leaf.dtype).newbyteorder("<")
             shape = leaf.shape or ()
-            offset = math.ceil(end / dtype.itemsize) * dtype.itemsize
+            offset = padded(end, dtype.itemsize)
             column_name = ".".join(map(str, keys)) or name
             columns.append(RowColumn(column_name, dtype.str, shape, offset))
             end = offset + math.prod(shape) * dtype.itemsize
 
         self.columns = tuple(columns)
-        self.nbytes = math.ceil(end / ALIGN) * ALIGN
+        self.nbytes = padded(end, ALIGN)
         self._used_nbytes = end
         # Bytes that are no flag would make numpy's bool something that is neither 0 nor 1.
         self._is_flags = [column.dtype == "|b1" for column in columns]
