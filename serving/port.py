@@ -83,7 +83,8 @@ class StepRun(NamedTuple):
 class Game:
     """One connected game: its seats, and the bytes that it sent and nobody has read yet."""
 
-    def __init__(self, wire: Wire, number: int) -> None:
+    def __init__(self, wire: Wire, number: int, row_nbytes: int) -> None:
+        """Create a game; ``row_nbytes`` are those of an observation."""
         self.wire = wire
         self.number = number
         self.places: range | None = None
@@ -98,8 +99,10 @@ class Game:
         self.arrived_s = 0.0
         """When the first byte arrived that is not read yet."""
         self.is_paused = False
+        self._row_nbytes = row_nbytes
         self._unread: bytes | bytearray = b""
         self._position = 0
+        """Bytes of `_unread` that are read already."""
 
     def receive(self, content: bytes) -> None:
         """Add bytes that have arrived."""
@@ -110,12 +113,8 @@ class Game:
             self._unread = bytearray(self._unread)
         self._unread += content
 
-    def next_run(self, row_nbytes: int) -> StepRun | None:
-        """Returns the next complete STEPs, or None if there are none that are well formed.
-
-        Args:
-            row_nbytes: bytes of an observation.
-        """
+    def next_run(self) -> StepRun | None:
+        """Returns the next complete STEPs, or None if there are none that are well formed."""
         unread = self._unread
         position = self._position
         available = len(unread) - position
@@ -124,13 +123,14 @@ class Game:
         length, kind, rows = STEP_HEAD.unpack_from(unread, position)
         nbytes = LENGTH.size + length
         is_step = kind == STEP and rows and rows <= self.most_rows and nbytes <= available
-        if not is_step or nbytes != step_nbytes(rows, row_nbytes):
+        if not is_step or nbytes != step_nbytes(rows, self._row_nbytes):
             return None
 
         steps = available // nbytes
         if steps > 1:
             # The messages behind it that have the same head belong to the run.
-            records = np.frombuffer(unread, step_dtype(rows, row_nbytes), steps, position)
+            dtype = step_dtype(rows, self._row_nbytes)
+            records = np.frombuffer(unread, dtype, steps, position)
             is_same = (
                 (records["length"] == length)
                 & (records["kind"] == kind)
@@ -141,11 +141,8 @@ class Game:
         self._position = position + steps * nbytes
         return StepRun(rows, steps, bytes(unread[position : self._position]))
 
-    def next_message(self, row_nbytes: int) -> bytes | None:
+    def next_message(self) -> bytes | None:
         """Returns the next complete message, from its kind on, or None if there is none.
-
-        Args:
-            row_nbytes: bytes of an observation.
 
         Raises:
             MessageError: it is too long or too short, or a STEP that is not well formed.
@@ -157,10 +154,10 @@ class Game:
         self._position += nbytes
         message = bytes(self._unread[position : self._position])
         if KIND.unpack_from(message) == (STEP,):
-            raise self._step_error(message, row_nbytes)
+            raise self._step_error(message)
         return message
 
-    def _step_error(self, message: bytes, row_nbytes: int) -> MessageError:
+    def _step_error(self, message: bytes) -> MessageError:
         """Returns what is wrong with a STEP."""
         if not self.most_rows:
             return MessageError("hello", "a STEP before HELLO; send HELLO first")
@@ -171,7 +168,7 @@ class Game:
             return MessageError(
                 "message", f"a STEP has {rows} rows, and this game has {self.most_rows} seats"
             )
-        expected = step_nbytes(rows, row_nbytes) - LENGTH.size
+        expected = step_nbytes(rows, self._row_nbytes) - LENGTH.size
         return MessageError(
             "message",
             f"a STEP of {rows} rows has {len(message)} bytes where {expected} belong; see "
@@ -232,7 +229,7 @@ class Port:
         """By their number."""
         self._token = token
         self._most_games = most_games
-        self._numbers = 0
+        self._next_number = 0
         self._arrived: list[Game] = []
         """Games with bytes that the next turn reads."""
         self._row_nbytes = service.observations.layout.nbytes
@@ -240,19 +237,21 @@ class Port:
     def open(self, wire: Wire) -> Game | None:
         """Returns the game of a new connection; None if there is no room, after a FAULT."""
         if len(self.games) >= self._most_games:
-            nameless = [
+            # The oldest connection without HELLO makes room.
+            without_hello = (
                 game for game in self.games.values() if game.places is None and not game.is_closed
-            ]
-            if not nameless:
+            )
+            oldest = next(without_hello, None)
+            if oldest is None:
                 self.service.figures.faults["connection"] += 1
                 reason = f"{self._most_games} games are connected, the most; try again later"
                 wire.send(fault_message(None, "connection", reason))
                 wire.close()
                 return None
-            self._fail(nameless[0], MessageError("connection", "more games connect; send HELLO"))
+            self._fail(oldest, MessageError("connection", "more games connect; send HELLO"))
 
-        game = Game(wire, self._numbers)
-        self._numbers += 1
+        game = Game(wire, self._next_number, self._row_nbytes)
+        self._next_number += 1
         self.games[game.number] = game
         asyncio.get_running_loop().call_later(HELLO_S, self._check_hello, game)
         return game
@@ -294,7 +293,7 @@ class Port:
         for _ in range(MOST_RUNS):
             runs: dict[int, list[tuple[Game, StepRun]]] = {}  # by the rows of a STEP
             for game in active:
-                run = game.next_run(self._row_nbytes) or self._next_run(game)
+                run = game.next_run() or self._next_run(game)
                 if run is not None:
                     runs.setdefault(run.rows, []).append((game, run))
             if not runs:
@@ -313,11 +312,11 @@ class Port:
         """Handle other messages than STEPs; returns the next STEPs, or None if there are none."""
         try:
             while not game.is_closed:
-                message = game.next_message(self._row_nbytes)
+                message = game.next_message()
                 if message is None:
                     return None
                 self._handle(game, message)
-                run = game.next_run(self._row_nbytes)
+                run = game.next_run()
                 if run is not None:
                     return run
         except MessageError as error:
@@ -351,13 +350,15 @@ class Port:
         contents = [run.content for _, run in runs]
         content = contents[0] if len(contents) == 1 else b"".join(contents)
         records = np.frombuffer(content, step_dtype(rows, self._row_nbytes))
-        steps = [run.steps for _, run in runs]
-        places = np.array([_bounds(game) for game, _ in runs], np.int64)
-        bounds = places if len(records) == len(runs) else places.repeat(steps, axis=0)
 
+        # The number of a seat in its game becomes its place in the table.
+        bounds = np.array([_bounds(game) for game, _ in runs], np.int64)
+        if len(records) > len(runs):
+            bounds = bounds.repeat([run.steps for _, run in runs], axis=0)
         seat = records["seat"].astype(np.int64)
         seat += bounds[:, :1]
         is_inside = seat < bounds[:, 1:]
+
         taken = StepRows(
             seat.reshape(-1),
             flags=records["flags"].reshape(-1),
@@ -470,11 +471,13 @@ class Port:
         if has_more:
             game.arrived_s = perf_counter()
             self._schedule(game)
-        if has_more and not game.is_paused:
-            game.wire.pause_reading()
-        elif game.is_paused and not has_more:
-            game.wire.resume_reading()
+        if has_more == game.is_paused:
+            return
         game.is_paused = has_more
+        if has_more:
+            game.wire.pause_reading()
+        else:
+            game.wire.resume_reading()
 
     def _check_hello(self, game: Game) -> None:
         """Close a game that has not sent HELLO."""

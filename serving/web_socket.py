@@ -48,7 +48,8 @@ class WebSocketProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read frames."""
         if self._game is not None:
-            self._connection.max_message_size = self._game.most_nbytes  # larger after HELLO
+            # HELLO has raised it to that of a STEP of all seats.
+            self._connection.max_message_size = self._game.most_nbytes
         self._connection.receive_data(data)
         for event in self._connection.events_received():
             if isinstance(event, Request):
@@ -90,17 +91,14 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _open(self, request: Request) -> None:
         """Answer the handshake, and open a game."""
+        path = request.path.partition("?")[0]
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1", "replace"))
+            for name, value in request.headers.raw_items()
+        ]
         try:
-            self._guard.check_site(
-                {
-                    "path": request.path.partition("?")[0],
-                    "headers": [
-                        (name.encode("latin-1"), value.encode("latin-1", "replace"))
-                        for name, value in request.headers.raw_items()
-                    ],
-                }
-            )
-            if request.path.partition("?")[0] != PATH:
+            self._guard.check_site({"path": path, "headers": headers})
+            if path != PATH:
                 raise Refusal(404, f"games connect to {PATH}")
         except Refusal as refusal:
             self._connection.send_response(
@@ -119,10 +117,9 @@ class WebSocketProtocol(asyncio.Protocol):
         """Hand a complete message to the port."""
         if frame.opcode is Opcode.PONG:
             self._is_answered = True
-        if frame.opcode not in (Opcode.BINARY, Opcode.CONT, Opcode.TEXT):
-            return
-        if frame.opcode is Opcode.TEXT:
+        elif frame.opcode is Opcode.TEXT:
             self._connection.fail(CloseCode.UNSUPPORTED_DATA, "messages of games are binary")
+        if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
             return
 
         self._message += frame.data
