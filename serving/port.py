@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -51,23 +51,52 @@ MOST_GAMES = 4096
 STEP = int(GameMessageKind.STEP)
 
 
-class Wire(Protocol):
-    """The connection of a game."""
+class Wire(asyncio.Protocol):
+    """The connection of a game; its subclasses are games over TCP and over WebSocket."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message that has its length in front."""
+    send: Callable[[bytes], None]
+    """Sends a message that has its length in front."""
 
-    def close(self) -> None:
-        """Close the connection when all is sent."""
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._game: Game | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
+
+    def pause_writing(self) -> None:
+        """Close a game that does not read what waits for it."""
+        if self._game is not None:
+            self._game.is_closed = True
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the port."""
+        if self._game is not None:
+            self._port.lose(self._game)
 
     def is_closing(self) -> bool:
         """Whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection when all is sent, or cannot be."""
+        self._transport.close()
+        self._abort_later()
 
     def pause_reading(self) -> None:
         """Leave what arrives from now on to the kernel."""
+        self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
+        self._transport.resume_reading()
+
+    def _abort_later(self) -> None:
+        """End the connection even if the peer does not read what was sent before."""
+        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
 
 class StepRun(NamedTuple):

@@ -6,7 +6,7 @@ The handshake is checked by the `Guard` as a request of HTTP is, but for the tok
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame, Opcode
@@ -16,37 +16,28 @@ from websockets.server import ServerProtocol
 
 from penstock.core.web.guard import Guard, Refusal
 from penstock.serving.messages import JSON_NBYTES, LENGTH
-from penstock.serving.port import CLOSE_S, UNREAD_NBYTES, Game, Port
+from penstock.serving.port import Port, Wire
 
 PATH = "/play"
 # A peer that does not answer a ping within this time is closed.
 PING_S = 20
 
 
-class WebSocketProtocol(asyncio.Protocol):
+class WebSocketProtocol(Wire):
     """One game over WebSocket, on the sans-I/O protocol of websockets."""
 
     def __init__(self, port: Port, guard: Guard, **uvicorn_arguments: Any) -> None:
         """Called by uvicorn for a request that asks for WebSocket, with what it knows."""
-        self._port = port
+        super().__init__(port)
         self._guard = guard
-        self._game: Game | None = None
         self._connection = ServerProtocol(max_size=JSON_NBYTES)
         self._message = bytearray()
         """What has arrived of a message."""
         self._is_answered = True
         """Whether the last ping was answered."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; the request follows as the first data."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
-        self.is_closing = self._transport.is_closing
-        self.pause_reading = self._transport.pause_reading
-        self.resume_reading = self._transport.resume_reading
-
     def data_received(self, data: bytes) -> None:
-        """Read frames."""
+        """Read the request, which comes first, and frames."""
         if self._game is not None:
             # HELLO has raised it to that of a STEP of all seats.
             self._connection.max_message_size = self._game.most_nbytes
@@ -63,17 +54,6 @@ class WebSocketProtocol(asyncio.Protocol):
         """End with the peer."""
         self._connection.receive_eof()
 
-    def pause_writing(self) -> None:
-        """Close a game that does not read what waits for it."""
-        if self._game is not None:
-            self._game.is_closed = True
-        self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the port."""
-        if self._game is not None:
-            self._port.lose(self._game)
-
     def send(self, message: bytes) -> None:
         """Send a message that has its length in front."""
         try:
@@ -87,7 +67,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._connection.state is State.OPEN:
             self._connection.send_close(CloseCode.NORMAL_CLOSURE)
             self._write()
-        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
+        self._abort_later()
 
     def _open(self, request: Request) -> None:
         """Answer the handshake, and open a game."""
