@@ -38,13 +38,14 @@ from penstock.serving.service import DecidedRows, Service
 
 # A game that has not sent HELLO by then is closed.
 HELLO_S = 5
-# A game that is closed has so long to read what was sent before.
+# The time in which a game that is closed may read what was sent before.
 CLOSE_S = 5
-# A game that does not read is closed when so many bytes wait for it.
+# The most bytes that wait for a game; one that reads less is closed.
 UNREAD_NBYTES = 4 << 20
-# So many runs of messages, and so many faults, of one game in one turn: what is beyond waits for
-# the next turn, so that no game delays the others.
+# The most runs of messages of one game in one turn: what is beyond waits for the next turn, so that
+# no game delays the others.
 MOST_RUNS = 64
+# The most rows at fault of one game in one turn; one with more is closed.
 MOST_FAULTS = 256
 MOST_GAMES = 4096
 # A plain number: the members of an enum are found and compared slowly.

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from penstock.envs.packing import MOST_REWARD
 from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
 
-# So many rows of a seat are taken in one turn: it can end an episode, leave, and begin the next.
+# The most rows of a seat that are taken in one turn: it can end an episode, leave, and begin the
+# next.
 MOST_ROWS_A_TURN = 3
 
 Bools = npt.NDArray[np.bool_]
