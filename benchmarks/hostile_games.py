@@ -45,11 +45,14 @@ from serve import (
     Game,
     Served,
     cartpole_agent,
+    hello_message,
     processor_time,
     serving,
+    step_message,
 )
 
-FAULT, END = 5, 6
+FAULT = 5
+END = 6
 FIELDS = {
     "action", "connection", "flags", "hello", "message", "name", "observation", "protocol",
     "reward", "seat", "seats", "token",
@@ -230,10 +233,10 @@ class Attacker:
             return 1
 
         if self._socket is None:
-            self._socket = self._connect(hello({"protocol": 1, "seats": SEATS}))
+            self._socket = self._connect(hello_message({"protocol": 1, "seats": SEATS}))
             assert next(self._answers())[0] == WELCOME
         seats = [*range(PROBE)]
-        begin = step(seats, [FIRST] * PROBE, [0.0] * PROBE, np.zeros((PROBE, 4), "<f4"))
+        begin = step_message(seats, np.zeros((PROBE, 4), "<f4"), flags=[FIRST] * PROBE)
         if not self._expect_acts(begin, seats):
             return 1
 
@@ -245,7 +248,7 @@ class Attacker:
             self._finish(name, data + message)
         else:
             name = "sound"
-            probe = step([PROBE], [FIRST], [0.0], np.zeros((1, 4), "<f4"))
+            probe = step_message([PROBE], np.zeros((1, 4), "<f4"), flags=[FIRST])
             self._expect_acts(data + probe, [PROBE])
         self.tally.sent.update([*names, name])
         return BURST + 2
@@ -262,8 +265,7 @@ class Attacker:
         """Send a request of HTTP, which gets a status below 500."""
         rng = self._rng
         host = b"127.0.0.1:%d" % self._port
-        request = rng.choice(REQUESTS)
-        request = request.replace(b"%s", host)
+        request = rng.choice(REQUESTS).replace(b"%s", host)
         if rng.random() < 0.5:
             body = rng.choice(BODIES)
             head = b"POST /act HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
@@ -306,12 +308,12 @@ class Attacker:
         if name == "flipped":
             # What is flipped may leave a message sound, or too short for its length.
             self._socket.shutdown(socket.SHUT_WR)
-        last = 0
+        last_kind = 0
         for kind, body in self._answers():
             self._count(kind, body, name)
-            last = kind
-        if last not in {FAULT, END} and name != "flipped":
-            self.tally.untyped.append(f"closed after kind {last}, to {name}")
+            last_kind = kind
+        if last_kind not in {FAULT, END} and name != "flipped":
+            self.tally.untyped.append(f"closed after kind {last_kind}, to {name}")
         self._close()
 
     def _count(self, kind: int, body: bytes, name: str) -> None:
@@ -380,12 +382,12 @@ def hostile_step(rng: random.Random, seats: list[int]) -> tuple[str, bytes]:
             rewards[0] = rng.choice(FLOATS)
         case "observation":
             rows[0, rng.randrange(4)] = rng.choice(FLOATS)
-    return name, step(seats, flags, rewards, rows)
+    return name, step_message(seats, rows, flags=flags, rewards=rewards)
 
 
 def fatal_message(rng: random.Random) -> tuple[str, bytes]:
     """Returns a message that ends the connection, and its name."""
-    sound = step([0], [FIRST], [0.0], np.zeros((1, 4), "<f4"))
+    sound = step_message([0], np.zeros((1, 4), "<f4"), flags=[FIRST])
     name = rng.choice(("length", "long", "kind", "count", "json", "hello", "flipped", "half"))
     match name:
         case "length":
@@ -402,7 +404,7 @@ def fatal_message(rng: random.Random) -> tuple[str, bytes]:
             text = rng.choice(STRANGE_TEXTS)
             return name, struct.pack("<II", 4 + len(text), HELLO) + text
         case "hello":
-            return name, hello({"protocol": 1})
+            return name, hello_message({"protocol": 1})
         case "half":
             return name, sound[: rng.randrange(1, len(sound))]
     changed = bytearray(sound)
@@ -418,26 +420,9 @@ def bad_hello(rng: random.Random) -> tuple[str, bytes]:
         return "first json", struct.pack("<II", 4 + len(text), HELLO) + text
     content: dict[str, Any] = {"protocol": 1, "seats": 1}
     name = rng.choice(("protocol", "seats", "observation", "action"))
-    refused = [value for value in STRANGE_VALUES if value is not None and value != 1]
-    content[name] = rng.choice([value for value in refused if value is not True])
-    return f"hello {name}", hello(content)
-
-
-def step(
-    seats: Sequence[int], flags: Sequence[int], rewards: Sequence[float], rows: np.ndarray[Any, Any]
-) -> bytes:
-    """Returns a STEP with its length."""
-    count = len(seats)
-    message = struct.pack(f"<II{count}I", STEP, count, *seats) + bytes(flags)
-    message += bytes(-len(message) % 4) + struct.pack(f"<{count}f", *rewards)
-    message += bytes(-len(message) % 8) + rows.tobytes()
-    return struct.pack("<I", len(message)) + message
-
-
-def hello(content: dict[str, Any]) -> bytes:
-    """Returns a HELLO with its length."""
-    text = json.dumps(content).encode()
-    return struct.pack("<II", 4 + len(text), HELLO) + text
+    # None and 1 are sound values of some fields. True is equal to 1.
+    content[name] = rng.choice([value for value in STRANGE_VALUES if value not in (None, 1)])
+    return f"hello {name}", hello_message(content)
 
 
 def acting_seats(body: bytes) -> tuple[int, ...]:

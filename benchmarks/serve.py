@@ -45,7 +45,11 @@ from common import ONE_THREAD, compile_package, finish, parser
 from penstock.algos.samples import network_shape
 from penstock.envs import make
 
-HELLO, WELCOME, STEP, ACT = 1, 2, 3, 4
+# The kinds of messages, and the flag of a row that begins an episode.
+HELLO = 1
+WELCOME = 2
+STEP = 3
+ACT = 4
 FIRST = 1
 HEAD = struct.Struct("<III")  # length, kind, number of rows
 SEATS = 256
@@ -101,8 +105,7 @@ class Game:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
         seats = range(len(observations))
-        hello = json.dumps({"protocol": 1, "seats": len(seats)}).encode()
-        self.socket.sendall(struct.pack("<II", len(hello) + 4, HELLO) + hello)
+        self.socket.sendall(hello_message({"protocol": 1, "seats": len(seats)}))
         welcome = self._read_welcome()
         assert welcome["row_nbytes"] == observations[0].nbytes, welcome
 
@@ -114,7 +117,7 @@ class Game:
         # The first answers have the actions of all seats.
         self.actions: dict[int, int] = {}
         self._action_nbytes = welcome["action_nbytes"]
-        self.socket.sendall(step_message(seats, observations, FIRST))
+        self.socket.sendall(step_message(seats, observations, flags=[FIRST] * len(seats)))
         while len(self.actions) < len(seats):
             self.actions |= self.read(with_actions=True)
 
@@ -125,6 +128,12 @@ class Game:
     def receive(self) -> list[int]:
         """Returns the seats of the ACTs that have arrived, perhaps none; waits for bytes."""
         return [*self.read()]
+
+    def receive_all(self) -> None:
+        """Wait for the ACTs of all seats."""
+        waiting = len(self.messages)
+        while waiting:
+            waiting -= len(self.receive())
 
     def read(self, *, with_actions: bool = False) -> dict[int, int]:
         """Returns what `receive` does, with the actions if asked for, else 0."""
@@ -345,12 +354,11 @@ def measure_rates(agent: Agent, seconds: float, rounds: int) -> dict[str, dict[s
             game.close()
 
     rates = {name: summary(runs) for name, runs in measured.items()}
-    for name, runs in measured.items():
-        if echoes := measured.get(name.replace("served", "echo")):
-            pairs = zip(runs, echoes, strict=True)
-            ratios = [run.messages_per_s / other.messages_per_s for run, other in pairs]
-            if name.startswith("served"):
-                rates[name] |= {"ratio": statistics.median(ratios), "ratios": ratios}
+    for connections in ("1 connection", f"{SEATS} connections"):
+        served_name = f"served, {connections}"
+        pairs = zip(measured[served_name], measured[f"echo, {connections}"], strict=True)
+        ratios = [run.messages_per_s / echo_run.messages_per_s for run, echo_run in pairs]
+        rates[served_name] |= {"ratio": statistics.median(ratios), "ratios": ratios}
     return rates
 
 
@@ -387,9 +395,7 @@ def play_messages(game: Game, ends_s: float) -> int:
         game.send(seats)
 
     # The answers of the messages in flight are part of the period.
-    waiting = SEATS
-    while waiting:
-        waiting -= len(game.receive())
+    game.receive_all()
     return count + SEATS
 
 
@@ -417,18 +423,14 @@ def play_rows(games: Sequence[Game], ends_s: float) -> int:
         game.socket.sendall(game.message)
     count = 0
     for game in cycle(games):
-        waiting = SEATS
-        while waiting:
-            waiting -= len(game.receive())
+        game.receive_all()
         count += SEATS
         if time.monotonic() >= ends_s:
             break
         game.socket.sendall(game.message)
     for other in games:
         if other is not game:
-            waiting = SEATS
-            while waiting:
-                waiting -= len(other.receive())
+            other.receive_all()
             count += SEATS
     return count
 
@@ -498,11 +500,23 @@ def serving(agent: Agent) -> Iterator[Served]:
             process.wait(WAIT_S)
 
 
-def step_message(seats: Sequence[int], observations: Rows, flag: int = 0) -> bytes:
-    """Returns a STEP with its length: no rewards, and the same flag for all rows."""
+def hello_message(content: dict[str, Any]) -> bytes:
+    """Returns a HELLO with its length."""
+    text = json.dumps(content).encode()
+    return struct.pack("<II", 4 + len(text), HELLO) + text
+
+
+def step_message(
+    seats: Sequence[int],
+    observations: Rows,
+    *,
+    flags: Sequence[int] | None = None,
+    rewards: Sequence[float] | None = None,
+) -> bytes:
+    """Returns a STEP with its length; flags and rewards are 0 by default."""
     count = len(seats)
-    message = struct.pack(f"<II{count}I", STEP, count, *seats) + bytes([flag]) * count
-    message += bytes(-len(message) % 4) + bytes(4 * count)
+    message = struct.pack(f"<II{count}I", STEP, count, *seats) + bytes(flags or [0] * count)
+    message += bytes(-len(message) % 4) + struct.pack(f"<{count}f", *(rewards or [0.0] * count))
     message += bytes(-len(message) % 8) + observations.tobytes()
     return struct.pack("<I", len(message)) + message
 

@@ -133,7 +133,6 @@ class LoadedPolicy:
         self._play = play
         self._packer = Packer(config.env.id, self.observation_space)
         self._to_env_actions = action_map(self.action_space)
-
         self._seed = whole_number("seed", seed, 0)
 
     def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:

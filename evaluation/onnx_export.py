@@ -117,6 +117,7 @@ def _check_installed() -> None:
     """Raise UserError where torch is too old, or what its exporter needs is missing."""
     import torch
 
+    # torch compares its version with a text number by number, so 2.10 is later than 2.9.
     if torch.__version__ < LEAST_TORCH:
         raise UserError(
             f"torch {torch.__version__} is installed, and ONNX files need {LEAST_TORCH} or later; "

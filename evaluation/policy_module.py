@@ -44,7 +44,7 @@ from penstock.models.distributions import FORBIDDEN, distribution
 from penstock.models.general import GeneralShape
 from penstock.models.torch_general import GeneralActorCritic, GeneralNet
 from penstock.models.torch_heads import ActorCritic, PolicyNetwork, of_allowed
-from penstock.models.torch_nets import build_net
+from penstock.models.torch_nets import filled_net
 
 MEANINGS = {
     "state": "what the network remembers of an episode: 0 where it begins, then state_out",
@@ -148,7 +148,7 @@ class PolicyModule(nn.Module):
         shape = in_memory_format(network_shape(config, info), "contiguous")
         self.layout = shape.layout
         self.state_size = state_size_of(shape)
-        self.network = _Network(_filled_net(shape, weights))
+        self.network = _Network(filled_net(shape, weights))
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         if isinstance(shape, GeneralShape):
             self._input_shapes = {array.name: array.shape for array in shape.inputs}
@@ -200,6 +200,7 @@ class PolicyModule(nn.Module):
         return decided | sampled
 
     def _all_inputs(self, program: bool) -> tuple[GraphArray, ...]:
+        """Returns the arrays that the module takes; with "weights" if it is a ``program``."""
         arrays = []
         for packing in self.packings:
             assert isinstance(packing, _Packing)
@@ -290,21 +291,22 @@ def action_rule(config: Config, info: EnvInfo) -> ActionRule:
         UserError: if it does so by a sampler of its own.
     """
     sampler = algorithm(config.algo).action_sampler(config, info, 0, 0)
-    kind = type(sampler)
-    if kind is EpsilonGreedySampler:
+    # A class derived from one of these samplers may decide in another way.
+    if type(sampler) is EpsilonGreedySampler:
         return ActionRule(discrete(len(sampler.outputs)), has_values=True)
-    if kind in (CategoricalSampler, MultiCategoricalSampler):
+    if type(sampler) in (CategoricalSampler, MultiCategoricalSampler):
         return ActionRule(action_spec(config, info))
 
     shape = info.action_space.shape
     assert shape is not None
-    if isinstance(sampler, GaussianSampler) and kind is GaussianSampler:
+    if type(sampler) is GaussianSampler:
         return ActionRule(Numbers(shape, sampler.squashed))
-    if isinstance(sampler, SquashedGaussianSampler) and kind is SquashedGaussianSampler:
+    if type(sampler) is SquashedGaussianSampler:
         return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
 
+    name = type(sampler).__name__
     raise UserError(
-        f"algo.name {config.algo.name} decides actions by {kind.__name__}, a sampler of its own, "
+        f"algo.name {config.algo.name} decides actions by {name}, a sampler of its own, "
         "which only Python computes; export a .safetensors file, or use a sampler of "
         "penstock.models.acting"
     )
@@ -447,17 +449,6 @@ def _packings(space: spaces.Space[Any], info: EnvInfo) -> list[_Packing]:
         packed_dtype = part_dtypes.get(part_name, info.observation_space.dtype)
         packings.append(_Packing(part_name, input_name, leaf_space, packed_dtype))
     return packings
-
-
-def _filled_net(shape: Any, weights: Float32) -> PolicyNetwork:
-    """Returns the network of a shape with parameters of a flat vector, as it acts."""
-    # The initial weights are replaced, so they take no numbers of the caller's generator.
-    with torch.random.fork_rng(devices=[]):
-        net: PolicyNetwork = build_net(shape).requires_grad_(False).eval()
-    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
-    for name, source in shape.layout.views(weights).items():
-        np.copyto(tensors[name].numpy(), source)
-    return net
 
 
 def _draw(logits: Tensor, uniform: Tensor) -> Tensor:

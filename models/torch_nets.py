@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from penstock.core.params import Float32
 from penstock.models.fitting import AnyShape, HeadShape
 from penstock.models.general import ActorCriticHeads, GeneralShape, SingleHead
 from penstock.models.layout import (
@@ -68,6 +70,17 @@ def build_net(shape: AnyShape, dtype: torch.dtype = torch.float32) -> PolicyNetw
             return Dense(shape, dtype)
         case QCnnShape():
             return QCnn(shape, dtype)
+
+
+def filled_net(shape: AnyShape, weights: Float32) -> PolicyNetwork:
+    """Returns a network that only computes, with a copy of the parameters in a flat vector."""
+    # The initial weights are replaced, so they take no numbers of the caller's generator.
+    with torch.random.fork_rng(devices=[]):
+        net = build_net(shape).requires_grad_(False).eval()
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    for name, source in shape.layout.views(weights).items():
+        np.copyto(tensors[name].numpy(), source)
+    return net
 
 
 class Net(Trunk, ActorCritic):

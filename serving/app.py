@@ -12,25 +12,20 @@ import numpy as np
 from gymnasium import spaces
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import penstock
 from penstock.configs.errors import UserError
 from penstock.core.files import DAMAGE
 from penstock.core.web.guard import Guard, GuardedApp
+from penstock.core.web.static_files import static_route
 from penstock.serving.port import Port
 from penstock.serving.service import Service
 
 STATIC = Path(__file__).parent / "static"
-KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 BODY_S = 10  # the time in which a request has to arrive
-# A number in JSON has at most so many characters, with what separates it from the next.
+# The most characters of a number in JSON, with what separates it from the next.
 NUMBER_NBYTES = 32
 
 
@@ -44,8 +39,6 @@ def most_act_nbytes(service: Service) -> int:
 def make_app(port: Port, guard: Guard) -> GuardedApp:
     """Returns the application that serves what is not a game, behind ``guard``."""
     service = port.service
-    static_files = {"/": STATIC / "index.html"}
-    static_files |= {f"/{path.name}": path for path in STATIC.iterdir()}
 
     async def act(request: Request) -> Response:
         """Decide for one observation."""
@@ -73,19 +66,11 @@ def make_app(port: Port, guard: Guard) -> GuardedApp:
             }
         )
 
-    async def static(request: Request) -> Response:
-        """Answer with a file of the page."""
-        path = static_files.get(request.url.path)
-        if path is None or path.suffix not in KINDS:
-            return PlainTextResponse("penstock: no such page\n", 404)
-        headers = {"cache-control": "no-cache"}
-        return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
-
     app = Starlette(
         routes=[
             Route("/act", act, methods=["POST"]),
             Route("/figures", figures, methods=["GET"]),
-            Route("/{path:path}", static, methods=["GET"]),
+            static_route(STATIC),
         ]
     )
     return GuardedApp(app, guard)

@@ -14,7 +14,7 @@ from penstock.profiling.histogram import GROWTH, quantile
 # Latencies from this one on are told apart; the last bin holds what is longer than the last edge.
 FLOOR_S = 1e-6
 BINS = 120  # up to about 1,000 s
-# The rate is that of so many full seconds.
+# The rate is a mean over as many full seconds.
 WINDOW_S = 5
 
 

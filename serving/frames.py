@@ -9,50 +9,26 @@ from typing import Any
 
 from penstock.core.web.connections import LimitedProtocol
 from penstock.core.web.guard import Scope
-from penstock.serving.port import CLOSE_S, HELLO_S, UNREAD_NBYTES, Game, Port
+from penstock.serving.port import HELLO_S, Port, Wire
 
 # How a request of HTTP begins: as the length of a message these bytes would be beyond every limit.
 METHODS = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
 SNIFFED_NBYTES = 4
 
 
-class FrameProtocol(asyncio.Protocol):
+class FrameProtocol(Wire):
     """One game over TCP: messages with their length in front."""
 
-    def __init__(self, port: Port) -> None:
-        self._port = port
-        self._game: Game | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open a game."""
-        transport.set_write_buffer_limits(high=UNREAD_NBYTES)
-        self.send: Callable[[bytes], None] = transport.write
-        self.is_closing: Callable[[], bool] = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-        self._transport = transport
+        super().connection_made(transport)
+        self.send = self._transport.write
         self._game = self._port.open(self)
-
-    def close(self) -> None:
-        """Close the connection when all is sent, or cannot be."""
-        self._transport.close()
-        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Hand bytes to the port."""
         if self._game is not None:
             self._port.receive(self._game, data)
-
-    def pause_writing(self) -> None:
-        """Close a game that does not read what waits for it."""
-        if self._game is not None:
-            self._game.is_closed = True
-        self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the port."""
-        if self._game is not None:
-            self._port.lose(self._game)
 
 
 def sniffing(port: Port, admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:

@@ -7,7 +7,6 @@ it is one binary message. In memory each has its length in front, whatever broug
 from __future__ import annotations
 
 import json
-import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -29,7 +28,7 @@ STEP_HEAD = struct.Struct("<III")  # length, kind and number of rows
 # The most bytes of a message of JSON, and of any message, without the length.
 JSON_NBYTES = 64 << 10
 MESSAGE_NBYTES = 16 << 20
-NAME_LENGTH = 200  # characters of a game's name
+TEXT_LENGTH = 200  # characters of the token and of the name in HELLO
 SHOWN_LENGTH = 80  # characters of a foreign text in a sentence
 
 
@@ -67,15 +66,6 @@ class MessageError(Exception):
         super().__init__(reason)
         self.field = field
         self.reason = reason
-
-
-class SeatFault(NamedTuple):
-    """Why a seat must begin a new episode."""
-
-    seat: int
-    """Its number in its connection."""
-    field: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -131,20 +121,20 @@ def read_hello(body: bytes, most_space_nbytes: int) -> Hello:
         )
     return Hello(
         seats=seats,
-        token=_text(content, "token", NAME_LENGTH),
+        token=_text(content, "token"),
         observation=_space(content, "observation", most_space_nbytes),
         action=_space(content, "action", most_space_nbytes),
-        name=_text(content, "name", NAME_LENGTH),
+        name=_text(content, "name"),
     )
 
 
-def _text(content: dict[str, Any], field: str, most: int) -> str:
+def _text(content: dict[str, Any], field: str) -> str:
     """Returns a field of HELLO that is a text, "" without it. Raises MessageError."""
     text = content.get(field)
     if text is None:
         return ""
-    if not isinstance(text, str) or len(text) > most:
-        raise MessageError(field, f"{field} is no text of at most {most} characters")
+    if not isinstance(text, str) or len(text) > TEXT_LENGTH:
+        raise MessageError(field, f"{field} is no text of at most {TEXT_LENGTH} characters")
     return text
 
 
@@ -181,8 +171,8 @@ def _step_offsets(count: int) -> _StepOffsets:
     Padding is counted from the kind, which follows the length.
     """
     flags = 8 + 4 * count
-    reward = _padded(flags + count, 4)
-    rows = _padded(reward + 4 * count, 8)
+    reward = padded(flags + count, 4)
+    rows = padded(reward + 4 * count, 8)
     return _StepOffsets(LENGTH.size + flags, LENGTH.size + reward, LENGTH.size + rows)
 
 
@@ -194,8 +184,12 @@ def step_dtype(count: int, row_nbytes: int) -> np.dtype[Any]:
         {
             "names": ["length", "kind", "count", "seat", "flags", "reward", "rows"],
             "formats": [
-                *("<u4", "<u4", "<u4"),
-                *(("<u4", (count,)), ("|u1", (count,)), ("<f4", (count,))),
+                "<u4",
+                "<u4",
+                "<u4",
+                ("<u4", (count,)),
+                ("|u1", (count,)),
+                ("<f4", (count,)),
                 ("|u1", (count, row_nbytes)),
             ],
             "offsets": [0, 4, 8, 12, offsets.flags, offsets.reward, offsets.rows],
@@ -207,7 +201,7 @@ def step_dtype(count: int, row_nbytes: int) -> np.dtype[Any]:
 @lru_cache(maxsize=256)
 def act_dtype(count: int, action_nbytes: int) -> np.dtype[Any]:
     """Returns a record that is an ACT of ``count`` rows, with the length in front."""
-    rows = LENGTH.size + _padded(8 + 4 * count, 8)
+    rows = LENGTH.size + padded(8 + 4 * count, 8)
     return np.dtype(
         {
             "names": ["length", "kind", "count", "seat", "rows"],
@@ -236,6 +230,6 @@ def act_records(count: int, seats: npt.NDArray[np.uint32], rows: npt.NDArray[np.
     return records
 
 
-def _padded(nbytes: int, align: int) -> int:
-    """Returns the next multiple of ``align``."""
-    return math.ceil(nbytes / align) * align
+def padded(nbytes: int, align: int) -> int:
+    """Returns ``nbytes`` rounded up to a multiple of ``align``."""
+    return -(-nbytes // align) * align

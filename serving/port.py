@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -33,40 +33,71 @@ from penstock.serving.messages import (
     step_dtype,
     step_nbytes,
 )
-from penstock.serving.seats import StepRows
+from penstock.serving.seats import Indices, StepRows
 from penstock.serving.service import DecidedRows, Service
 
 # A game that has not sent HELLO by then is closed.
 HELLO_S = 5
-# A game that is closed has so long to read what was sent before.
+# The time in which a game that is closed may read what was sent before.
 CLOSE_S = 5
-# A game that does not read is closed when so many bytes wait for it.
+# The most bytes that wait for a game; one that reads less is closed.
 UNREAD_NBYTES = 4 << 20
-# So many runs of messages, and so many faults, of one game in one turn: what is beyond waits for
-# the next turn, so that no game delays the others.
+# The most runs of messages of one game in one turn: what is beyond waits for the next turn, so that
+# no game delays the others.
 MOST_RUNS = 64
+# The most rows at fault of one game in one turn; one with more is closed.
 MOST_FAULTS = 256
 MOST_GAMES = 4096
-STEP = int(GameMessageKind.STEP)  # numbers of an enum are found and compared slowly
+# A plain number: the members of an enum are found and compared slowly.
+STEP = int(GameMessageKind.STEP)
 
 
-class Wire(Protocol):
-    """The connection of a game."""
+class Wire(asyncio.Protocol):
+    """The connection of a game; its subclasses are games over TCP and over WebSocket."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message that has its length in front."""
+    send: Callable[[bytes], None]
+    """Sends a message that has its length in front."""
 
-    def close(self) -> None:
-        """Close the connection when all is sent."""
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._game: Game | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
+
+    def pause_writing(self) -> None:
+        """Close a game that does not read what waits for it."""
+        if self._game is not None:
+            self._game.is_closed = True
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the port."""
+        if self._game is not None:
+            self._port.lose(self._game)
 
     def is_closing(self) -> bool:
         """Whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection when all is sent, or cannot be."""
+        self._transport.close()
+        self._abort_later()
 
     def pause_reading(self) -> None:
         """Leave what arrives from now on to the kernel."""
+        self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
+        self._transport.resume_reading()
+
+    def _abort_later(self) -> None:
+        """End the connection even if the peer does not read what was sent before."""
+        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
 
 
 class StepRun(NamedTuple):
@@ -82,10 +113,10 @@ class StepRun(NamedTuple):
 class Game:
     """One connected game: its seats, and the bytes that it sent and nobody has read yet."""
 
-    def __init__(self, wire: Wire, number: int) -> None:
+    def __init__(self, wire: Wire, number: int, row_nbytes: int) -> None:
+        """Create a game; ``row_nbytes`` are those of an observation."""
         self.wire = wire
         self.number = number
-        self.name = ""
         self.places: range | None = None
         """Its seats; None before HELLO."""
         self.most_rows = 0
@@ -98,8 +129,10 @@ class Game:
         self.arrived_s = 0.0
         """When the first byte arrived that is not read yet."""
         self.is_paused = False
+        self._row_nbytes = row_nbytes
         self._unread: bytes | bytearray = b""
         self._position = 0
+        """Bytes of `_unread` that are read already."""
 
     def receive(self, content: bytes) -> None:
         """Add bytes that have arrived."""
@@ -110,12 +143,8 @@ class Game:
             self._unread = bytearray(self._unread)
         self._unread += content
 
-    def next_run(self, row_nbytes: int) -> StepRun | None:
-        """Returns the next complete STEPs, or None if there are none that are well formed.
-
-        Args:
-            row_nbytes: bytes of an observation.
-        """
+    def next_run(self) -> StepRun | None:
+        """Returns the next complete STEPs, or None if there are none that are well formed."""
         unread = self._unread
         position = self._position
         available = len(unread) - position
@@ -124,13 +153,14 @@ class Game:
         length, kind, rows = STEP_HEAD.unpack_from(unread, position)
         nbytes = LENGTH.size + length
         is_step = kind == STEP and rows and rows <= self.most_rows and nbytes <= available
-        if not is_step or nbytes != step_nbytes(rows, row_nbytes):
+        if not is_step or nbytes != step_nbytes(rows, self._row_nbytes):
             return None
 
         steps = available // nbytes
         if steps > 1:
-            # Of the messages behind it, those that have the same head.
-            records = np.frombuffer(unread, step_dtype(rows, row_nbytes), steps, position)
+            # The messages behind it that have the same head belong to the run.
+            dtype = step_dtype(rows, self._row_nbytes)
+            records = np.frombuffer(unread, dtype, steps, position)
             is_same = (
                 (records["length"] == length)
                 & (records["kind"] == kind)
@@ -141,11 +171,8 @@ class Game:
         self._position = position + steps * nbytes
         return StepRun(rows, steps, bytes(unread[position : self._position]))
 
-    def next_message(self, row_nbytes: int) -> bytes | None:
+    def next_message(self) -> bytes | None:
         """Returns the next complete message, from its kind on, or None if there is none.
-
-        Args:
-            row_nbytes: bytes of an observation.
 
         Raises:
             MessageError: it is too long or too short, or a STEP that is not well formed.
@@ -157,10 +184,10 @@ class Game:
         self._position += nbytes
         message = bytes(self._unread[position : self._position])
         if KIND.unpack_from(message) == (STEP,):
-            raise self._step_error(message, row_nbytes)
+            raise self._step_error(message)
         return message
 
-    def _step_error(self, message: bytes, row_nbytes: int) -> MessageError:
+    def _step_error(self, message: bytes) -> MessageError:
         """Returns what is wrong with a STEP."""
         if not self.most_rows:
             return MessageError("hello", "a STEP before HELLO; send HELLO first")
@@ -171,7 +198,7 @@ class Game:
             return MessageError(
                 "message", f"a STEP has {rows} rows, and this game has {self.most_rows} seats"
             )
-        expected = step_nbytes(rows, row_nbytes) - LENGTH.size
+        expected = step_nbytes(rows, self._row_nbytes) - LENGTH.size
         return MessageError(
             "message",
             f"a STEP of {rows} rows has {len(message)} bytes where {expected} belong; see "
@@ -232,7 +259,7 @@ class Port:
         """By their number."""
         self._token = token
         self._most_games = most_games
-        self._numbers = 0
+        self._next_number = 0
         self._arrived: list[Game] = []
         """Games with bytes that the next turn reads."""
         self._row_nbytes = service.observations.layout.nbytes
@@ -240,19 +267,21 @@ class Port:
     def open(self, wire: Wire) -> Game | None:
         """Returns the game of a new connection; None if there is no room, after a FAULT."""
         if len(self.games) >= self._most_games:
-            nameless = [
+            # The oldest connection without HELLO makes room.
+            without_hello = (
                 game for game in self.games.values() if game.places is None and not game.is_closed
-            ]
-            if not nameless:
+            )
+            oldest = next(without_hello, None)
+            if oldest is None:
                 self.service.figures.faults["connection"] += 1
                 reason = f"{self._most_games} games are connected, the most; try again later"
                 wire.send(fault_message(None, "connection", reason))
                 wire.close()
                 return None
-            self._fail(nameless[0], MessageError("connection", "more games connect; send HELLO"))
+            self._fail(oldest, MessageError("connection", "more games connect; send HELLO"))
 
-        game = Game(wire, self._numbers)
-        self._numbers += 1
+        game = Game(wire, self._next_number, self._row_nbytes)
+        self._next_number += 1
         self.games[game.number] = game
         asyncio.get_running_loop().call_later(HELLO_S, self._check_hello, game)
         return game
@@ -292,15 +321,15 @@ class Port:
         games, self._arrived = self._arrived, []
         active = [game for game in games if not game.is_closed]
         for _ in range(MOST_RUNS):
-            runs: dict[int, list[tuple[Game, StepRun]]] = {}
+            runs: dict[int, list[tuple[Game, StepRun]]] = {}  # by the rows of a STEP
             for game in active:
-                run = game.next_run(self._row_nbytes) or self._next_run(game)
+                run = game.next_run() or self._next_run(game)
                 if run is not None:
                     runs.setdefault(run.rows, []).append((game, run))
             if not runs:
                 break
-            for rows, some in runs.items():
-                self._take(rows, some)
+            for rows, runs_of_size in runs.items():
+                self._take(rows, runs_of_size)
             active = [game for game in active if not game.is_read and not game.is_closed]
 
         decisions = self.service.decide()
@@ -313,11 +342,11 @@ class Port:
         """Handle other messages than STEPs; returns the next STEPs, or None if there are none."""
         try:
             while not game.is_closed:
-                message = game.next_message(self._row_nbytes)
+                message = game.next_message()
                 if message is None:
                     return None
                 self._handle(game, message)
-                run = game.next_run(self._row_nbytes)
+                run = game.next_run()
                 if run is not None:
                     return run
         except MessageError as error:
@@ -342,7 +371,6 @@ class Port:
             raise MessageError("token", "the token is missing or wrong; put it into HELLO")
         game.places = self.service.join(hello, game.number)
         game.most_rows = hello.seats
-        game.name = hello.name
         largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
         game.most_nbytes = max(largest_step, game.most_nbytes)
         game.wire.send(json_message(GameMessageKind.WELCOME, self.service.welcome(hello.seats)))
@@ -352,13 +380,15 @@ class Port:
         contents = [run.content for _, run in runs]
         content = contents[0] if len(contents) == 1 else b"".join(contents)
         records = np.frombuffer(content, step_dtype(rows, self._row_nbytes))
-        steps = [run.steps for _, run in runs]
-        places = np.array([_bounds(game) for game, _ in runs], np.int64)
-        bounds = places if len(records) == len(runs) else places.repeat(steps, axis=0)
 
+        # The number of a seat in its game becomes its place in the table.
+        bounds = np.array([_bounds(game) for game, _ in runs], np.int64)
+        if len(records) > len(runs):
+            bounds = bounds.repeat([run.steps for _, run in runs], axis=0)
         seat = records["seat"].astype(np.int64)
         seat += bounds[:, :1]
         is_inside = seat < bounds[:, 1:]
+
         taken = StepRows(
             seat.reshape(-1),
             flags=records["flags"].reshape(-1),
@@ -385,7 +415,7 @@ class Port:
     def _refuse_seats(
         self,
         seats: np.typing.NDArray[np.uint32],
-        messages: np.typing.NDArray[np.int64],
+        messages: Indices,
         runs: Sequence[tuple[Game, StepRun]],
     ) -> None:
         """Tell games of seats that they do not have; ``messages`` counts the STEPs of the runs."""
@@ -402,7 +432,7 @@ class Port:
 
     def _send_fault(self, game: Game, seat: int, field: str, reason: str) -> None:
         """Send a FAULT of a seat, and close a game with too many in one turn."""
-        if game.wire.is_closing():  # it has gone in the middle of the turn
+        if game.wire.is_closing():  # the peer has gone in the middle of the turn
             game.is_closed = True
             return
         self.service.figures.faults[field] += 1
@@ -416,19 +446,20 @@ class Port:
 
     def _answer(self, decisions: DecidedRows) -> None:
         """Send each game the actions of its seats, as one ACT."""
-        # Rows of one game lie together, unless it sent STEPs of several sizes.
         seat, actions = decisions
         numbers = self.service.seats.game[seat]
-        is_new = np.empty(len(seat), np.bool_)
-        is_new[0] = True
-        np.not_equal(numbers[1:], numbers[:-1], out=is_new[1:])
-        starts = np.flatnonzero(is_new)
+        starts = _run_starts(numbers)
         answered = numbers[starts].tolist()
         if len(set(answered)) < len(answered):
+            # The rows of a game do not lie together, as it sent STEPs of several sizes.
             order = np.argsort(numbers, kind="stable")
-            return self._answer(DecidedRows(seat[order], actions[order]))
-        counts = np.diff(np.append(starts, len(seat)))
+            seat = seat[order]
+            actions = actions[order]
+            numbers = numbers[order]
+            starts = _run_starts(numbers)
+            answered = numbers[starts].tolist()
 
+        counts = np.diff(np.append(starts, len(seat)))
         games = [self.games[number] for number in answered]
         bases = np.array([_bounds(game)[0] for game in games], np.int64)
         own_seats = (seat - bases.repeat(counts)).astype(np.uint32)
@@ -439,12 +470,11 @@ class Port:
             for count in np.unique(counts):
                 chosen = np.flatnonzero(counts == count)
                 rows = (starts[chosen, None] + np.arange(count)).reshape(-1)
-                some = [games[index] for index in chosen]
-                self._send_acts(some, int(count), own_seats[rows], actions[rows])
+                games_of_count = [games[index] for index in chosen]
+                self._send_acts(games_of_count, int(count), own_seats[rows], actions[rows])
 
         arrived_s = [game.arrived_s for game in games]
         self.service.figures.count_answers(arrived_s, counts, perf_counter())
-        return None
 
     def _send_acts(
         self,
@@ -471,9 +501,13 @@ class Port:
         if has_more:
             game.arrived_s = perf_counter()
             self._schedule(game)
-        if has_more != game.is_paused:
-            game.is_paused = has_more
-            (game.wire.pause_reading if has_more else game.wire.resume_reading)()
+        if has_more == game.is_paused:
+            return
+        game.is_paused = has_more
+        if has_more:
+            game.wire.pause_reading()
+        else:
+            game.wire.resume_reading()
 
     def _check_hello(self, game: Game) -> None:
         """Close a game that has not sent HELLO."""
@@ -490,6 +524,14 @@ class Port:
         """Close a game; `lose` follows when its connection has ended."""
         game.is_closed = True
         game.wire.close()
+
+
+def _run_starts(values: Indices) -> Indices:
+    """Returns where each run of equal values begins, int64 [runs]; there is at least one value."""
+    is_start = np.empty(len(values), np.bool_)
+    is_start[0] = True
+    np.not_equal(values[1:], values[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)
 
 
 def _bounds(game: Game) -> tuple[int, int]:

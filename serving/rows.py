@@ -18,9 +18,10 @@ from gymnasium import spaces
 from penstock.core.observations import MASK, open_choices, views
 from penstock.envs.packing import Keys, Packer, find_bad_observation, leaves_of, value_at
 from penstock.envs.vector_env import counts_of
+from penstock.serving.messages import padded
 
-ALIGN = 8  # a row has a multiple of so many bytes
-# Of the rows at fault in one batch so many are described; each of them takes 20 microseconds.
+ALIGN = 8  # bytes, of which a row has a multiple
+# The most rows at fault of one batch that are described; each takes 20 microseconds.
 MOST_DESCRIBED = 64
 FURTHER_FAULT = "the observation is at fault, as others that came with it"
 
@@ -51,13 +52,13 @@ class RowLayout:
         for keys, leaf in leaves_of(space):
             dtype = np.dtype(leaf.dtype).newbyteorder("<")
             shape = leaf.shape or ()
-            offset = math.ceil(end / dtype.itemsize) * dtype.itemsize
+            offset = padded(end, dtype.itemsize)
             column_name = ".".join(map(str, keys)) or name
             columns.append(RowColumn(column_name, dtype.str, shape, offset))
             end = offset + math.prod(shape) * dtype.itemsize
 
         self.columns = tuple(columns)
-        self.nbytes = math.ceil(end / ALIGN) * ALIGN
+        self.nbytes = padded(end, ALIGN)
         self._used_nbytes = end
         # Bytes that are no flag would make numpy's bool something that is neither 0 nor 1.
         self._is_flags = [column.dtype == "|b1" for column in columns]
@@ -128,7 +129,8 @@ class ObservationReader:
 
         space = self._packer.space
         packed = np.empty((len(rows), *space.shape), space.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # of a large float64, found below
+        # A float64 may be too large for float32; it becomes infinite, which is found below.
+        with np.errstate(over="ignore", invalid="ignore"):
             self._packer.write(observations, packed)
 
         if find_bad_observation(packed[None], self._packer.parts, None, self._counts):

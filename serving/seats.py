@@ -16,7 +16,8 @@ import numpy.typing as npt
 from penstock.envs.packing import MOST_REWARD
 from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
 
-# So many rows of a seat are taken in one turn: it can end an episode, leave, and begin the next.
+# The most rows of a seat that are taken in one turn: it can end an episode, leave, and begin the
+# next.
 MOST_ROWS_A_TURN = 3
 
 Bools = npt.NDArray[np.bool_]
@@ -109,13 +110,13 @@ class StepRows(NamedTuple):
     message: Indices
     """Number of the STEP that each is of."""
 
-    def select(self, some: Indices | Bools) -> StepRows:
+    def select(self, chosen: Indices | Bools) -> StepRows:
         """Returns some of the rows."""
         return StepRows(
-            self.seat[some],
-            flags=self.flags[some],
-            reward=self.reward[some],
-            message=self.message[some],
+            self.seat[chosen],
+            flags=self.flags[chosen],
+            reward=self.reward[chosen],
+            message=self.message[chosen],
         )
 
 
@@ -138,7 +139,7 @@ class SeatTable:
         """Seats that belong to a game."""
         self._free = [range(capacity)]
         self._at_fault: list[Indices] = []
-        # Scratch: by place the last row that names it.
+        # The last row that names a place, while `take` looks for seats with several rows.
         self._last_row = np.zeros(capacity, np.int64)
 
     def allocate(self, count: int, game: int) -> range | None:
@@ -187,9 +188,10 @@ class SeatTable:
 
         outcomes = np.full(count, RowOutcome.NOT_ANSWERED, np.uint8)
         for rank in range(MOST_ROWS_A_TURN):
-            some = by_seat[ranks == rank]
-            outcomes[some] = self._take_different(rows.select(some))
+            chosen = by_seat[ranks == rank]
+            outcomes[chosen] = self._take_different(rows.select(chosen))
 
+        # A row behind another one of its seat must come from another STEP.
         is_same_step = is_repeated
         is_same_step[1:] &= sorted_message[1:] == sorted_message[:-1]
         outcomes[by_seat[is_same_step]] = RowOutcome.REPEATED
@@ -215,16 +217,19 @@ class SeatTable:
     def _take_different(self, rows: StepRows) -> npt.NDArray[np.uint8]:
         """Move seats on, none of which occurs twice; returns the outcomes."""
         outcomes: npt.NDArray[Any] = _OUTCOMES[self.phase[rows.seat], rows.flags]
-        with np.errstate(invalid="ignore"):  # of NaN that signals
+        # Comparing a signalling NaN would warn.
+        with np.errstate(invalid="ignore"):
             is_sound = np.abs(rows.reward) <= MOST_REWARD
         if not is_sound.all():
             # The reward of a row that begins an episode means nothing.
-            counts = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
-            outcomes[counts & ~is_sound & (rows.flags & FIRST == 0)] = RowOutcome.REWARD
+            is_taken = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
+            has_reward = rows.flags & FIRST == 0
+            outcomes[is_taken & has_reward & ~is_sound] = RowOutcome.REWARD
 
         self.phase[rows.seat] = _NEXT_PHASE[outcomes]
         if outcomes.max(initial=0) >= FIRST_FAULT:
             self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
         if self.state.shape[1]:
-            self.state[rows.seat[(rows.flags & FIRST != 0) & (outcomes == DECIDE)]] = 0
+            begins = (rows.flags & FIRST != 0) & (outcomes == DECIDE)
+            self.state[rows.seat[begins]] = 0
         return outcomes

@@ -6,6 +6,7 @@ import gc
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from time import perf_counter
@@ -16,7 +17,8 @@ from penstock.core.descriptors import raise_limit
 from penstock.core.web.listen import BACKLOG, Listen
 from penstock.evaluation.loaded_policy import LoadedPolicy
 
-if TYPE_CHECKING:  # an extra, as the CLI reads this file
+if TYPE_CHECKING:
+    # The command imports this file also where the extra that serves is not installed.
     import uvicorn
 
     from penstock.serving.port import Port
@@ -113,9 +115,11 @@ def make_server(
             await super().shutdown(sockets)
             ended(port.service.figures.to_json(perf_counter()))
 
-    guard = listen.guard()
-    guard.open_posts = {"/act": most_act_nbytes(port.service)}
-    guard.cookie_name = "penstock_serve"
+    guard = replace(
+        listen.guard(),
+        open_posts={"/act": most_act_nbytes(port.service)},
+        cookie_name="penstock_serve",
+    )
     config = uvicorn.Config(
         make_app(port, guard),
         log_level="error",  # requests of any kind are refused

@@ -101,11 +101,12 @@ class Service:
             MessageError: its spaces are not those of the policy, or there is no room for its seats.
         """
         policy = self.policy
+        trained = (policy.observation_space, policy.action_space)
+        # A space without parts has the length 0, so `or` would take it for none.
         present = (
-            hello.observation or policy.observation_space,
-            hello.action or policy.action_space,
+            policy.observation_space if hello.observation is None else hello.observation,
+            policy.action_space if hello.action is None else hello.action,
         )
-        trained = policy.observation_space, policy.action_space
         if differs := difference(trained, present):
             raise MessageError(
                 "action" if differs.column.startswith("actions") else "observation",
@@ -196,12 +197,13 @@ class Service:
         if len(pending) == 1:
             [(seat, observations)] = pending
         else:
-            seat = np.concatenate([some.seat for some in pending])
-            observations = np.concatenate([some.observations for some in pending])
+            seat = np.concatenate([rows.seat for rows in pending])
+            observations = np.concatenate([rows.observations for rows in pending])
         # A seat may have been at fault after its row was taken.
         waits = self.seats.are_waiting(seat)
         if not waits.all():
-            seat, observations = seat[waits], observations[waits]
+            seat = seat[waits]
+            observations = observations[waits]
         if not len(seat):
             self.seats.finish_turn(seat)
             return None
@@ -214,9 +216,9 @@ class Service:
         self.seats.finish_turn(seat)
         self.figures.count_batch(len(seat))
 
-        rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
-        self.actions.write(self._to_env_actions(actions), rows)
-        return DecidedRows(seat, rows)
+        action_rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
+        self.actions.write(self._to_env_actions(actions), action_rows)
+        return DecidedRows(seat, action_rows)
 
 
 def _with_finite_bounds(encoded: Any) -> Any:

@@ -6,7 +6,7 @@ The handshake is checked by the `Guard` as a request of HTTP is, but for the tok
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame, Opcode
@@ -16,39 +16,31 @@ from websockets.server import ServerProtocol
 
 from penstock.core.web.guard import Guard, Refusal
 from penstock.serving.messages import JSON_NBYTES, LENGTH
-from penstock.serving.port import CLOSE_S, UNREAD_NBYTES, Game, Port
+from penstock.serving.port import Port, Wire
 
 PATH = "/play"
 # A peer that does not answer a ping within this time is closed.
 PING_S = 20
 
 
-class WebSocketProtocol(asyncio.Protocol):
+class WebSocketProtocol(Wire):
     """One game over WebSocket, on the sans-I/O protocol of websockets."""
 
     def __init__(self, port: Port, guard: Guard, **uvicorn_arguments: Any) -> None:
         """Called by uvicorn for a request that asks for WebSocket, with what it knows."""
-        self._port = port
+        super().__init__(port)
         self._guard = guard
-        self._game: Game | None = None
         self._connection = ServerProtocol(max_size=JSON_NBYTES)
         self._message = bytearray()
         """What has arrived of a message."""
         self._is_answered = True
         """Whether the last ping was answered."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; the request follows as the first data."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=UNREAD_NBYTES)
-        self.is_closing = self._transport.is_closing
-        self.pause_reading = self._transport.pause_reading
-        self.resume_reading = self._transport.resume_reading
-
     def data_received(self, data: bytes) -> None:
-        """Read frames."""
+        """Read the request, which comes first, and frames."""
         if self._game is not None:
-            self._connection.max_message_size = self._game.most_nbytes  # larger after HELLO
+            # HELLO has raised it to that of a STEP of all seats.
+            self._connection.max_message_size = self._game.most_nbytes
         self._connection.receive_data(data)
         for event in self._connection.events_received():
             if isinstance(event, Request):
@@ -61,17 +53,6 @@ class WebSocketProtocol(asyncio.Protocol):
     def eof_received(self) -> None:
         """End with the peer."""
         self._connection.receive_eof()
-
-    def pause_writing(self) -> None:
-        """Close a game that does not read what waits for it."""
-        if self._game is not None:
-            self._game.is_closed = True
-        self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the port."""
-        if self._game is not None:
-            self._port.lose(self._game)
 
     def send(self, message: bytes) -> None:
         """Send a message that has its length in front."""
@@ -86,21 +67,18 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._connection.state is State.OPEN:
             self._connection.send_close(CloseCode.NORMAL_CLOSURE)
             self._write()
-        asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
+        self._abort_later()
 
     def _open(self, request: Request) -> None:
         """Answer the handshake, and open a game."""
+        path = request.path.partition("?")[0]
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1", "replace"))
+            for name, value in request.headers.raw_items()
+        ]
         try:
-            self._guard.check_site(
-                {
-                    "path": request.path.partition("?")[0],
-                    "headers": [
-                        (name.encode("latin-1"), value.encode("latin-1", "replace"))
-                        for name, value in request.headers.raw_items()
-                    ],
-                }
-            )
-            if request.path.partition("?")[0] != PATH:
+            self._guard.check_site({"path": path, "headers": headers})
+            if path != PATH:
                 raise Refusal(404, f"games connect to {PATH}")
         except Refusal as refusal:
             self._connection.send_response(
@@ -119,10 +97,9 @@ class WebSocketProtocol(asyncio.Protocol):
         """Hand a complete message to the port."""
         if frame.opcode is Opcode.PONG:
             self._is_answered = True
-        if frame.opcode not in (Opcode.BINARY, Opcode.CONT, Opcode.TEXT):
-            return
-        if frame.opcode is Opcode.TEXT:
+        elif frame.opcode is Opcode.TEXT:
             self._connection.fail(CloseCode.UNSUPPORTED_DATA, "messages of games are binary")
+        if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
             return
 
         self._message += frame.data

@@ -20,9 +20,10 @@ import penstock
 from penstock.configs.errors import UserError
 from penstock.core.formatting import finite
 from penstock.core.web.guard import BODY_NBYTES, ORDER_HEADER, Guard, GuardedApp
+from penstock.core.web.static_files import KINDS, static_route
 from penstock.monitor.run_folder.files import FORM_ERRORS
 from penstock.watch.orders import Orders
-from penstock.watch.page_files import KINDS, STATIC, plotly_script
+from penstock.watch.page_files import STATIC, plotly_script
 from penstock.watch.views import MOST_COMPARED, MOST_METRICS, RUN_VIEWS, Views
 
 NAME_LENGTH = 1000  # characters of a field of a query
@@ -35,8 +36,6 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
     """Returns the application that serves ``views`` behind ``guard``, and gives ``orders``."""
     run_orders = Orders() if orders is None else orders
     view_functions = _view_functions(views, guard)
-    static_files = {"/": STATIC / "index.html"}
-    static_files |= {f"/{path.name}": path for path in STATIC.iterdir()}
     plotly = plotly_script()
 
     async def api(request: Request) -> Response:
@@ -65,14 +64,6 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
             return PlainTextResponse(f"penstock: {error}\n", 404)
         return FileResponse(path, media_type=media_type)
 
-    async def static(request: Request) -> Response:
-        """Answer with a file of the page."""
-        path = static_files.get(request.url.path)
-        if path is None or path.suffix not in KINDS:
-            return PlainTextResponse("penstock: no such page\n", 404)
-        headers = {"cache-control": "no-cache"}
-        return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
-
     async def charts(request: Request) -> Response:
         """Answer with plotly.js."""
         headers = {"cache-control": "private, max-age=3600"}
@@ -84,7 +75,7 @@ def make_app(views: Views, guard: Guard, orders: Orders | None = None) -> Guarde
             Route("/order/{order}", order, methods=["POST"]),
             Route("/video", video, methods=["GET"]),
             Route("/vendor/plotly.min.js", charts, methods=["GET"]),
-            Route("/{path:path}", static, methods=["GET"]),
+            static_route(STATIC),
         ]
     )
     return GuardedApp(app, guard)

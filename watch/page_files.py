@@ -23,13 +23,6 @@ from typing import Any
 from penstock.configs.errors import UserError
 
 STATIC = Path(__file__).with_name("static")
-# The media types of the page's files, by their suffix.
-KINDS = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-}
 IMPORT = re.compile(r'^import \{([^{}]*)\} from "\./([\w-]+\.js)";$', re.MULTILINE)
 EXPORT = re.compile(
     r"^export (?=(?:async )?(?:function|class|const) (?P<name>[A-Za-z_$][\w$]*))", re.MULTILINE

@@ -1,4 +1,4 @@
-"""What the web servers of Penstock share: the address, who is answered, and which connections stay.
+"""What web servers share: the address, who is answered, which connections stay, the page's files.
 
 Read `listen` first.
 """

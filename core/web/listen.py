@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.configs.errors import UserError
 from penstock.core.web.guard import LOOPBACK_NAMES, TOKEN_LENGTH, Guard
 
-# If no port is given, so many are tried.
+# If no port is given, the first free one of as many is taken.
 PORTS = 20
 BACKLOG = 256  # connections that wait to be accepted
 TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{TOKEN_LENGTH},}}")

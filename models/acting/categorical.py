@@ -250,13 +250,15 @@ def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Ex
         counts: the number of actions of each choice, in the order of ``shape``.
     """
     rows = np.arange(len(actions))
-    parts = []
     log_prob = np.zeros(len(actions), np.float32)
-    columns = actions.reshape(len(actions), -1).T
-    for column, part in zip(columns, np.split(logits, np.cumsum(counts[:-1]), axis=1), strict=True):
-        shifted = part - part.max(axis=1, keepdims=True)
-        parts.append(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
-        log_prob += parts[-1][rows, column]
+    parts = []
+    choices = actions.reshape(len(actions), -1).T
+    logits_of_each = np.split(logits, np.cumsum(counts[:-1]), axis=1)
+    for choice, choice_logits in zip(choices, logits_of_each, strict=True):
+        shifted = choice_logits - choice_logits.max(axis=1, keepdims=True)
+        choice_log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        log_prob += choice_log_probs[rows, choice]
+        parts.append(choice_log_probs)
 
     log_probs = np.concatenate(parts, axis=1)
     probabilities = np.exp(log_probs)

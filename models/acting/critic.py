@@ -82,14 +82,9 @@ def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Flo
     """Returns a critic that computes the whole network in torch, with a copy of ``weights``."""
     import torch
 
-    from penstock.models.torch_nets import build_net
+    from penstock.models.torch_nets import filled_net
 
-    # The initial weights are replaced, so they take no numbers of the caller's generator.
-    with torch.random.fork_rng(devices=[]):
-        net = build_net(shape).requires_grad_(False).eval()
-    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
-    for name, source in shape.layout.views(weights).items():
-        np.copyto(tensors[name].numpy(), source)
+    net = filled_net(shape, weights)
 
     def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
         """Returns the values of the observations, as `Critic` says."""
