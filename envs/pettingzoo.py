@@ -74,7 +74,7 @@ class Results(NamedTuple):
     """Whether each agent's next action counts."""
 
 
-class Game(Protocol):
+class AgentGame(Protocol):
     """One game, which `reset` begins again once no agent plays."""
 
     env: Any
@@ -501,7 +501,7 @@ def _maker_of(name: str, purpose: str) -> Callable[..., Any]:
     raise UserError(f"{purpose}: PettingZoo and MPE2 have no {name}; {nearest(name, names)}")
 
 
-def _game_of(env: Any, purpose: str) -> Game:
+def _game_of(env: Any, purpose: str) -> AgentGame:
     """Returns the game of an environment; UserError if it is none of PettingZoo's."""
     if not getattr(env, "possible_agents", None):
         raise UserError(
