@@ -192,7 +192,8 @@ def _decoded(
     """
     if about["format"] != FORMAT:
         raise UserError(
-            f"{path} has format {about['format']}, this version reads {FORMAT}; export it again"
+            f"{path} has format {about['format']!r:.80}, this version reads {FORMAT}; "
+            "export it again"
         )
 
     # The tensors are those that the layout names, with their shapes.
@@ -228,9 +229,11 @@ def _stored_dtype(name: str, half: bool) -> type[np.float16] | type[np.float32]:
 
 
 def _check_tensor(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raise ValueError for a tensor of another shape, or of no type that is stored."""
+    """Raise ValueError for a tensor of another shape, of no type that is stored, or not finite."""
     if array.shape != shape or array.dtype not in (np.float16, np.float32):
         raise ValueError(f"{name} is {array.dtype}{[*array.shape]}, its layout says {[*shape]}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has numbers that are not finite")
 
 
 def _check_names(path: Path, config: Config, allow: Sequence[str], plays: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -45,6 +45,8 @@ def make_app(port: Port, guard: Guard) -> GuardedApp:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except TimeoutError:
             return JSONResponse({"error": f"the request did not arrive within {BODY_S} s"}, 408)
         try:
@@ -103,6 +105,9 @@ def _act(service: Service, body: bytes) -> dict[str, Any]:
 
     began_s = perf_counter()
     action, next_state = policy(observation, state)
+    results = [np.asarray(action)] if next_state is None else [np.asarray(action), next_state]
+    if not all(np.isfinite(result).all() for result in results):
+        raise UserError("the action or the state is not finite; send the state of the last answer")
     service.figures.count_batch(1)
     service.figures.count_answers([began_s], np.ones(1, np.int64), perf_counter())
     return {

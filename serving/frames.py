@@ -31,19 +31,26 @@ class FrameProtocol(Wire):
             self._port.receive(self._game, data)
 
 
-def sniffing(port: Port, admits: Callable[[Scope], bool]) -> Callable[..., asyncio.Protocol]:
-    """Returns what uvicorn calls for each new connection, as `connections.limited` does."""
-    return partial(SniffingProtocol, port, admits)
+def sniffing(
+    port: Port, admits: Callable[[Scope], bool], most_silent: int
+) -> Callable[..., asyncio.Protocol]:
+    """Returns what uvicorn calls for each new connection, as `connections.limited` does.
+
+    So many connections may have sent nothing yet, or have no request in progress.
+    """
+    return partial(SniffingProtocol, port, admits, most_silent)
 
 
 class SniffingProtocol(LimitedProtocol):
     """A connection whose first bytes decide whether it is HTTP, or a game over TCP."""
 
     idle_s = HELLO_S
-    most_silent = 1024  # games connect at the same time
 
-    def __init__(self, port: Port, admits: Callable[[Scope], bool], **arguments: Any) -> None:
+    def __init__(
+        self, port: Port, admits: Callable[[Scope], bool], most_silent: int, **arguments: Any
+    ) -> None:
         super().__init__(admits, **arguments)
+        self.most_silent = most_silent
         self._port = port
         self._is_http = False
         self._first_bytes = b""

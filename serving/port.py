@@ -34,7 +34,7 @@ from penstock.serving.messages import (
     step_nbytes,
 )
 from penstock.serving.seats import Indices, StepRows
-from penstock.serving.service import DecidedRows, Service
+from penstock.serving.service import MOST_FAULTS, DecidedRows, Service
 
 # A game that has not sent HELLO by then is closed.
 HELLO_S = 5
@@ -45,8 +45,6 @@ UNREAD_NBYTES = 4 << 20
 # The most runs of messages of one game in one turn: what is beyond waits for the next turn, so that
 # no game delays the others.
 MOST_RUNS = 64
-# The most rows at fault of one game in one turn; one with more is closed.
-MOST_FAULTS = 256
 MOST_GAMES = 4096
 # A plain number: the members of an enum are found and compared slowly.
 STEP = int(GameMessageKind.STEP)
@@ -77,6 +75,7 @@ class Wire(asyncio.Protocol):
         """Tell the port."""
         if self._game is not None:
             self._port.lose(self._game)
+            self._game = None  # a cycle would keep its bytes until the next full collection
 
     def is_closing(self) -> bool:
         """Whether the connection is closed, or about to be."""
@@ -223,6 +222,11 @@ class Game:
             return self._next_nbytes() > 0
         return True
 
+    def forget_all(self) -> None:
+        """Free the memory of all that has arrived."""
+        self._unread = b""
+        self._position = 0
+
     def _next_nbytes(self) -> int:
         """Returns the bytes of the next message with its length; 0 if it is not complete.
 
@@ -288,6 +292,8 @@ class Port:
 
     def receive(self, game: Game, content: bytes) -> None:
         """Take bytes of a game: messages with their length in front, cut anywhere."""
+        if game.is_closed:
+            return
         game.receive(content)
         if not game.arrived_s:
             game.arrived_s = perf_counter()
@@ -296,6 +302,7 @@ class Port:
     def lose(self, game: Game) -> None:
         """Forget a game whose connection has ended."""
         game.is_closed = True
+        game.forget_all()
         self.games.pop(game.number, None)
         if game.places is not None:
             self.service.leave(game.places)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 FIRST_PORT = 8800
 END_S = 2  # seconds that requests in progress get when the server ends
 REQUEST_NBYTES = 1 << 14  # line and headers
-# Connections that are not games: of a browser, or not yet known. As many may have no request in
-# progress (`frames.SniffingProtocol`) as may have one.
+# Connections that are not games: of a browser, or not yet known; and those of them that may have
+# no request in progress, since many games connect at the same time.
 HTTP_CONNECTIONS = 2048
+MOST_SILENT = 1024
 # The packages of the extra that serves.
 PACKAGES = ("starlette", "uvicorn", "websockets")
 
@@ -64,6 +65,7 @@ def serve(
 
     descriptors = raise_limit()
     most_games = min(MOST_GAMES, max(descriptors - 2 * HTTP_CONNECTIONS, descriptors // 2))
+    most_silent = min(MOST_SILENT, descriptors // 4)
     port = Port(Service(policy, name), listen.token, most_games)
     with closing(listen.bind()) as listener:
         # Connections inherit it: a host that has vanished gives up its seats within two minutes.
@@ -74,7 +76,13 @@ def serve(
         # A collection that leaves out what is loaded by now delays no answer by milliseconds.
         gc.freeze()
         address = listen.url(listener.getsockname()[1])
-        server = make_server(port, listen, started=partial(ready, address), ended=ended)
+        server = make_server(
+            port,
+            listen,
+            most_silent=most_silent,
+            started=partial(ready, address),
+            ended=ended,
+        )
         with suppress(KeyboardInterrupt):
             server.run([listener])
 
@@ -83,6 +91,7 @@ def make_server(
     port: Port,
     listen: Listen,
     *,
+    most_silent: int = MOST_SILENT,
     started: Callable[[], object],
     ended: Callable[[dict[str, Any]], object],
 ) -> uvicorn.Server:
@@ -91,6 +100,7 @@ def make_server(
     Args:
         port: the games.
         listen: to whom they are served.
+        most_silent: connections that may have no request in progress.
         started: called as soon as requests are answered, and signals end the server.
         ended: gets the figures when no further request is answered.
     """
@@ -130,7 +140,7 @@ def make_server(
         timeout_keep_alive=HELLO_S,
         timeout_graceful_shutdown=END_S,
         h11_max_incomplete_event_size=REQUEST_NBYTES,
-        http=sniffing(port, guard.admits),  # type: ignore[arg-type, unused-ignore]
+        http=sniffing(port, guard.admits, most_silent),  # type: ignore[arg-type, unused-ignore]
         ws=partial(WebSocketProtocol, port, guard),  # type: ignore[arg-type, unused-ignore]
         loop="asyncio",
         server_header=False,

@@ -34,6 +34,8 @@ from penstock.serving.seats import (
 )
 
 MOST_SEATS = 65_536
+# The most rows at fault of one game in one turn; one with more is closed.
+MOST_FAULTS = 256
 # The most memory for what networks remember of seats.
 STATE_NBYTES = 1 << 30
 
@@ -161,10 +163,15 @@ class Service:
         if not outcomes.any():  # all go on, as most do
             return self._take_shown(rows.seat, observations)
 
-        faults = [
-            RowFault(int(row), *FAULTS[RowOutcome(outcomes[row])])
-            for row in np.flatnonzero(outcomes >= FIRST_FAULT)
-        ]
+        at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
+        if len(at_fault) > MOST_FAULTS:
+            # Rows of a game lie together. One with more faults is closed, so they need no words.
+            game = self.seats.game[rows.seat[at_fault]]
+            is_told = np.ones(len(game), np.bool_)
+            is_told[MOST_FAULTS + 1 :] = game[MOST_FAULTS + 1 :] != game[: -MOST_FAULTS - 1]
+            at_fault = at_fault[is_told]
+        faults = [RowFault(int(row), *FAULTS[RowOutcome(outcomes[row])]) for row in at_fault]
+
         # An observation is checked also where an episode ends.
         is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)

@@ -21,6 +21,10 @@ from penstock.serving.port import Port, Wire
 PATH = "/play"
 # A peer that does not answer a ping within this time is closed.
 PING_S = 20
+# After so many frames the others have their turn: a read may bring 40,000 of 6 bytes.
+MOST_FRAMES = 64
+# Bytes that are read before frames are counted again.
+SLICE_NBYTES = 2048
 
 
 class WebSocketProtocol(Wire):
@@ -31,6 +35,8 @@ class WebSocketProtocol(Wire):
         super().__init__(port)
         self._guard = guard
         self._connection = ServerProtocol(max_size=JSON_NBYTES)
+        self._unparsed = b""
+        """What has arrived and is not read yet."""
         self._message = bytearray()
         """What has arrived of a message."""
         self._is_answered = True
@@ -38,17 +44,52 @@ class WebSocketProtocol(Wire):
 
     def data_received(self, data: bytes) -> None:
         """Read the request, which comes first, and frames."""
+        is_waiting = bool(self._unparsed)
+        self._unparsed += data
+        if not is_waiting:
+            self._read()
+
+    def resume_reading(self) -> None:
+        """Read again, once all that has arrived is read."""
+        if not self._unparsed:
+            super().resume_reading()
+
+    def _read(self) -> None:
+        """Read what has arrived; of many frames some, and the others in the next turns."""
+        if self._transport.is_closing():
+            self._unparsed = b""
+            return
         if self._game is not None:
             # HELLO has raised it to that of a STEP of all seats.
             self._connection.max_message_size = self._game.most_nbytes
-        self._connection.receive_data(data)
-        for event in self._connection.events_received():
-            if isinstance(event, Request):
-                self._open(event)
-            else:
-                assert isinstance(event, Frame)
-                self._read_frame(event)
+
+        frames = 0
+        position = 0
+        while position < len(self._unparsed) and frames < MOST_FRAMES:
+            end = position + SLICE_NBYTES
+            self._connection.receive_data(self._unparsed[position:end])
+            position = end
+            for event in self._connection.events_received():
+                frames += 1
+                if isinstance(event, Request):
+                    self._open(event)
+                else:
+                    assert isinstance(event, Frame)
+                    self._read_frame(event)
+        self._unparsed = self._unparsed[position:]
         self._write()
+
+        if self._unparsed:
+            self.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read)
+        elif self._game is None or not self._game.is_paused:
+            self.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free what has arrived, and tell the port."""
+        self._unparsed = b""
+        self._message.clear()
+        super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """End with the peer."""
@@ -101,9 +142,12 @@ class WebSocketProtocol(Wire):
             self._connection.fail(CloseCode.UNSUPPORTED_DATA, "messages of games are binary")
         if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
             return
+        if self._game is None or self._game.is_closed:
+            self._message.clear()
+            return
 
         self._message += frame.data
-        if frame.fin and self._game is not None:
+        if frame.fin:
             message = bytes(self._message)
             self._message.clear()
             self._port.receive(self._game, LENGTH.pack(len(message)) + message)
@@ -123,6 +167,8 @@ class WebSocketProtocol(Wire):
     def _write(self) -> None:
         """Write what the protocol has to send."""
         for data in self._connection.data_to_send():
+            if self._transport.is_closing():  # the peer has gone
+                continue
             if data:
                 self._transport.write(data)
             else:  # the mark of the end

@@ -169,6 +169,8 @@ class Guard:
         media_type = (_one(headers, "content-type") or "").partition(";")[0].strip().lower()
         if media_type != "application/json":
             raise Refusal(415, "send JSON, with the header content-type: application/json")
+        if "transfer-encoding" in headers:  # it would come before the length
+            raise Refusal(411, "send the body with its length, not in chunks")
         nbytes = _one(headers, "content-length") or ""
         if not nbytes.isdigit() or len(nbytes) > 18 or int(nbytes) > most_nbytes:
             raise Refusal(413, f"a request has at most {most_nbytes} bytes, and says its length")

@@ -37,8 +37,7 @@ from game_client import (
     step,
 )
 from penstock import LoadedPolicy
-from penstock.serving import port as port_module
-from penstock.serving.service import Service
+from penstock.serving.service import MOST_FAULTS, Service
 from served_games import RECURRENT, random_policy, served, wait_for_end
 
 AT_REST = np.zeros((1, 4), np.float32)
@@ -249,7 +248,7 @@ def test_more_faults_than_a_turn_may_have_close_the_connection(port: int) -> Non
         game.send(step(range(1000), game.rows(AT_REST.repeat(1000, 0)), [64] * 1000))
         content = wait_for_end(game.socket)
     assert content.count(b'"seat": null') == 1
-    assert content.count(b'"field": "flags"') == port_module.MOST_FAULTS + 1
+    assert content.count(b'"field": "flags"') == MOST_FAULTS + 1
 
 
 @pytest.mark.parametrize(
@@ -468,6 +467,26 @@ def test_a_page_of_an_admitted_origin_may_play_and_ask(policy: LoadedPolicy) -> 
         assert httpx2.options(f"http://{address}/act", headers=asked).status_code == 405
 
 
+def test_a_flood_of_empty_frames_delays_no_other_game(port: int) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as flood:
+        flood.sendall(
+            b"GET /play HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket"
+            b"\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        assert flood.recv(4096).startswith(b"HTTP/1.1 101 ")
+        flood.sendall(b"\x02\x80\0\0\0\0")  # the first frame of a message, masked and empty
+        flood.settimeout(0)
+        with suppress(BlockingIOError):
+            for _ in range(8):
+                flood.sendall(b"\0\x80\0\0\0\0" * 40_000)
+        with closing(GameClient(port)) as honest:
+            honest.act(AT_REST, [FIRST])
+            began_s = time.monotonic()
+            for _ in range(5):
+                honest.act(AT_REST, [0])
+            assert time.monotonic() - began_s < 1  # each took more than a second
+
+
 # -------------------------------------------------------------------------------------------- HTTP
 
 
@@ -549,7 +568,37 @@ def test_post_act_of_a_page_of_another_site_is_refused(port: int) -> None:
     assert post(port, body, origin="http://evil.example").status_code == 403
     assert post(port, body, host="evil.example").status_code == 403
     assert post(port, body, **{"content-type": "text/plain"}).status_code == 415
-    assert post(port, b" " * (1 << 20)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("content-length: 1048576", 413),
+        ("content-length: 5\r\ntransfer-encoding: chunked", 411),  # chunks come before the length
+        ("transfer-encoding: chunked", 411),
+    ],
+)
+def test_a_body_of_any_length_is_refused_before_it_arrives(
+    port: int, header: str, status: int
+) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+        connection.sendall(
+            f"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{header}"
+            "\r\n\r\n".encode()
+        )
+        assert wait_for_end(connection).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_client_that_leaves_within_a_body_leaves_no_trace(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+        connection.sendall(
+            b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 50\r\n\r\n{"
+        )
+    assert post(port, {"observation": [0] * 4}).status_code == 200
+    assert caplog.records == []
 
 
 def test_figures_count_what_was_served(port: int, game: GameClient) -> None:

@@ -147,6 +147,19 @@ def test_a_file_of_half_the_size_holds_parameters_as_float16(tmp_path: Path) -> 
         np.testing.assert_array_equal(kept[name], rounded.astype(np.float32))
 
 
+def test_a_file_with_a_number_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", "cartpole", [])
+    file = tmp_path / "agent.safetensors"
+    penstock.load_policy(run).save(file)
+    with safe_open(file, framework="numpy") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        about = stored.metadata()
+    next(iter(tensors.values())).flat[0] = np.nan
+    file.write_bytes(to_bytes(tensors, about))
+    with pytest.raises(UserError, match="has numbers that are not finite"):
+        penstock.load_policy(file)
+
+
 def test_policy_takes_the_likeliest_action_for_single_and_batched_observations(
     tmp_path: Path,
 ) -> None:
