@@ -134,7 +134,8 @@ def test_lost_shard_ends_all_learners_which_resume_from_the_checkpoint(
     assert at_end["learner_steps"] >= reached
     for command in played:  # those of a learner that ends as another has wait for the next
         command.process.send_signal(signal.SIGTERM)
-        assert command.end()[0] in (0, 143)
+        # An actor whose run is over handles no signal any more while it exits.
+        assert command.end()[0] in (0, 143, -signal.SIGTERM)
 
 
 @pytest.mark.slow
