@@ -91,7 +91,7 @@ class ConnectFour(TurnGames):
 
     def render(self) -> tuple[npt.NDArray[np.uint8], ...]:
         """Returns a picture of each game, uint8 ``[192, 224, 3]``; seat 0 is yellow."""
-        return tuple(_picture(own) for own in self._seen[:, 0])
+        return tuple(_picture(seen) for seen in self._seen[:, 0])
 
     def _begin(self, games: Ints) -> None:
         self._stones[games] = 0
@@ -196,11 +196,11 @@ def _completing_squares(stones: Bits) -> Bits:
 
 def _has_four(stones: Bits) -> Flags:
     """Returns whether stones include four in a line; of the same shape."""
-    found = np.zeros(stones.shape, np.bool_)
+    has_four = np.zeros(stones.shape, np.bool_)
     for step in _DIRECTIONS:
         pairs = stones & (stones >> step)
-        found |= (pairs & (pairs >> (step + step))) != 0
-    return found
+        has_four |= (pairs & (pairs >> (step + step))) != 0
+    return has_four
 
 
 def _picture(seen: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
