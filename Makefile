@@ -23,7 +23,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 
 CLI_DOCS = TERM=dumb $(BIN)/python -m typer penstock.cli.app utils docs --name penstock --title Commands
 
-SOURCES := actors algos autotune bench benchmarks cli configs core device envs evaluation examples launch \
+SOURCES := actors algos autotune bench benchmarks cli configs core device envs evaluation examples launch league \
 	learner models monitor penstock profiling replay serving tests transport watch
 
 .DEFAULT_GOAL := help

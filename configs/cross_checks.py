@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.configs.group import check_group
+from penstock.configs.league import ROUNDING
 from penstock.configs.model import ModelConfig
 from penstock.configs.policy_lag import lag_of, lent_by_batch, updates_of_batch
 from penstock.configs.run import SINKS
@@ -34,6 +35,7 @@ def contradictions(cfg: Sections) -> list[Contradiction]:
         _check_learning_rate,
         _check_stop,
         _check_evaluation,
+        _check_league,
         _check_store,
         _check_addresses,
         _check_keys,
@@ -382,6 +384,18 @@ def _check_evaluation(cfg: Sections) -> Iterator[Contradiction]:
             f"eval.every_s {cfg.eval.every_s:g} evaluates checkpoints, and with transport.kind "
             f"{cfg.transport.kind} these are written by steps only; set "
             "checkpoint.every_steps=1000 or eval.every_s=null",
+        )
+
+
+def _check_league(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that the shares of the learning rows are not more than all of them."""
+    league = cfg.league
+    shares = (league.mirror or 0.0) + sum(league.bots.values())
+    if shares > 1.0 + ROUNDING:
+        yield Contradiction(
+            ("league.mirror", "league.bots"),
+            f"league.mirror {_as_yaml(league.mirror)} and league.bots {league.bots} are shares of "
+            f"the learning rows, and add up to {shares:g}; lower them so that it is 1 at most",
         )
 
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, Strict
 
 from penstock.configs import samplers
 from penstock.configs.algorithms import ALGORITHMS, AnyAlgoConfig
+from penstock.configs.league import LeagueConfig
 from penstock.configs.learner import LearnerConfig as LearnerConfig
 from penstock.configs.learner import NonFiniteConfig as NonFiniteConfig
 from penstock.configs.model import ModelConfig
@@ -241,6 +242,11 @@ class EvalConfig(Section):
     max_episode_steps: Count = 27_000
     """Agent steps after which an episode is cut; it counts with its return so far. Also the default
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
+    against: Names | None = None
+    """Opponents of an evaluation, in a game of several sides: `bot:NAME`, `initial` (the policy
+    before training), the folder of a run, or an exported file. The episodes are divided among them,
+    and the policy plays each side in turn; returns then rank checkpoints, and reach `stop.return`.
+    null: `initial` in such a game."""
     video: bool = True
     """Whether an episode of each new best is recorded in the folder `videos` of the run, where the
     environment can be shown and the extra [video] is installed. A process at the lowest priority
@@ -286,6 +292,7 @@ class Sections(Section):
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    league: LeagueConfig = Field(default_factory=LeagueConfig)
     run: RunConfig = Field(default_factory=RunConfig)
     stop: StopConfig = Field(default_factory=StopConfig)
 

@@ -33,6 +33,9 @@ class Welcome:
     spaces: Sequence[Any] | None = None
     """The environment's spaces of observations and of actions (`envs.space_json.brief_spaces`);
     None from a learner of 0.1."""
+    chairs: int = 0
+    """The number of opponents' policies that the learner publishes, as policy ids 1 to `chairs`.
+    All have `layout`."""
 
 
 class LearnerGoneError(Exception):

@@ -169,7 +169,7 @@ def test_option_unlike_any_other_is_refused_with_the_choices() -> None:
     )
     assert refusal("pong", "qqq.zzz=1") == (
         "override qqq.zzz=1: there is no option qqq.zzz; the sections are env, algo, model, "
-        "actors, transport, replay, learner, weights, checkpoint, eval, run, stop"
+        "actors, transport, replay, learner, weights, checkpoint, eval, league, run, stop"
     )
 
 
