@@ -22,8 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.files import DAMAGE, read_regular, write_atomic
@@ -201,7 +199,7 @@ class PolicyPool:
             self._loaded.popitem(last=False)
         return checkpoint.weights
 
-    def checkpoint_folder(self, member: Member) -> Path:
+    def checkpoint_folder(self, member: PoolMember) -> Path:
         """Returns the folder of a member's checkpoint, as `checkpoint_format.load` takes it."""
         return self.folder / MEMBERS / member.id
 
@@ -266,7 +264,7 @@ def pool_folder(config: Config, run_dir: Path) -> Path:
 
 def _id_of(checkpoint: Checkpoint) -> str:
     """Returns the id of a member with these weights."""
-    return hashlib.sha256(np.ascontiguousarray(checkpoint.weights)).hexdigest()[:16]
+    return hashlib.sha256(checkpoint.weights.tobytes()).hexdigest()[:16]
 
 
 def _to_json(content: LineList) -> dict[str, Any]:
@@ -289,6 +287,6 @@ def _from_json(line: str, value: dict[str, Any]) -> LineList:
     )
 
 
-def _member_to_json(member: Member) -> dict[str, Any]:
+def _member_to_json(member: PoolMember) -> dict[str, Any]:
     """Returns a member as JSON, without its line."""
     return {name: value for name, value in member._asdict().items() if name != "line"}
