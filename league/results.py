@@ -12,8 +12,8 @@ from typing import NamedTuple
 DECAY = 0.99
 """What a game counts after each further game against the same opponent."""
 PRIOR_GAMES = 2
-"""Games, half of them won, that are assumed against each opponent, so that the first result does not
-decide (Laplace's rule of succession)."""
+"""Games, half of them won, that are assumed against each opponent, so that the first result does
+not decide (Laplace's rule of succession)."""
 
 
 class GameCounts(NamedTuple):
