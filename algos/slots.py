@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
-from penstock.core.observations import Spaces, views
 from penstock.core.draws import NO_DRAW
+from penstock.core.observations import Spaces, views
 from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.league.results import GameCounts

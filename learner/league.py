@@ -242,7 +242,7 @@ class League:
                 opponent = self._opponents.get(number)
                 if opponent is None:
                     continue
-                self._interval = GameCounts(*np.add(self._interval, counts).tolist())
+                self._interval = self._interval.plus(counts)
             elif bot < len(self._bots):
                 opponent = f"bot:{self._bots[bot]}"
             else:

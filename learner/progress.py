@@ -382,7 +382,8 @@ class Progress:
             self.returns.add(unrolls.returns, unrolls.lengths)
             self._local.add("episodes", len(unrolls.returns))
         for number, counts in unrolls.results.items():
-            self._results[number] = self._results.get(number, NO_GAMES).plus(counts)
+            earlier = self._results.get(number)
+            self._results[number] = counts if earlier is None else earlier.plus(counts)
         self._local.add("trained_steps", steps)
 
     def take_results(self) -> Mapping[int, GameCounts]:
