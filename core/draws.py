@@ -2,8 +2,8 @@
 
 A *draw* is one occupation of a chair: from the moment when a learner publishes a member of the pool
 under the chair's policy id until it publishes the next one. The board's stamp tells draws apart: no
-two chairs of a run have the same number in the same generation. A recorded number is unsigned, of 64
-bits.
+two chairs of a run have the same number in the same generation. A recorded number has 64 bits, and
+no sign.
 """
 
 from __future__ import annotations
