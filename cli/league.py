@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Json, Overrides, ResumeOption, answer
+from penstock.cli.options import Json, Overrides, ResumeOption
 from penstock.configs.errors import UserError
 
 

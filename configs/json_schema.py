@@ -1,8 +1,9 @@
 """The JSON Schema of a YAML file with a config, by which editors complete and check the file.
 
 It describes a file, not a config: every option may be left out, `base` names a preset, `lines` are
-those of a league, and null in place of a map is ignored. The options in `algo` depend on the algorithm, which `algo.name` or the
-base chooses. The schema checks options one by one; `schema.Config` also checks combinations.
+those of a league, and null in place of a map is ignored. The options in `algo` depend on the
+algorithm, which `algo.name` or the base chooses. The schema checks options one by one;
+`schema.Config` also checks combinations.
 """
 
 from __future__ import annotations

@@ -449,9 +449,7 @@ def _add_preset(layers: Layers, name: str) -> None:
     layers.dropped = {}  # the preset has dropped options of its base, and not the user
 
 
-def _add_file(
-    layers: Layers, path: Path, source: str, *, line: str | None = None
-) -> str | None:
+def _add_file(layers: Layers, path: Path, source: str, *, line: str | None = None) -> str | None:
     """Add a file over the preset that it names as its base.
 
     Args:

@@ -220,7 +220,15 @@ def check_lines(lines: Mapping[str, Config]) -> None:
             "each line where sides are unlike, and of none where they are alike"
         )
 
-    if not any(config.league.pool_share for config in lines.values()):
+    playing = {name for name, config in lines.items() if config.league.pool_share}
+    for name, config in lines.items():
+        draw = config.league.draw
+        if name not in playing and draw != LeagueConfig().draw:
+            raise UserError(
+                f"line {name} has league.draw {draw}, and draws nobody, as league.mirror and "
+                "league.bots take all its games; set league.mirror=0 for an exploiter, or 0.5"
+            )
+    if not playing:
         raise UserError(
             "no line plays against members of the pool, as league.mirror and league.bots take all "
             "games; set league.mirror=0.5, or 0 for an exploiter"
@@ -302,8 +310,8 @@ def _check_names(path: str, names: Sequence[str]) -> None:
     """Raise UserError if the names cannot be those of a league's lines."""
     if len(names) < 2:
         raise UserError(
-            f"{path} has {len(names)} lines, and a league has at least 2; a run alone has a pool "
-            "of its own, so start it with penstock train"
+            f"a league has at least 2 lines, and {path} has {len(names)}; add one, or start a run "
+            "alone, which has a pool of its own, with penstock train"
         )
     for name in names:
         if not _LINE_NAME.fullmatch(name) or name in (POOL, LINES):
@@ -393,9 +401,9 @@ def _show(league: League, ends: Mapping[str, RunEnd], stream: TextIO) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.learner.pool import Pool
+    from penstock.learner.pool import PolicyPool
 
-    pool = Pool(league.folder / POOL)
+    pool = PolicyPool(league.folder / POOL)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("line", "ended by", "members", "steps", "time"):
         table.add_column(column, justify="right", no_wrap=True)
