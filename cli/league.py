@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.options import Json, Overrides, ResumeOption
+from penstock.cli.options import Json, Overrides, ResumeOption, answer
 from penstock.configs.errors import UserError
 
 
@@ -49,3 +51,10 @@ def league(
             f"{options[0]} is an option of training, and without --resume auto the members of a "
             "folder are shown; add that, or leave it out"
         )
+
+    from penstock.evaluation import league_report
+    from penstock.launch.run_group import say_line
+
+    say = partial(say_line, stream=sys.stderr if as_json else sys.stdout)
+    report = league_report.report(Path(source), rate, say)
+    answer(league_report.describe(report), report, as_json)
