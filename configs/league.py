@@ -8,11 +8,11 @@ from pydantic import AfterValidator, Field
 
 from penstock.configs.section import Section
 from penstock.configs.value_types import (
+    Chairs,
     Count,
     Folder,
     Fraction,
     Share,
-    Small,
     SmallNatural,
     Switch,
     Text,
@@ -85,7 +85,7 @@ class LeagueConfig(Section):
     the K newest; `pfsp:squared`, `pfsp:linear`, `pfsp:capped` or `pfsp:variance`, by the win rates
     against the members; `nash`, by their equilibrium; `main`, `main_exploiter` and
     `league_exploiter`, which are AlphaStar's."""
-    chairs: Small = 4
+    chairs: Chairs = 4
     """Members that the run plays against at a time; an actor plays against two of them. More give
     more variety, and cost memory for weights on each host."""
     games: Count = 200
@@ -119,6 +119,11 @@ class LeagueConfig(Section):
         """The share of the learning rows in games against members of the pool."""
         share = 1.0 - self.mirror_share - sum(self.bots.values())
         return share if share > ROUNDING else 0.0
+
+    @property
+    def chair_count(self) -> int:
+        """The number of chairs whose weights the learner publishes, as policies 1 to so many."""
+        return self.chairs if self.pool_share else 0
 
     @property
     def has_matches(self) -> bool:
