@@ -63,15 +63,6 @@ class League(NamedTuple):
     `run.dir` are set."""
 
 
-class GameFacts(NamedTuple):
-    """What only the environment and the networks say."""
-
-    sides: Sequence[int]
-    """The side of each seat."""
-    layouts: Mapping[str, int]
-    """Hash of the network's layout, by line."""
-
-
 def is_league(folder: Path) -> bool:
     """Returns whether a folder is that of a league."""
     return (folder / LINES).is_dir()
@@ -98,7 +89,7 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
     else:
         league = read_file(source, overrides, resume)
     check_lines(league.lines)
-    check_game(league.lines, examine(league.lines))
+    check_networks(layouts_of(league.lines))
     _check_folder(league, resume)
 
     stream = sys.stderr if as_json else sys.stdout
@@ -235,61 +226,49 @@ def check_lines(lines: Mapping[str, Config]) -> None:
         )
 
 
-def check_game(lines: Mapping[str, Config], facts: GameFacts) -> None:
-    """Check the lines with the seats of the game and with their networks.
+def check_networks(layouts: Mapping[str, int]) -> None:
+    """Check that lines have the same network.
+
+    Args:
+        layouts: hash of the layout of each line's network, by its name.
 
     Raises:
-        UserError: they do not go together.
+        UserError: they have different ones.
     """
-    first_name, first_layout = next(iter(facts.layouts.items()))
-    for name, layout in facts.layouts.items():
+    first_name, first_layout = next(iter(layouts.items()))
+    for name, layout in layouts.items():
         if layout != first_layout:
             raise UserError(
                 f"lines {first_name} and {name} have different networks, and each plays with "
                 "members of the other; set model and algo.name beside `lines` only"
             )
 
-    # A line with seats plays against lines that have all other seats.
-    all_seats = set(range(len(facts.sides)))
-    seats_of = {name: set(config.league.seats or ()) for name, config in lines.items()}
-    for name, seats in seats_of.items():
-        others = all_seats - seats
-        if seats and others not in seats_of.values():
-            raise UserError(
-                f"line {name} plays seats {sorted(seats)}, and no line has league.seats "
-                f"{sorted(others)}, which are all others of the game; the seats of the lines must "
-                "be all of the game's, without a seat in two roles"
-            )
 
+def layouts_of(lines: Mapping[str, Config]) -> dict[str, int]:
+    """Check lines with their environment, in a process of its own, as it is the user's code.
 
-def examine(lines: Mapping[str, Config]) -> GameFacts:
-    """Make the environment and the networks of lines in a process of its own.
+    Returns: the hash of the layout of each line's network, by its name.
 
     Raises:
-        UserError: the environment cannot be made, or a line's options do not fit it.
+        UserError: the environment cannot be made, has no opponents, or has seats that no line
+            plays; or a line's options do not fit it.
     """
     first = next(iter(lines.values()))
     request = {name: config.model_dump(mode="json") for name, config in lines.items()}
-    facts = call_in_process(
-        f"{__name__}:{game_facts.__name__}",
+    layouts: dict[str, int] = call_in_process(
+        f"{__name__}:{examine.__name__}",
         {"configs": request},
         start_s=first.run.start_timeout_s,
     )
-    return GameFacts(**facts)
+    return layouts
 
 
-def game_facts(configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of `GameFacts`.
-
-    Args:
-        configs: the config of each line as JSON, by its name. All have the same environment.
-
-    Raises:
-        UserError: as `examine`.
-    """
+def examine(configs: Mapping[str, Any]) -> dict[str, int]:
+    """Do what `layouts_of` says in this process, with the config of each line as JSON."""
     from penstock.algos.samples import network_shape
     from penstock.envs import probe
     from penstock.envs.seats import check_options
+    from penstock.learner.league import playable_lines
 
     lines = {name: Config.model_validate(values) for name, values in configs.items()}
     first = next(iter(lines.values()))
@@ -299,11 +278,11 @@ def game_facts(configs: Mapping[str, Any]) -> dict[str, Any]:
             f"environment {first.env.id} has no opponents, and the lines of a league play against "
             "each other; train it with penstock train"
         )
+
     for config in lines.values():
         check_options(config, info.seating)
-
-    layouts = {name: network_shape(config, info).layout.hash for name, config in lines.items()}
-    return {"sides": info.seating.sides, "layouts": layouts}
+        playable_lines(config.league, info.seating)
+    return {name: network_shape(config, info).layout.hash for name, config in lines.items()}
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
 from penstock.launch import league
-from penstock.launch.league import GameFacts, examine, read_file, read_folder, train_league
+from penstock.launch.league import layouts_of, read_file, read_folder, train_league
 from penstock.launch.run_group import RunEnd
 
 EXPLOITED = """
@@ -31,7 +31,7 @@ lines:
 ROLES = """
 env: {id: penstock/PredatorPrey-v0}
 algo: {name: ppo}
-actors: {envs: 8}
+actors: {envs: 24}
 league: {mirror: 0}
 lines:
   hunters: {league: {seats: [0, 1]}}
@@ -128,8 +128,8 @@ MISTAKES = {
     "other network": (EXPLOITED, "learner: {lr: 5e-3}", "model: {hidden: [8]}",
                       "main and exploiter have different networks"),
     "one side": (ROLES, "penstock/PredatorPrey-v0", "CartPole-v1", "CartPole-v1 has no opponents"),
-    "seat in two roles": (ROLES, "[0, 1]", "[0, 1, 2]", "without a seat in two roles"),
-    "seat in no role": (ROLES, "seats: [2, 3]", "seats: [2]", "no line has league.seats"),
+    "seat in two roles": (ROLES, "[0, 1]", "[0, 1, 2]", "which its opponents need"),
+    "seat in no role": (ROLES, "seats: [2, 3]", "seats: [2]", "which its opponents need"),
 }  # fmt: skip
 
 
@@ -159,19 +159,16 @@ def test_a_folder_with_an_earlier_league_is_refused(earlier: str, tmp_path: Path
     assert not (tmp_path / "L" / "lines").exists()
 
 
-def test_facts_of_a_game_are_those_of_its_environment(tmp_path: Path) -> None:
+def test_lines_of_unlike_roles_have_one_network(tmp_path: Path) -> None:
     found = read_file(written(tmp_path, ROLES), [], "no")
-    facts = examine(found.lines)
-    assert list(facts.sides) == [0, 0, 1, 1]
-    assert len({*facts.layouts.values()}) == 1
+    layouts = layouts_of(found.lines)
+    assert [*layouts] == ["hunters", "prey"]
+    assert len({*layouts.values()}) == 1
 
 
-def test_two_lines_may_play_the_same_role() -> None:
-    lines = {
-        name: resolve("rock_paper_scissors", [f"league.seats={seats}"])
-        for name, seats in {"left": [0], "right": [1], "right2": [1]}.items()
-    }
-    league.check_game(lines, GameFacts([0, 1], dict.fromkeys(lines, 1)))
+def test_several_lines_may_play_the_same_role(tmp_path: Path) -> None:
+    text = ROLES + "  quick_prey: {league: {seats: [2, 3]}, learner: {lr: 3e-3}}\n"
+    assert len(layouts_of(read_file(written(tmp_path, text), [], "no").lines)) == 3
 
 
 def test_a_league_in_its_folder_is_the_one_that_was_written(tmp_path: Path) -> None:
