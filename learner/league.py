@@ -311,7 +311,7 @@ class League:
             "results": self._results.to_json(),
             "games": self._games,
             "draws": [None if draw is None else _draw_to_json(draw) for draw in self._draws],
-            "opponents": list(self._opponents.items()),
+            "opponents": [list(each) for each in self._opponents.items()],
             "session": self._session,
             "drawn": self._drawn,
             "random": self._random.bit_generator.state,
