@@ -84,7 +84,8 @@ def _training_return(metrics: Metrics, goal: float | None) -> str:
 def _league(metrics: Metrics) -> str:
     """Returns the members of the pool, and how often the policy wins against them and bots."""
     m = metrics.get
-    text = f"{count(m('league_members'))} members"
+    members = m("league_members")
+    text = f"{count(members)} member{'' if members == 1 else 's'}"
     if m("win_rate") is not None:
         text += f", won {percent(m('win_rate'))}"
     if m("win_rate_worst") is not None:

@@ -15,6 +15,7 @@ from penstock.launch import league
 from penstock.launch.league import layouts_of, read_file, read_folder, train_league
 from penstock.launch.run_group import RunEnd
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "leagues"
 EXPLOITED = """
 base: rock_paper_scissors
 actors: {envs: 8}
@@ -145,6 +146,13 @@ def test_lines_that_do_not_go_together_are_refused_before_any_starts(
         train_league(path, [], "no", as_json=True)
     assert "\n" not in str(refusal.value)
     assert [path.name for path in tmp_path.iterdir()] == ["league.yaml"]
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_lines_of_an_example_go_together(example: Path) -> None:
+    found = read_file(str(example), [], "no")
+    league.check_lines(found.lines)
+    league.check_networks(layouts_of(found.lines))
 
 
 @pytest.mark.parametrize("earlier", ["pool/main.json", "main/metrics.jsonl"])

@@ -96,8 +96,8 @@ def test_members_and_win_rates_of_a_league_are_shown() -> None:
     assert figures(played | hardest, None)["league"] == shown
     assert "| 5 members, won 62% |" in figure_line(played, None)
 
-    mirror = METRICS | {"league_members": 5}
-    assert figures(mirror, None)["league"] == "5 members"
+    mirror = METRICS | {"league_members": 1}
+    assert figures(mirror, None)["league"] == "1 member"
     assert "members" not in figure_line(mirror, None)
     assert "league" not in figures(METRICS, None)
 
