@@ -23,10 +23,10 @@ from train_command import Command, Penstock, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]
 
-# Two actors play half of their rows against the pool; opponents change every 20 games.
+# Two actors play half of their rows against the pool; opponents change every four games.
 LEAGUE = (
     *("actors.count=2", "actors.envs=8", "actors.unroll=8"),
-    *("league.mirror=0.5", "league.chairs=3", "league.games=20", "league.snapshot_win_rate=null"),
+    *("league.mirror=0.5", "league.chairs=3", "league.games=4", "league.snapshot_win_rate=null"),
 )
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version", "returns")
 
