@@ -28,6 +28,7 @@ from penstock.core.params import Float32, Stamp
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import BatchedEnv, make
 from penstock.envs.seats import Seating
+from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 DUEL = Seating(2, (0, 1), ("random",))
@@ -486,6 +487,70 @@ def test_a_chair_reads_a_further_draw_only_when_all_games_have_gone_over() -> No
     chair.refresh(boards.read)
     chair.begin(np.array([NO, NO, YES]), np.array([NO, NO, YES]))
     assert chair.act(obs, rows).tolist() == [1, 1, 2]
+
+
+def test_a_game_goes_over_as_a_whole_though_a_seat_joins_it_later() -> None:
+    chair, boards = chair_over(2, [0, 0, 1])
+    chair.reset(0)
+    chair.refresh(boards.read)
+    boards.published[1] = Stamp(3, 2), boards.published[2][1]
+    chair.refresh(boards.read)
+    chair.begin(np.array([YES, NO]), np.array([YES, YES]))
+    assert chair.act(np.ones((2, 1), np.float32), np.arange(2)).tolist() == [1, 1]
+    assert chair.draws.tolist() == [draw_number(Stamp(3, 2))] * 2
+
+
+def test_an_opponent_with_memory_plays_each_episode_as_if_alone() -> None:
+    """Its choices equal those of a policy that has seen this episode of this seat only."""
+    core = ["model.core=lstm", "model.core_size=8"]
+    cfg = config("penstock/Leduc-v0", "actors.envs=12", "league.mirror=0.5", *core)
+    matches, boards = matches_of(cfg, chairs=0)
+    matches.env.__class__ = Watched
+    watched: Any = matches.env
+    layout = network_shape(cfg, matches.info).layout
+    members: dict[int, Policy] = {}
+
+    def publish(chair: int, number: int) -> None:
+        # The outputs are so large that drawn choices are the best ones.
+        weights = np.random.default_rng(number).normal(0, 0.5, layout.size).astype(np.float32)
+        layout.views(weights)["policy.weight"][...] *= 1e5
+        boards.publish(chair, number, weights)
+        actors = cfg.actors.model_copy(update={"envs": 1})
+        alone = make_policy(cfg.model_copy(update={"actors": actors}), matches.info, 0)
+        alone.load(weights)
+        members[draw_number(Stamp(3, number))] = alone
+
+    publish(1, 1)
+    publish(2, 2)
+    played = Played(matches, 3)
+    matches.reset_into(0, played.obs)
+    matches.refresh(boards.read)
+    memory = dict.fromkeys(range(6, 12), None)
+    resets = np.zeros(matches.count, np.bool_)
+    choices = 0
+    seen: set[int] = set()
+    for t in range(400):
+        if t % 20 == 10:
+            publish(1 + t // 20 % 2, t)
+            matches.refresh(boards.read)
+        obs, has_choice = matches._obs.copy(), masks_of(matches, matches._obs).sum(1) > 1
+        rows = 2 * matches.game_of + 1 - matches.seat_of
+        draws = matches.recorded["opponent"].tolist()
+        _, terminated, _ = played.step()
+        for i in range(6, 12):
+            alone = members[draws[i]]
+            alone.state[...] = 0 if memory[i] is None else memory[i]
+            row = int(rows[i])
+            action = int(alone.greedy(obs[row : row + 1])[0])
+            memory[i] = None if resets[i] else alone.state.copy()
+            if has_choice[row] and not resets[i]:
+                assert watched.actions[row] == action
+                choices += 1
+                seen.add(draws[i])
+        resets = terminated
+    matches.close()
+    assert choices > 400
+    assert len(seen) > 10
 
 
 def test_a_chair_without_weights_is_not_ready() -> None:
