@@ -644,6 +644,7 @@ def make_environments(
     ledger: TimeLedger,
     beat: Callable[[], object] | None = None,
     *,
+    first: int | None = None,
     timed: bool = True,
 ) -> Environments:
     """Make the environments of an actor, and those who play against it.
@@ -653,6 +654,7 @@ def make_environments(
         actor: its number on its host.
         ledger: the time ledger of the thread that steps them.
         beat: as of `envs.make`.
+        first: as of `envs.make`; by default that of the actor.
         timed: whether opponents compute in the form that is fastest on this host
             (`autotune.forms`), where the options leave it open.
 
@@ -664,13 +666,13 @@ def make_environments(
     rows = config.actor_envs
     league = config.league
     if not league.has_matches:
-        return make_env(rows, first=first_index(actor, rows))
+        return make_env(rows, first=first_index(actor, rows) if first is None else first)
 
     # Only a game that has been made says how many seats it has.
-    seating = probe(config.env, threads, first=first_index(actor, 1)).seating
+    seating = probe(config.env, threads).seating
     plan = Plan.of(league, seating, rows, actor, league.chair_count)
     env_rows = plan.games * seating.seats
-    env = make_env(env_rows, first=first_index(actor, env_rows))
+    env = make_env(env_rows, first=first_index(actor, env_rows) if first is None else first)
     if timed:
         config, _ = with_acting_form(config, env.info)
 

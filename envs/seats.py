@@ -185,10 +185,17 @@ def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
             )
 
     shares = [*_shares(league, seating)]
-    if not all(share.divides(rows) for share in shares):
+    if not rows_fit(league, seating, rows):
         raise _odd_split(shares, rows)
     mirror, *of_bots, pool = (round(share.of_rows * rows) for share in shares)
     return RowShares(mirror, dict(zip(league.bots, of_bots, strict=True)), pool)
+
+
+def rows_fit(league: LeagueConfig, seating: Seating, rows: int) -> bool:
+    """Whether so many learning rows can be divided into whole games, as `divide_rows` does."""
+    if not league.has_matches:
+        return rows % seating.seats == 0
+    return all(share.divides(rows) for share in _shares(league, seating))
 
 
 class _Share(NamedTuple):
