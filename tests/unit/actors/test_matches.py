@@ -45,7 +45,7 @@ class Boards:
 
     def publish(self, policy_id: int, number: int, weights: Float32 | None = None) -> None:
         if weights is None:
-            weights = np.random.default_rng(number).normal(0, 0.5, self.size).astype(np.float32)
+            weights = np.random.default_rng(number).normal(0, 2, self.size).astype(np.float32)
         self.published[policy_id] = Stamp(3, number), weights
 
     def read(self, out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp | None:

@@ -109,12 +109,12 @@ HUNT = Seating(4, (0, 0, 0, 1))
     [
         (DUEL, ["league.bots={randm: 1}"], "those of the game are random, minimax2; name one"),
         (HUNT, ["league.bots={random: 1}"], "the game has no scripted players; leave it out"),
-        (DUEL, ["league.mirror=0.7"], r"league.mirror 0.7 of actors.envs 8 is 5.6 rows, and there "
-         r"are 2 a game; set actors.envs=20"),
+        (DUEL, ["league.mirror=0.7"], r"league.mirror 0.7 of actors.envs 8 is 5.6 rows, and they "
+         r"must be whole games of 2; set actors.envs=20"),
         (DUEL, ["league.bots={random: 0.1}"], r"league.mirror 0.9 .* is 7.2 rows"),
         (DUEL, ["league.mirror=0.75", "league.bots={random: 0.125}"],
          r"what league.mirror and league.bots leave to the pool, 0.125 of actors.envs 8 is 1 rows, "
-         r"and there are 1 a game, for each of 2 chairs; set actors.envs=16"),
+         r"and they must be whole games of 1, as many for each of 2 chairs; set actors.envs=16"),
         (DUEL, ["league.mirror=0.333"], "is 2.664 rows, .*choose shares that are"),
         (HUNT, ["league.mirror=0"], r"have 3 and 1 seats, .*set league.seats.* such as .*0, 1, 2"),
         (HUNT, ["league.mirror=0", "league.seats=[4]"], "has seat 4, and the game has 4, counted"),
