@@ -611,9 +611,12 @@ class Matches:
         self._turn[matches] = (self._turn[matches] + 1) % len(self._learning_seats)
         self._seat_games(matches)
 
+        new_rows = new_games[self._mirror_games :].repeat(self._opposing_of_game.shape[1])
+        end = 0
         for opponent, rows in zip(self._opponents, self._opposing, strict=True):
+            begin, end = end, end + len(rows)
             rows_first = first[rows]
-            rows_new = new_games[rows // self._seats]
+            rows_new = new_rows[begin:end]
             if rows_first.any() or rows_new.any():
                 opponent.begin(rows_first, rows_new)
         self._note_draws()
