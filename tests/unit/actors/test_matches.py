@@ -238,7 +238,7 @@ def reference(cfg: Config, plan: Plan, steps: int, seed: int) -> list[tuple[Any,
     return lines
 
 
-APART = [
+APART: Any = [
     {"playing": [YES, YES], "reward": [1, -1]},
     {"playing": [NO, YES], "ended": [YES, NO], "reward": [3, 4]},
     {"playing": [NO, YES], "reward": [0, 5]},
