@@ -15,7 +15,7 @@ from penstock.configs.schema import Config
 SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
 """The sections that concern actors. In the others an actor has the defaults."""
 
-OPPONENTS = ("mirror", "bots", "seats")
+OPPONENTS = ("mirror", "bots", "chairs", "seats")
 """The options of `league` that actors read; they are sent only where opponents play."""
 
 LEARNERS_ALONE = {

@@ -74,7 +74,7 @@ def test_what_an_actor_plays_of_a_league_is_sent_and_a_mirror_game_needs_nothing
     league = ["league.mirror=0.5", "league.pool=/home/me/pool", "league.bots={random: 0.25}"]
     config = resolve("cartpole", league)
     sent = for_actors(config)
-    assert sent["league"] == {"mirror": 0.5, "bots": {"random": 0.25}, "seats": None}
+    assert sent["league"] == {"mirror": 0.5, "bots": {"random": 0.25}, "chairs": 4, "seats": None}
     received = read_for_actor(json.loads(json.dumps(sent))).league
     assert received.pool_share == config.league.pool_share == 0.25
 
