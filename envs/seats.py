@@ -187,8 +187,8 @@ def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
     shares = [*_shares(league, seating)]
     if not all(share.divides(rows) for share in shares):
         raise _odd_split(shares, rows)
-    mirror, *bots, pool = (round(share.of_rows * rows) for share in shares)
-    return RowShares(mirror, dict(zip(league.bots, bots, strict=True)), pool)
+    mirror, *of_bots, pool = (round(share.of_rows * rows) for share in shares)
+    return RowShares(mirror, dict(zip(league.bots, of_bots, strict=True)), pool)
 
 
 class _Share(NamedTuple):
