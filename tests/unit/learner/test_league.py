@@ -12,7 +12,7 @@ import pytest
 
 from full_disk import full_disk
 from penstock.configs.errors import UserError
-from penstock.configs.league import LeagueConfig
+from penstock.configs.league import LeagueConfig, LineConfig
 from penstock.configs.load import resolve
 from penstock.core.draws import BOT_DRAW, draw_number
 from penstock.core.params import ParamLayout
@@ -558,9 +558,8 @@ SEATING = Seating(seats=3, sides=(0, 0, 1))
 def test_a_line_plays_against_those_that_have_the_other_seats(
     own_seats: Any, lines: dict[str, Any], playable: set[str]
 ) -> None:
-    league = LeagueConfig(
-        seats=own_seats, lines={name: {"seats": seats} for name, seats in lines.items()}
-    )  # type: ignore[arg-type]
+    configs = {name: LineConfig(seats=seats) for name, seats in lines.items()}
+    league = LeagueConfig(seats=own_seats, lines=configs)
 
     assert {*playable_lines(league, SEATING)} == playable
 
