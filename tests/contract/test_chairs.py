@@ -3,7 +3,7 @@ a relay, learners that follow one another, actors that know of no chairs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from penstock.core.interfaces import LearnerGoneError, Link, UnknownPolicyError
 from penstock.core.params import Stamp
 from penstock.core.role import EXIT_REJOIN, relay_socket
 from penstock.transport.shm.link import ShmLink
-from penstock.transport.zmq import relay
+from penstock.transport.zmq import keys, relay
 from penstock.transport.zmq.link import ZmqLink
+from penstock.transport.zmq.relay_tree import RelayTree
 from stranger import REFUSE, WEIGHTS, WEIGHTS_GET, Stranger, decoded
 from transport_world import (
     LAYOUT,
@@ -30,56 +31,95 @@ from transport_world import (
     in_thread,
     learner,
 )
-from waiting import wait_until
+from waiting import free_port, wait_until
 
 
 @contextmanager
-def relay_of(folder: Path, address: str) -> Iterator[Path]:
+def relay_of(folder: Path, address: str, curve: Path | None = None) -> Iterator[Path]:
     """Runs a relay of another host, whose folder is ``folder``; yields the path of its socket."""
     folder.mkdir(exist_ok=True)
-    ctx = context(folder, "relay", address=address)
+    ctx = context(folder, "relay", address=address, curve=curve)
     with in_thread(ctx, relay.run):
         path = relay_socket(folder, 0)
         wait_until(path.exists)
         yield path
 
 
-def read_all(links: Sequence[Link], policy_id: int, values: npt.NDArray[np.float32]) -> None:
-    """Wait until each link has read these weights of a policy."""
-    for link in links:
+class Reader:
+    """An actor that takes newer weights of each policy, as they come."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._stamps: dict[int, Stamp | None] = {}
+
+    def wait_for(self, policy_id: int, values: npt.NDArray[np.float32]) -> None:
+        """Read until the newest weights of a policy are these."""
         out = np.zeros(LAYOUT.size, np.float32)
-        have: list[Stamp | None] = [None]
 
         def has_read() -> bool:
-            have.append(link.read_weights(out, have[-1], policy_id) or have[-1])  # noqa: B023
-            return np.array_equal(out, values)  # noqa: B023
+            stamp = self._stamps.get(policy_id)
+            self._stamps[policy_id] = self.link.read_weights(out, stamp, policy_id) or stamp
+            return np.array_equal(out, values)
 
         wait_until(has_read)
 
 
-def test_a_relay_brings_its_host_each_members_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_keys", [False, True], ids=["plain", "curve"])
+def test_a_relay_brings_its_host_each_members_weights(tmp_path: Path, with_keys: bool) -> None:
     address = f"ipc://{tmp_path}/wire"
+    curve = tmp_path / "keys" if with_keys else None
+    if curve is not None:
+        keys.make_keys(curve)
     with ExitStack() as stack:
         side = stack.enter_context(learner(tmp_path, chairs=3))
-        receiver = stack.enter_context(connector(side, address))
+        receiver = stack.enter_context(connector(side, address, curve=curve))
         sent = [side.publish(1 + policy_id, policy_id) for policy_id in range(3)]
-        path = stack.enter_context(relay_of(tmp_path / "host", address))
-        actor = ZmqLink(context(tmp_path), address, SPEC, 2, actor=7, relay_path=path)
+        path = stack.enter_context(relay_of(tmp_path / "host", address, curve))
+        ctx = context(tmp_path, curve=curve)
+        actor = ZmqLink(ctx, address, SPEC, 2, actor=7, relay_path=path)
         stack.callback(actor.close)
-        direct = ZmqLink(context(tmp_path), address, SPEC, 2, actor=8)
+        direct = ZmqLink(ctx, address, SPEC, 2, actor=8)
         stack.callback(direct.close)
         assert actor.welcome.chairs == 3
 
+        readers = [Reader(actor), Reader(direct)]
         for policy_id, values in enumerate(sent):
-            read_all([actor, direct], policy_id, values)
+            for reader in readers:
+                reader.wait_for(policy_id, values)
         out = np.zeros(LAYOUT.size, np.float32)
         assert actor.read_weights(out, None, policy_id=3) is None, "nobody sits there yet"
-        read_all([actor, direct], 3, side.publish(1, policy_id=3))
-        for version in range(5, 10):  # own weights go on, and one chair is drawn anew
-            read_all([actor, direct], 0, side.publish(version))
-            read_all([actor, direct], 2, side.publish(version, policy_id=2))
+        for version in range(5, 10):  # own weights go on, and chairs are drawn anew
+            for policy_id in (0, 2, 3):
+                values = side.publish(version, policy_id)
+                for reader in readers:
+                    reader.wait_for(policy_id, values)
         with pytest.raises(UnknownPolicyError, match="no policy 4"):
             actor.read_weights(out, None, policy_id=4)
+        assert not receiver.rejected
+
+
+def test_chairs_come_from_the_connector_where_relays_pass_on_the_runs_weights(
+    tmp_path: Path,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    tree = RelayTree(LAYOUT.size, fanout=1, min_relays=2, min_nbytes=0)
+    with ExitStack() as stack:
+        side = stack.enter_context(learner(tmp_path, chairs=2))
+        receiver = stack.enter_context(connector(side, address, tree=tree))
+        paths = [
+            stack.enter_context(relay_of(tmp_path / f"host-{host}", address)) for host in range(3)
+        ]
+        links = [ShmLink(path, None, want=0) for path in paths]
+        for link in links:
+            stack.callback(link.close)
+        readers = [Reader(link) for link in links]
+        for version in range(1, 6):
+            for policy_id in range(3):
+                values = side.publish(version, policy_id)
+                for reader in readers:
+                    reader.wait_for(policy_id, values)
+        assert tree.in_use
+        assert not any(receiver._responders[chair].tree.in_use for chair in (1, 2))
         assert not receiver.rejected
 
 
@@ -95,8 +135,9 @@ def test_own_weights_of_direct_actor_count_for_its_grants_not_those_of_a_chair(
         own = side.publish(10)
         link = ZmqLink(context(tmp_path), address, SPEC, 1, actor=7)
         stack.callback(link.close)
-        read_all([link], 0, own)
-        read_all([link], 1, side.publish(99, policy_id=1))
+        reader = Reader(link)
+        reader.wait_for(0, own)
+        reader.wait_for(1, side.publish(99, policy_id=1))
 
         newest = side.publish(11)
 
@@ -129,7 +170,7 @@ def test_an_actor_follows_to_a_learner_with_more_or_fewer_chairs(
             link = ZmqLink(context(tmp_path), address, SPEC, 2, actor=7)
         assert link.welcome.chairs == len(side.boards) - 1
         last = len(side.boards) - 1
-        read_all([link], last, side.publish(3, last))
+        Reader(link).wait_for(last, side.publish(3, last))
         return link
 
     with learner(tmp_path, chairs=3) as first, connector(first, address):
@@ -178,7 +219,7 @@ def test_relay_of_another_run_ends_to_be_started_anew_with_as_many_boards_as_cha
             sent = second.publish(6, policy_id=2)
             with relay_of(folder, address) as path:
                 link = ShmLink(path, None, want=0)
-                read_all([link], 2, sent)
+                Reader(link).wait_for(2, sent)
                 link.close()
 
 
