@@ -14,10 +14,11 @@ All seats of a game begin again in the step after the last of them has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
+from penstock.configs.transports import TRANSPORTS
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -32,6 +33,10 @@ BOTS = "bots"
 # which is read where an episode ends.
 PLAYING = "playing"
 OUTCOME = "outcome"
+# Opponents of an evaluation: the beginning of a scripted player's name, and the policy before
+# training.
+BOT = "bot:"
+INITIAL = "initial"
 
 
 class Seating(NamedTuple):
@@ -107,25 +112,67 @@ def check_options(config: Config, seating: Seating) -> None:
     """Check a run's options with the seats of its environment.
 
     Raises:
-        UserError: for a number of rows that is not divisible by the seats, and for `stop.return` in
-            a game of several sides.
+        UserError: for a number of rows that is not divisible by the seats, for opponents that the
+            environment does not have, and for `stop.return` in a game of several sides that is
+            never evaluated.
     """
     check_rows(config.env.id, config.actor_envs, seating.seats)
-    if seating.has_opponents and config.stop.return_ is not None:
+    _check_against(config, seating)
+    if seating.has_opponents and config.stop.return_ is not None and not _is_evaluated(config):
         raise UserError(
-            f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, "
-            f"and the policy plays all {seating.side_count} sides of environment {config.env.id}: "
-            "that mean tells nothing of its strength, and is 0 in a zero-sum game; set "
-            "stop.return=null, and stop.minutes or stop.env_steps"
+            f"stop.return {config.stop.return_:g} is reached by evaluations in a game of several "
+            "sides, since returns in training against oneself tell nothing of its strength, and "
+            "there are no evaluations; set eval.every_steps=100000 and transport.kind=auto, or "
+            "stop.return=null with stop.minutes or stop.env_steps"
         )
 
 
-def ranking_note(seating: Seating) -> str:
+def _check_against(config: Config, seating: Seating) -> None:
+    """Raise UserError for opponents of evaluations that a game with these seats cannot have."""
+    if not config.eval.against:
+        return
+    check_opposed(config.env.id, config.eval.against, seating)
+    for name in config.eval.against:
+        check_bot(name, seating)
+
+
+def check_opposed(env_id: str, opponents: Sequence[str], seating: Seating) -> None:
+    """Raise UserError if there are to be ``opponents`` in a game of one side."""
+    if not seating.has_opponents:
+        raise UserError(
+            f"environment {env_id} has one side, against which {', '.join(opponents):.80} cannot "
+            "play; leave out --against, or set eval.against=null"
+        )
+
+
+def check_bot(opponent: str, seating: Seating) -> None:
+    """Raise UserError if ``opponent`` is `bot:NAME`, and the game has no such scripted player."""
+    bot = opponent.removeprefix(BOT)
+    if not opponent.startswith(BOT) or bot in seating.bots:
+        return
+    names = ", ".join(f"{BOT}{name}" for name in seating.bots)
+    advice = f"choose from {names}" if names else "name a run or a file, as it has none"
+    raise UserError(f"the environment has no scripted player {bot!r:.80}; {advice}")
+
+
+def _is_evaluated(config: Config) -> bool:
+    """Whether a run has evaluations whose results reach its learner."""
+    has_times = config.evaluates_by_steps or config.eval.every_s is not None
+    return has_times and not TRANSPORTS.one_process(config.transport.kind)
+
+
+def ranking_note(config: Config, seating: Seating) -> str:
     """Returns a sentence on what ranks the checkpoints of a game of several sides; else empty."""
     if not seating.has_opponents:
         return ""
-    return (
-        f"the policy plays all {seating.side_count} sides, so its mean return does not rank "
-        "checkpoints: checkpoints/best is not written, and a command that takes the best takes the "
-        "last"
+    reason = (
+        f"the game has {seating.side_count} sides, so the mean return in training does not rank "
+        "checkpoints"
     )
+    if not config.has_evaluator:
+        return (
+            f"{reason}: without evaluations checkpoints/best is not written, and a command that "
+            "takes the best takes the last"
+        )
+    opponents = ", ".join(config.eval.against or (INITIAL,))
+    return f"{reason}: evaluations against {opponents} do, and write checkpoints/best"
