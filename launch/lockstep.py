@@ -314,7 +314,7 @@ class LockstepSource:
             slots_per_actor = self._config.transport.slots
 
         self._links = [
-            InprocLink(self._welcome, store, self.board, slots_per_actor) for _ in range(actors)
+            InprocLink(self._welcome, store, [self.board], slots_per_actor) for _ in range(actors)
         ]
         self.players = [self._make_player(actor, link) for actor, link in enumerate(self._links)]
 

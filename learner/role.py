@@ -286,7 +286,7 @@ class LearnerProcess(TrainingLoop[Any]):
             spaces=brief_spaces(*trainer.info.spaces),
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
-        return ShmHost(socket, welcome, self._board, self._actor_source.store)
+        return ShmHost(socket, welcome, [self._board], self._actor_source.store)
 
     def __enter__(self) -> LearnerProcess:
         self._actor_source.open(self._host)
