@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,10 @@ from penstock.actors.matches import Matches
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.formatting import aligned, number
-from penstock.core.interfaces import Environments
 from penstock.envs import BatchedEnv, find_bad_observation, make
 from penstock.envs.seats import Seating, check_opposed
 from penstock.evaluation.estimates import win_rate
-from penstock.evaluation.opponents import OpponentSource, find_opponent, plans_of
+from penstock.evaluation.opponents import OpponentSource, find_opponent, pairings_of
 from penstock.evaluation.policy_source import PolicySource, find_policy
 from penstock.models.acting.policy import Policy
 
@@ -34,29 +33,16 @@ ENVS = 16
 """Environments of an evaluation, at most."""
 MOST_DROPPED = 10
 """Failed episodes for each episode that is asked for; with more the evaluation fails."""
-OPPONENT_SEEDS = 7_919
-"""Distance between the seed of a policy and that of its opponent's actions."""
 SEEDS_APART = 10_007
 """Distance between the seeds of environments for two values of ``seed``: more than are played."""
 
+PlayedEnvs = BatchedEnv | Matches
+"""Environments whose rows are seats of games: all seats, or those that a policy plays."""
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Returns the actions for observations ``[count, *shape]``."""
 Flags = npt.NDArray[np.bool_]
 Begin = Callable[[Flags], None]
 """Receives the environments in which an episode begins, bool ``[count]``."""
-
-
-class PlayedEnvs(Environments, Protocol):
-    """Environments whose rows are seats of games: all seats, or those that a policy plays."""
-
-    outcome: npt.NDArray[Any] | None
-    """The result of each row's episode in the last step, -1 to 1, read where an episode has ended;
-    NaN where it is not known, None if the environment does not say it."""
-    game_of: npt.NDArray[Any]
-    """The game of each row, int ``[count]``."""
-    seat_of: npt.NDArray[Any]
-    """The seat of its game that each row plays, int ``[count]``. It changes only in a step that
-    resets the row."""
 
 
 class Episode(NamedTuple):
@@ -123,27 +109,17 @@ def evaluate(
     envs = make(config.env, rows, config.actors.env_threads, whole_games=True)
     seating = envs.info.seating
     try:
-        if opponents:
+        if against:
             check_opposed(config.env.id, against, seating)
-            played = play_matches(
-                envs,
-                source,
-                opponents,
-                episodes,
-                choose=choose,
-                seed=seed,
-                max_steps=step_limit,
-            )
-        else:
-            policy = source.policy(envs, seed)
-            played = play(
-                envs,
-                choose(policy),
-                episodes,
-                seed=seed,
-                max_steps=step_limit,
-                begin=policy.reset,
-            )
+        played = play_policy(
+            envs,
+            source,
+            opponents,
+            episodes,
+            choose=choose,
+            seed=seed,
+            max_steps=step_limit,
+        )
     finally:
         envs.close()
 
@@ -362,7 +338,7 @@ def play(
     return [episode for of_one_env in tally.episodes for episode in of_one_env]
 
 
-def play_matches(
+def play_policy(
     env: BatchedEnv,
     source: PolicySource,
     opponents: Sequence[OpponentSource],
@@ -372,13 +348,13 @@ def play_matches(
     seed: int,
     max_steps: int,
 ) -> list[Episode]:
-    """Play matches of a policy against opponents, equally many against each.
+    """Play episodes of a policy, equally many against each opponent.
 
     Args:
-        env: the games, with rows for all seats.
+        env: the environments, with rows for all seats of a game.
         source: of the policy.
-        opponents: at least one.
-        episodes: of the policy, at least; they are rounded up to equal shares (`share_of`).
+        opponents: who plays the other seats; without any the policy plays all seats itself.
+        episodes: how many to play; against several opponents they are rounded up to equal shares.
         choose: returns what chooses the actions of the policy.
         seed: the episodes of two values have nothing in common.
         max_steps: agent steps at which an episode is cut.
@@ -389,37 +365,34 @@ def play_matches(
     Raises:
         UserError: as `play`, and if an opponent does not fit the environment.
     """
-    seating = env.info.seating
-    games = env.count // seating.seats
     # The policy comes first, as it decides how observations are packed.
-    plans = plans_of(seating, games, source.config.league.seats)
-    policies = [source.policy(env, seed, plan.rows) for plan in plans]
-    share = share_of(episodes, len(opponents), len(plans))
+    source = source.read_once()
+    source.weights(env)
+    pairings = pairings_of(env, opponents, seats=source.config.league.seats, seed=seed)
+    share = share_of(episodes, len(pairings))
 
     played: list[Episode] = []
-    first_game = 0
-    for opponent in opponents:
-        for plan, policy in zip(plans, policies, strict=True):
-            rows = plan.opponent_rows(0)
-            player = opponent.player(env, rows, seed + OPPONENT_SEEDS)
-            found = play(
-                Matches(env, plan, [player]),
-                choose(policy),
-                share,
-                seed=seed,
-                max_steps=max_steps,
-                begin=policy.reset,
-            )
-            for episode in found:
-                game = first_game + episode.game
-                played.append(episode._replace(opponent=opponent.name, game=game))
-            first_game += games
+    games = 0
+    for pairing in pairings:
+        policy = source.policy(env, seed, pairing.envs.count)
+        found = play(
+            pairing.envs,
+            choose(policy),
+            share,
+            seed=seed,
+            max_steps=max_steps,
+            begin=policy.reset,
+        )
+        for episode in found:
+            game = games + episode.game
+            played.append(episode._replace(opponent=pairing.opponent, game=game))
+        games += env.count // env.info.seating.seats
     return played
 
 
-def share_of(episodes: int, opponents: int, plans: int = 1) -> int:
-    """Returns the episodes against each of so many opponents by each of so many plans."""
-    return math.ceil(episodes / (opponents * plans))
+def share_of(episodes: int, pairings: int) -> int:
+    """Returns the episodes of each of so many pairings."""
+    return math.ceil(episodes / pairings)
 
 
 def _check_rewards(rewards: npt.NDArray[Any]) -> None:

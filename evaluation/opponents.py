@@ -19,14 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.actors.matches import BotPlayer, FrozenPlayer, Opponent, Plan
+from penstock.actors.matches import BotPlayer, FrozenPlayer, Matches, Plan
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.params import Float32
 from penstock.envs import BatchedEnv
 from penstock.envs.seats import BOT, INITIAL, Seating, check_bot
 from penstock.evaluation.policy_source import PolicySource, find_policy, of_checkpoint
 from penstock.learner.pool import PolicyPool, pool_folder
+
+OPPONENT_SEEDS = 7_919
+"""Distance between the seed of a policy and that of its opponent's actions."""
 
 
 class OpponentSource(NamedTuple):
@@ -37,36 +39,39 @@ class OpponentSource(NamedTuple):
     policy: PolicySource | None
     """Its weights; None for a scripted player."""
 
-    def player(self, env: BatchedEnv, rows: int, seed: int, *, sample: bool = True) -> Opponent:
-        """Returns the opponent, which plays so many ``rows`` of the games ``env``.
+    def matches(
+        self, env: BatchedEnv, plan: Plan, seed: int, *, sample: bool = True
+    ) -> Matches:
+        """Returns the games ``env`` as matches against this opponent.
 
         Args:
-            env: the games, which observations are packed for already.
-            rows: the rows that it plays at a time.
-            seed: of its random actions.
-            sample: whether it samples actions; a scripted player does what it does.
+            env: the games, for which observations are packed already.
+            plan: who plays which seats.
+            seed: of the policy that plays against it.
+            sample: whether a policy samples its actions.
 
         Raises:
             UserError: if the environment has no such scripted player, or other spaces than the
                 policy was trained with.
         """
+        (rows,) = plan.opponent_rows
         if self.policy is None:
             check_bot(self.name, env.info.seating)
-            return BotPlayer(env, self.name.removeprefix(BOT))
+            return Matches(env, plan, [BotPlayer(env, self.name.removeprefix(BOT), rows)])
 
         parts = env.info.parts
-        policy = self.policy.policy(env, seed, rows)
+        policy = self.policy.policy(env, seed + OPPONENT_SEEDS, rows)
         if env.info.parts != parts:
             raise UserError(
                 f"{self.name} was trained with the parts of its observations in another order than "
-                "this policy; export both with one version of Penstock"
+                "this policy; train both with one version of the environment"
             )
-        return FrozenPlayer(policy, sample=sample)
+        return Matches(env, plan, [FrozenPlayer(policy, sample=sample)])
 
     def identity(self, env: BatchedEnv) -> str:
         """Returns what tells this opponent from others, also from later weights of the same name.
 
-        Raises UserError as `player` does.
+        Raises UserError as `matches` does.
         """
         if self.policy is None:
             check_bot(self.name, env.info.seating)
@@ -98,13 +103,13 @@ def find_opponent(
     if name.startswith(BOT):
         return OpponentSource(name, None)
     if name == INITIAL:
-        return OpponentSource(name, _read_once(_initial_policy(config, run_dir)))
+        return OpponentSource(name, _initial_policy(config, run_dir).read_once())
     if not Path(name).exists():
         raise UserError(
             f"there is no opponent {name}; give bot:NAME for a scripted player of the environment, "
             f"{INITIAL} for the policy before training, the folder of a run, or an exported file"
         )
-    return OpponentSource(name, _read_once(find_policy(name, "best", allow)))
+    return OpponentSource(name, find_policy(name, "best", allow).read_once())
 
 
 def check_opponents(config: Config) -> None:
@@ -114,14 +119,49 @@ def check_opponents(config: Config) -> None:
             find_opponent(name, config, None)
 
 
-def plans_of(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Plan]:
-    """Returns the plans of matches against one opponent.
+class Pairing(NamedTuple):
+    """Who plays a policy's episodes: the policy alone, or with an opponent."""
+
+    opponent: str
+    """Name of the opponent; empty if the policy plays all rows itself."""
+    envs: BatchedEnv | Matches
+    """The rows that the policy plays."""
+
+
+def pairings_of(
+    env: BatchedEnv,
+    opponents: Sequence[OpponentSource],
+    *,
+    seats: Sequence[int] | None,
+    seed: int,
+) -> list[Pairing]:
+    """Returns the pairings of a policy with each opponent, which use ``env`` one after another.
+
+    Without opponents there is one, of the environments themselves.
 
     Args:
-        seating: of a game.
-        games: games that are played side by side.
-        seats: the only seats that the policy plays; None: it plays each side.
+        env: the environments, for which observations are packed as the policy needs them.
+        opponents: who plays the other seats.
+        seats: the only seats that the policy plays against opponents; None: it plays each side.
+        seed: of the policy.
+
+    Raises:
+        UserError: if an opponent does not fit the environment.
     """
+    if not opponents:
+        return [Pairing("", env)]
+
+    seating = env.info.seating
+    plans = _plans(seating, env.count // seating.seats, seats)
+    return [
+        Pairing(opponent.name, opponent.matches(env, plan, seed))
+        for opponent in opponents
+        for plan in plans
+    ]
+
+
+def _plans(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Plan]:
+    """Returns the plans of ``games`` against one opponent; ``seats`` as of `pairings_of`."""
     if seats is not None:
         return [Plan.against(seating, games, seats)]
 
@@ -153,16 +193,3 @@ def _initial_policy(config: Config, run_dir: Path | None) -> PolicySource:
         f"{pool.folder} has no policy of line {line} from before training, which {INITIAL} means; "
         "give another opponent"
     )
-
-
-def _read_once(source: PolicySource) -> PolicySource:
-    """Returns a source that reads its weights once: those of a run may change."""
-    stored: Float32 | None = None
-
-    def weights(env: BatchedEnv) -> Float32:
-        nonlocal stored
-        if stored is None:
-            stored = source.weights(env)
-        return stored
-
-    return source._replace(weights=weights)

@@ -38,6 +38,18 @@ class PolicySource(NamedTuple):
     in training. Raises UserError if these have other spaces than in training, or another network.
     """
 
+    def read_once(self) -> PolicySource:
+        """Returns a source with the weights of its first use, also if the run saves others."""
+        stored: Float32 | None = None
+
+        def weights(envs: BatchedEnv) -> Float32:
+            nonlocal stored
+            if stored is None:
+                stored = self.weights(envs)
+            return stored
+
+        return self._replace(weights=weights)
+
     def policy(self, envs: BatchedEnv, seed: int, rows: int | None = None) -> Policy:
         """Returns the policy with its weights, over ``rows`` of the environments ``envs``.
 
