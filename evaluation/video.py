@@ -30,14 +30,8 @@ from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.make import FirstIndex
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
 from penstock.evaluation.decisions import DecisionTrack, decisions_path
-from penstock.evaluation.evaluate import (
-    Choose,
-    Episode,
-    PolicySource,
-    find_policy,
-    of_checkpoint_text,
-    were_cut,
-)
+from penstock.evaluation.evaluate import Choose, Episode, of_checkpoint_text, were_cut
+from penstock.evaluation.policy_source import PolicySource, find_policy
 from penstock.models.acting.critic import make_critic
 from penstock.models.acting.policy import Policy
 
