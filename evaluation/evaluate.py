@@ -255,9 +255,7 @@ def evaluate_seeds(
     failed = []
     for run_dir in seed_runs(folder):
         try:
-            runs.append(
-                evaluate(run_dir, episodes, which, sample, seed, max_steps, allow, against)
-            )
+            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps, allow, against))
         except UserError as error:
             failed.append({"run_dir": run_dir, "error": str(error)})
     if not runs:
