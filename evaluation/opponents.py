@@ -7,9 +7,9 @@ An opponent is one of
     runs/other       the best checkpoint of a run, or its last one without a best
     agent.safetensors    a file that `penstock export` wrote
 
-It plays all other seats of the game, with sampled actions, so that games differ. The sides rotate
-from episode to episode. Where sides have unlike numbers of seats, each side is played in matches of
-its own.
+It plays all other seats of the game. A policy samples its actions, so that games differ. The sides
+rotate from episode to episode. Where sides have unlike numbers of seats, each side is played in
+matches of its own.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def evaluated(metrics: Metrics) -> str:
     """Returns the last evaluation as text, and the mean return of the best weights so far.
 
     Each way to play, greedy and sampled, has its mean return with the 95 % confidence interval, and
-    the number of episodes behind it. In a game of several sides there are also the win rates against
-    each opponent.
+    the number of episodes behind it. In a game of several sides there are also the win rates by
+    opponent.
     """
     m = metrics.get
     returns = [
