@@ -28,6 +28,12 @@ class GameCounts(NamedTuple):
         """Number of all games."""
         return self.wins + self.draws + self.losses
 
+    def plus(self, other: GameCounts) -> GameCounts:
+        """Returns these games and those of ``other``."""
+        return GameCounts(
+            self.wins + other.wins, self.draws + other.draws, self.losses + other.losses
+        )
+
 
 class Results:
     """Decayed numbers of wins, draws and losses by the id of the opponent."""

@@ -19,6 +19,7 @@ import json
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,9 @@ class PolicyPool:
     ) -> PoolMember:
         """Add weights to the end of a line's list, unless they are in it.
 
+        A policy before training takes the place of others before training, where a run has begun
+        again before it has added anything else.
+
         Args:
             line: the line that this process trains.
             checkpoint: the weights, and in its meta the environment and its spaces
@@ -135,13 +139,15 @@ class PolicyPool:
             UserError: if it cannot be written, or the list is damaged. The list is as before then.
         """
         content = self._read(line)
-        new_member = PoolMember(_id_of(checkpoint), line, steps, time_s, initial)
+        new_member = PoolMember(member_id(checkpoint.weights), line, steps, time_s, initial)
         for member in content.members:
             if member.id == new_member.id:
                 return member
 
+        begins_anew = initial and all(member.initial for member in content.members)
+        earlier_members = () if begins_anew else content.members
         self._save(new_member, checkpoint)
-        self._write(line, content._replace(members=(*content.members, new_member)))
+        self._write(line, content._replace(members=(*earlier_members, new_member)))
         return new_member
 
     def set_latest(
@@ -152,7 +158,7 @@ class PolicyPool:
         Arguments and errors are those of `add`.
         """
         content = self._read(line)
-        latest = PoolMember(_id_of(checkpoint), line, steps, time_s, initial=False)
+        latest = PoolMember(member_id(checkpoint.weights), line, steps, time_s, initial=False)
         if content.latest is not None and content.latest.id == latest.id:
             return content.latest
 
@@ -186,7 +192,7 @@ class PolicyPool:
         folder = self.checkpoint_folder(member)
         try:
             checkpoint = checkpoint_format.load(folder)
-            if _id_of(checkpoint) != member.id:
+            if member_id(checkpoint.weights) != member.id:
                 path = folder / checkpoint_format.FILE
                 raise DamagedCheckpointError(f"{path} holds other weights than its name says")
         except UserError as error:
@@ -198,6 +204,16 @@ class PolicyPool:
         if len(self._loaded) > LOADED:
             self._loaded.popitem(last=False)
         return checkpoint.weights
+
+    def check_network(self, member: PoolMember, layout: ParamLayout) -> None:
+        """Raise UserError if a member is of another network than ``layout``.
+
+        Only the head of its file is read. Nothing is known of a member that is damaged or missing.
+        """
+        folder = self.checkpoint_folder(member)
+        if checkpoint_format.exists(folder):
+            with suppress(DamagedCheckpointError):
+                checkpoint_format.read_meta(folder, layout)
 
     def checkpoint_folder(self, member: PoolMember) -> Path:
         """Returns the folder of a member's checkpoint, as `checkpoint_format.load` takes it."""
@@ -257,14 +273,14 @@ class PolicyPool:
         return self.folder / f"{line}.json"
 
 
+def member_id(weights: Float32) -> str:
+    """Returns the id of a member with these weights."""
+    return hashlib.sha256(weights.tobytes()).hexdigest()[:16]
+
+
 def pool_folder(config: Config, run_dir: Path) -> Path:
     """Returns the folder of a run's pool: `league.pool`, or `pool` in the run's folder."""
     return run_dir / "pool" if config.league.pool is None else Path(config.league.pool)
-
-
-def _id_of(checkpoint: Checkpoint) -> str:
-    """Returns the id of a member with these weights."""
-    return hashlib.sha256(checkpoint.weights.tobytes()).hexdigest()[:16]
 
 
 def _to_json(content: LineList) -> dict[str, Any]:
