@@ -20,8 +20,8 @@ from penstock.models.fitting import parts_of
 
 MOST_RETURN = 1e12  # largest discounted return that is accepted
 FLAGS = ("terminated", "truncated", "alive")
-OPPONENT = "opponent"  # column: in match games, who plays against the row (`core.draws`)
-OUTCOME = "outcome"  # column: -1, 0 or 1 in the row that ends a match game
+OPPONENT = "opponent"  # column: number of the draw that plays against the row (`core.draws`)
+OUTCOME = "outcome"  # column: result of an episode in its last row; -1 lost, 0 drawn, 1 won
 RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
 OLDER = "older"  # column: the frames of an unroll's first stack except the newest
 BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]

@@ -23,6 +23,8 @@ from penstock.configs.league import LeagueConfig
 from penstock.configs.transports import TRANSPORTS
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
     from penstock.configs.schema import Config
 
 # Keys of a vector environment's metadata: the number of rows that belong to one game; the side of
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 SEATS = "seats"
 SIDES = "sides"
 BOTS = "bots"
+# And for each seat the keys by which a person plays it: names of keys, as pygame has them, with the
+# number of the choice, or of the button among several.
+KEYS = "keys"
 # Keys of the `info` of a step or reset: the rows within an episode after it, bool [num_envs], which
 # is left out where all seats of a game end together; and the result of each row's episode, -1 to 1,
 # which is read where an episode ends.
@@ -136,6 +141,38 @@ def chairs_of(actor: int, chairs: int) -> tuple[int, ...]:
     return tuple(1 + (2 * actor + i) % chairs for i in range(min(2, chairs)))
 
 
+def keys_of(env_id: str, vector: VectorEnv, seat: int) -> Mapping[str, int]:
+    """Returns the keys by which a person plays a seat of a game, each with its choice or button.
+
+    Args:
+        env_id: of the environment, for messages.
+        vector: of the games.
+        seat: that the person plays.
+
+    Raises:
+        UserError: if the game has no such seat, or no keys for it.
+    """
+    seats = seating_of(env_id, vector.metadata).seats
+    if seat >= seats:
+        raise UserError(
+            f"environment {env_id} has no seat {seat}; choose from 0 to {seats - 1}"
+            if seats > 1
+            else f"environment {env_id} has one seat, so there is nobody to play against"
+        )
+    keys = vector.metadata.get(KEYS)
+    if not keys:
+        raise UserError(
+            f"environment {env_id} does not say by which keys a person plays it; give it "
+            f'metadata[{KEYS!r}], a map for each seat, as in ({{"left": 0, "right": 1}},) * {seats}'
+        )
+    if len(keys) != seats or not all(isinstance(each, Mapping) for each in keys):
+        raise UserError(
+            f"environment {env_id} has metadata[{KEYS!r}] {keys!r:.80}, and it must have a map of "
+            f"keys for each of the {seats} seats"
+        )
+    return dict(keys[seat])
+
+
 def turns_of(seating: Seating, seats: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
     """Returns the seats that learn in turn, where opponents play the others.
 
@@ -192,8 +229,8 @@ def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
     shares = [*_shares(league, seating)]
     if not all(share.divides(rows) for share in shares):
         raise _odd_split(shares, rows)
-    mirror, *bots, pool = (round(share.of_rows * rows) for share in shares)
-    return RowShares(mirror, dict(zip(league.bots, bots, strict=True)), pool)
+    mirror, *of_bots, pool = (round(share.of_rows * rows) for share in shares)
+    return RowShares(mirror, dict(zip(league.bots, of_bots, strict=True)), pool)
 
 
 class _Share(NamedTuple):

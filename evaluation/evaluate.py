@@ -81,7 +81,8 @@ def evaluate(
         episodes: how many to play.
         which: the checkpoint of a run, "best" or "last".
         sample: True draws actions as in training, False takes the most probable ones, and None
-            does what the run's evaluation found to be better.
+            does what the run's evaluation found to be better. Against another policy None samples,
+            as that does: neither then has an advantage, and games differ.
         seed: the same one plays the same episodes.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
         allow: patterns of names that may be imported (`find_policy`).
@@ -96,11 +97,11 @@ def evaluate(
     source = find_policy(run_dir, which, allow)
     config = source.config
     step_limit = max_steps or config.eval.max_episode_steps
-    if sample is None:
-        sample = source.sampled
-
     folder = None if source.name == "file" else Path(run_dir)
     opponents = [find_opponent(name, config, folder, allow) for name in against]
+    if sample is None:
+        has_policies = any(opponent.policy is not None for opponent in opponents)
+        sample = source.sampled or has_policies
 
     def choose(policy: Policy) -> Choose:
         return policy.act if sample else policy.greedy
@@ -255,9 +256,7 @@ def evaluate_seeds(
     failed = []
     for run_dir in seed_runs(folder):
         try:
-            runs.append(
-                evaluate(run_dir, episodes, which, sample, seed, max_steps, allow, against)
-            )
+            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps, allow, against))
         except UserError as error:
             failed.append({"run_dir": run_dir, "error": str(error)})
     if not runs:

@@ -7,9 +7,9 @@ An opponent is one of
     runs/other       the best checkpoint of a run, or its last one without a best
     agent.safetensors    a file that `penstock export` wrote
 
-It plays all other seats of the game, with sampled actions, so that games differ. The sides rotate
-from episode to episode. Where sides have unlike numbers of seats, each side is played in matches of
-its own.
+It plays all other seats of the game. A policy samples its actions, so that games differ. The sides
+rotate from episode to episode. Where sides have unlike numbers of seats, each side is played in
+matches of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ class OpponentSource(NamedTuple):
     policy: PolicySource | None
     """Its weights; None for a scripted player."""
 
-    def matches(
-        self, env: BatchedEnv, plan: Plan, seed: int, *, sample: bool = True
-    ) -> Matches:
+    def matches(self, env: BatchedEnv, plan: Plan, seed: int, *, sample: bool = True) -> Matches:
         """Returns the games ``env`` as matches against this opponent.
 
         Args:
@@ -162,15 +160,12 @@ def pairings_of(
 
 def _plans(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Plan]:
     """Returns the plans of ``games`` against one opponent; ``seats`` as of `pairings_of`."""
-    if seats is not None:
-        return [Plan.against(seating, games, seats)]
-
     sides = [
-        [seat for seat in range(seating.seats) if seating.sides[seat] == side]
+        [seat for seat, side_of_seat in enumerate(seating.sides) if side_of_seat == side]
         for side in range(seating.side_count)
     ]
-    if len({len(side) for side in sides}) == 1:
-        return [Plan.against(seating, games)]
+    if seats is not None or len({len(side) for side in sides}) == 1:
+        return [Plan.against(seating, games, seats)]
     return [Plan.against(seating, games, side) for side in sides]
 
 

@@ -134,7 +134,7 @@ class League:
             member_id(self._initial[WEIGHTS]), self._config.name, 0, 0.0, initial=True
         )
 
-        chairs = self._config.chairs if self._config.pool_share else 0
+        chairs = self._config.chair_count
         self._lines = playable_lines(self._config, trainer.info.seating) if chairs else {}
         """The rule of each line that this one plays against, by name."""
         self.boards = [
@@ -349,7 +349,7 @@ class League:
         interval, self._interval = self._interval, GameCounts(0, 0, 0)
         score = interval.wins + interval.draws / 2
         now_s = time.monotonic()
-        ages_s = [now_s - draw.drawn_s for draw in self._draws if draw is not None]
+        ages_s = [now_s - draw.drawn_s for draw in self._draws if draw is not None and draw.games]
         figures: dict[str, Any] = {
             "league_members": len(members) if self._lines else self._own_members,
             "league_games": self._games,
@@ -544,7 +544,7 @@ class League:
             for order, member in enumerate(members):
                 playable.append(Playable(Candidate(member.id, line, order, rule), member))
             latest = None if is_own else self._pool.latest(line)
-            if latest is not None:
+            if latest is not None and latest.steps > max(each.steps for each in members):
                 # Results go on when the latest weights are replaced.
                 candidate = Candidate(f"{line}/latest", line, len(members), rule, latest=True)
                 playable.append(Playable(candidate, latest))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.full_disk import full_disk
 
+from full_disk import full_disk
 from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig
 from penstock.configs.load import resolve

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.full_disk import full_disk
 
+from full_disk import full_disk
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import ParamLayout
