@@ -592,7 +592,7 @@ class Matches:
         if first.any():
             was_live = previously.reshape(-1, self._seats).any(1)
             is_live = plays.reshape(-1, self._seats).any(1)
-            self._begin(first, is_live & ~was_live)
+            self._begin(first, np.asarray(is_live & ~was_live))
 
     def _playing_rows(self, over: Flags) -> Flags:
         """Returns the rows whose next step is a decision, by those whose episode is over."""
@@ -675,14 +675,14 @@ def make_environments(
         config, _ = with_acting_form(config, env.info)
 
     size = network_shape(config, env.info).layout.size
-    opponents: list[Opponent] = []
-    for opponent, count in zip((*plan.chairs, *plan.bots), plan.opponent_rows, strict=True):
-        if isinstance(opponent, str):
-            opponents.append(BotPlayer(env, opponent, count))
-        else:
-            policy_of = _policy_maker(config, env, count, actor)
-            opponents.append(Chair(opponent, count, size, policy_of))
-    return Matches(env, plan, opponents, ledger)
+    chair_rows = plan.opponent_rows[: len(plan.chairs)]
+    bot_rows = plan.opponent_rows[len(plan.chairs) :]
+    chairs = [
+        Chair(policy_id, count, size, _policy_maker(config, env, count, actor))
+        for policy_id, count in zip(plan.chairs, chair_rows, strict=True)
+    ]
+    bots = [BotPlayer(env, bot, count) for bot, count in zip(plan.bots, bot_rows, strict=True)]
+    return Matches(env, plan, [*chairs, *bots], ledger)
 
 
 def _policy_maker(

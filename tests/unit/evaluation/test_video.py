@@ -19,7 +19,7 @@ from penstock.envs import BatchedEnv, make
 from penstock.envs.games.synthetic import SyntheticVectorEnv
 from penstock.envs.lives import LIFE_LOST
 from penstock.evaluation import video
-from penstock.evaluation.evaluate import PolicySource
+from penstock.evaluation.policy_source import PolicySource
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
