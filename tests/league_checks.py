@@ -47,11 +47,6 @@ def assert_continued(saved: dict[str, Any], resumed: dict[str, Any]) -> None:
         assert [draw[name] for draw in resumed["draws"]] == [draw[name] for draw in saved["draws"]]
 
 
-def chairs(state: dict[str, Any]) -> list[Any]:
-    """Returns the ids of the opponents on the chairs of a state."""
-    return [draw and draw["opponent"] for draw in state["draws"]]
-
-
 class DrawNumbers:
     """The draw numbers of all states of a run, each of which is of one draw."""
 
