@@ -144,7 +144,7 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
         before = pool_ids(league / "pool")
         states = {name: league_state(league / name) for name in NAMES}
 
-        # A run that has reached its end trains on nothing, so its state is that with which it began.
+        # A run that has reached its end trains on nothing: its state is that with which it began.
         code, answer, err = start(penstock, "stop.learner_steps=1", resume="auto").end()
         assert code == 0, err
         assert_pool_grew(before, league / "pool")
