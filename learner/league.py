@@ -144,6 +144,8 @@ class League:
         """The boards of the chairs, whose policy ids are 1, 2, ..."""
         self._draws: list[ChairDraw | None] = [None] * chairs
         """The present draw of each chair; None before the first."""
+        self._played_chairs: set[int] = set()
+        """Indices of the chairs that some actor of this learner plays against."""
         self._session = 0
         """Distinguishes the draws of this process from those of earlier ones."""
         self._drawn = 0
@@ -250,9 +252,10 @@ class League:
             self._results.add(opponent, counts)
             self._games += counts.games
 
-        for draw in self._draws:
+        for chair, draw in enumerate(self._draws):
             if draw is not None and draw.number in results:
                 draw.games += results[draw.number].games
+                self._played_chairs.add(chair)
 
     def turn(self, now_s: float) -> None:
         """Draw one chair anew if it has had its games; show the latest weights if that is due.
@@ -349,7 +352,8 @@ class League:
         interval, self._interval = self._interval, GameCounts(0, 0, 0)
         score = interval.wins + interval.draws / 2
         now_s = time.monotonic()
-        ages_s = [now_s - draw.drawn_s for draw in self._draws if draw is not None and draw.games]
+        draws = [self._draws[chair] for chair in self._played_chairs]
+        ages_s = [now_s - draw.drawn_s for draw in draws if draw is not None]
         figures: dict[str, Any] = {
             "league_members": len(members) if self._lines else self._own_members,
             "league_games": self._games,
