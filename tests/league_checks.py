@@ -42,7 +42,7 @@ def assert_continued(saved: dict[str, Any], resumed: dict[str, Any]) -> None:
     """Asserts that a run which resumed from a state, and ended before its first batch, has the same
     results and opponents."""
     for name in ("results", "games", "random", "members", "wins_enough"):
-        assert resumed[name] == saved[name]
+        assert resumed[name] == saved[name], name
     for name in ("opponent", "member", "games"):
         assert [draw[name] for draw in resumed["draws"]] == [draw[name] for draw in saved["draws"]]
 

@@ -31,6 +31,7 @@ lines:
     league: {draw: main_exploiter, mirror: 0}
 """
 NAMES = ("main", "exploiter")
+RUN_GROUP = "penstock.launch.run_group"
 MOMENTS = 20
 
 
@@ -97,8 +98,8 @@ def folder_of(process: psutil.Process) -> str:
     """The line of a role's process, by the arguments of the run above it."""
     for parent in process.parents():
         words = parent.cmdline()
-        if "penstock.launch.run_group" in words:
-            return Path(words[words.index("penstock.launch.run_group") + 2]).name
+        if RUN_GROUP in words:
+            return Path(words[words.index(RUN_GROUP) + 2]).name
     return ""
 
 
@@ -137,6 +138,8 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
         command = start(penstock, resume="auto")
         if moment == 0 or rng.random() < 0.8:
             wait_for_reports(command, league)
+        else:
+            command.wait_until(lambda: lines_of(command))
         time.sleep(rng.uniform(0, 3))
         kill(command, all_processes=rng.random() < 0.5)
 
@@ -162,6 +165,12 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
     for summary in answer["lines"]:
         assert_balanced(summary)
     assert all(len(pool_ids(league / "pool")[name]) > 5 for name in NAMES)
+
+
+def lines_of(command: Command) -> list[psutil.Process]:
+    """Returns the processes of the lines."""
+    children = psutil.Process(command.process.pid).children()
+    return [child for child in children if RUN_GROUP in child.cmdline()]
 
 
 def wait_for_reports(command: Command, league: Path) -> None:
