@@ -7,6 +7,8 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -139,7 +141,7 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
         if moment == 0 or rng.random() < 0.8:
             wait_for_reports(command, league)
         else:
-            command.wait_until(lambda: lines_of(command))
+            command.wait_until(partial(lines_of, command))
         time.sleep(rng.uniform(0, 3))
         kill(command, all_processes=rng.random() < 0.5)
 
@@ -169,8 +171,12 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
 
 def lines_of(command: Command) -> list[psutil.Process]:
     """Returns the processes of the lines."""
-    children = psutil.Process(command.process.pid).children()
-    return [child for child in children if RUN_GROUP in child.cmdline()]
+    lines = []
+    for child in psutil.Process(command.process.pid).children():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if RUN_GROUP in child.cmdline():
+                lines.append(child)
+    return lines
 
 
 def wait_for_reports(command: Command, league: Path) -> None:
