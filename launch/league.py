@@ -54,7 +54,7 @@ SET_OPTIONS = ("league.name", "league.lines", "league.pool")
 _LINE_NAME = re.compile(r"\w[\w.-]*")
 
 
-class League(NamedTuple):
+class LeagueLines(NamedTuple):
     """The lines of a league, and its folder."""
 
     folder: Path
@@ -119,7 +119,7 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
     return code
 
 
-def read_file(path: str, overrides: Sequence[str], resume: Resume) -> League:
+def read_file(path: str, overrides: Sequence[str], resume: Resume) -> LeagueLines:
     """Returns the league that a file describes.
 
     Args:
@@ -157,7 +157,7 @@ def read_file(path: str, overrides: Sequence[str], resume: Resume) -> League:
     return _league(folder, configs)
 
 
-def read_folder(folder: Path, overrides: Sequence[str]) -> League:
+def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
     """Returns the league in a folder.
 
     Args:
@@ -311,7 +311,7 @@ def _check_set_options(name: str, league: LeagueConfig) -> None:
             )
 
 
-def _check_folder(league: League, resume: Resume) -> None:
+def _check_folder(league: LeagueLines, resume: Resume) -> None:
     """Raise UserError if ``resume`` does not allow the lines in their folders."""
     for name in league.lines:
         check(league.folder / name, resume)
@@ -328,7 +328,7 @@ def _with_seed(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _league(folder: Path, configs: Mapping[str, Config]) -> League:
+def _league(folder: Path, configs: Mapping[str, Config]) -> LeagueLines:
     """Returns the league of some lines, each of which knows the others and the pool."""
     lines: dict[str, Config] = {}
     for name, config in configs.items():
@@ -342,10 +342,10 @@ def _league(folder: Path, configs: Mapping[str, Config]) -> League:
         league = config.league.model_copy(update={"name": name, "lines": others, "pool": pool})
         run = config.run.model_copy(update={"dir": str(folder / name)})
         lines[name] = config.model_copy(update={"league": league, "run": run})
-    return League(folder, lines)
+    return LeagueLines(folder, lines)
 
 
-def _write_lines(league: League) -> dict[str, Path]:
+def _write_lines(league: LeagueLines) -> dict[str, Path]:
     """Write the config of each line, and remove those of lines that the league has no more.
 
     Returns: the file of each line, by its name.
@@ -375,7 +375,7 @@ def _exit_code(ends: Mapping[str, RunEnd], requested: int) -> int:
     return failure or group_exit_code(ends, requested)
 
 
-def _show(league: League, ends: Mapping[str, RunEnd], stream: TextIO) -> None:
+def _show(league: LeagueLines, ends: Mapping[str, RunEnd], stream: TextIO) -> None:
     """Print a table of the lines, then errors and where the files are."""
     from rich.console import Console
     from rich.table import Table

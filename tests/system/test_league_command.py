@@ -158,7 +158,7 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
             assert resumed is not None
             if state is not None:
                 numbers[name].add(state, new_process=False)
-                assert_continued(state, resumed)
+                assert_continued(state, resumed, league / "pool")
             numbers[name].add(resumed, new_process=True)
 
     steps = max(last(league / name)["trained_steps"] for name in NAMES) + 20_000
