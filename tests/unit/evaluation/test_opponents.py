@@ -195,8 +195,8 @@ def test_the_same_seed_plays_the_same_matches(env: BatchedEnv) -> None:
 @pytest.mark.parametrize(
     ("won", "drawn", "lost", "low", "high"),
     [
-        # By scipy.stats.binomtest(8, 10).proportion_ci(method="wilson"), and so on; a draw is half a
-        # success.
+        # scipy.stats.binomtest(8, 10).proportion_ci(method="wilson"), and so on; a draw is half a
+        # win.
         (8, 0, 2, 0.4901625, 0.9433178),
         (20, 0, 0, 0.8388748, 1.0),
         (0, 0, 20, 0.0, 0.1611252),

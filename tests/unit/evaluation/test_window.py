@@ -97,9 +97,11 @@ def test_closing_the_window_ends_the_wait_for_a_key(window: Window) -> None:
 
 
 def test_actions_that_are_numbers_have_no_keys(window: Window) -> None:
-    with closing(make(EnvConfig(id="Pendulum-v1"), 1)) as env:
-        with pytest.raises(UserError, match="keys take one of several choices, or press buttons"):
-            Person(window, {}, env)
+    with (
+        closing(make(EnvConfig(id="Pendulum-v1"), 1)) as env,
+        pytest.raises(UserError, match="keys take one of several choices, or press buttons"),
+    ):
+        Person(window, {}, env)
 
 
 def test_a_person_plays_whole_games_against_the_agent(tmp_path: Path) -> None:
