@@ -38,27 +38,34 @@ def league_state(run_dir: Path) -> dict[str, Any] | None:
     return state
 
 
-def assert_continued(saved: dict[str, Any], resumed: dict[str, Any], pool: Path) -> None:
+def assert_continued(
+    saved: dict[str, Any], resumed: dict[str, Any], pool: Path, games: int
+) -> None:
     """Asserts that a run which resumed from a state, and ended before its first batch, has the same
     results and opponents.
 
-    The latest weights of another line are no member, and are gone once that has shown newer ones
-    often enough. A chair is then drawn anew.
+    A chair is drawn anew if it has had its ``games``. So is one with the latest weights of another
+    line, which are no member, and gone once that line has shown newer ones often enough.
     """
-    is_there = [
-        not draw["opponent"].endswith("/latest")
-        or (pool / "members" / draw["member"]["id"]).exists()
+    stays = [
+        draw["games"] < games
+        and (is_member(draw) or (pool / "members" / draw["member"]["id"]).exists())
         for draw in saved["draws"]
     ]
     names = ["results", "games", "members"]
-    if all(is_there):
+    if all(stays):
         names += ["random", "wins_enough"]
     for name in names:
         assert resumed[name] == saved[name], name
 
-    for before, after, kept in zip(saved["draws"], resumed["draws"], is_there, strict=True):
+    for before, after, same in zip(saved["draws"], resumed["draws"], stays, strict=True):
         for name in ("opponent", "member", "games"):
-            assert after[name] == before[name] or not kept, name
+            assert after[name] == before[name] or not same, name
+
+
+def is_member(draw: dict[str, Any]) -> bool:
+    """Whether the opponent on a chair is a member, not the latest weights of another line."""
+    return not str(draw["opponent"]).endswith("/latest")
 
 
 class DrawNumbers:

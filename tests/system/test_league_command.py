@@ -34,6 +34,7 @@ lines:
 """
 NAMES = ("main", "exploiter")
 RUN_GROUP = "penstock.launch.run_group"
+GAMES = 50  # of a draw
 MOMENTS = 20
 
 
@@ -158,7 +159,7 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
             assert resumed is not None
             if state is not None:
                 numbers[name].add(state, new_process=False)
-                assert_continued(state, resumed, league / "pool")
+                assert_continued(state, resumed, league / "pool", GAMES)
             numbers[name].add(resumed, new_process=True)
 
     steps = max(last(league / name)["trained_steps"] for name in NAMES) + 20_000
