@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TextIO
 from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig, LineConfig
-from penstock.configs.load import dump, line_names, resolve, resolve_target
+from penstock.configs.load import Resolved, dump, line_names, resolve, resolve_target
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.cores import usable_cores
@@ -65,7 +65,7 @@ class LeagueLines(NamedTuple):
 
 def is_league(folder: Path) -> bool:
     """Returns whether a folder is that of a league."""
-    return (folder / LINES).is_dir()
+    return any((folder / LINES).glob("*.yaml"))
 
 
 def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_json: bool) -> int:
@@ -132,12 +132,8 @@ def read_file(path: str, overrides: Sequence[str], resume: Resume) -> LeagueLine
     """
     names = line_names(path)
     _check_names(path, names)
-    configs: dict[str, Config] = {}
-    for name in names:
-        config = resolve_target(path, overrides, line=name).config
-        resolved = resolve_target(path, [*overrides, *fixed_cores(config)], line=name)
-        configs[name] = resolved.config
-        _check_set_options(name, resolved.config.league)
+    lines = {name: _resolve_line(path, overrides, name) for name in names}
+    configs = {name: line.config for name, line in lines.items()}
 
     run_dirs = {config.run.dir for config in configs.values()}
     if len(run_dirs) > 1:
@@ -145,16 +141,11 @@ def read_file(path: str, overrides: Sequence[str], resume: Resume) -> LeagueLine
             f"{path}: run.dir is the folder of the league, and a line sets another one; set it "
             "beside `lines`"
         )
-    check_run_dir_given(config, resume)
-    folder = Path(config.run.dir or default_run_dir(resolved.name))
+    first = next(iter(lines.values()))
+    check_run_dir_given(first.config, resume)
+    folder = Path(first.config.run.dir or default_run_dir(first.name))
 
-    # Lines with the same seed would begin with the same weights.
-    if len({config.run.seed for config in configs.values()}) == 1:
-        configs = {
-            name: _with_seed(config, config.run.seed + number)
-            for number, (name, config) in enumerate(configs.items())
-        }
-    return _league(folder, configs)
+    return _league(folder, _with_seeds(configs))
 
 
 def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
@@ -170,8 +161,8 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
     """
     if not is_league(folder):
         raise UserError(
-            f"{folder} has no folder `{LINES}`, so it is no league; give the folder of a league, "
-            "or the file of a new one"
+            f"{folder} has no lines in a folder `{LINES}`, so it is no league; give the folder of a "
+            "league, or the file of a new one"
         )
     for override in overrides:
         name = override.partition("=")[0].strip()
@@ -182,7 +173,7 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
     for path in sorted((folder / LINES).glob("*.yaml")):
         configs[path.stem] = resolve(str(path), overrides)
         references = references_in_training(configs[path.stem])
-        used_names.check(references, (), str(folder), f"train {path} run.dir=OTHER")
+        used_names.check(references, (), str(path), f"train {path} run.dir=OTHER")
     return _league(folder, configs)
 
 
@@ -285,6 +276,14 @@ def examine(configs: Mapping[str, Any]) -> dict[str, int]:
     return {name: network_shape(config, info).layout.hash for name, config in lines.items()}
 
 
+def _resolve_line(path: str, overrides: Sequence[str], name: str) -> Resolved:
+    """Returns the config of a line in the file of a league. Raises UserError."""
+    config = resolve_target(path, overrides, line=name).config
+    resolved = resolve_target(path, [*overrides, *fixed_cores(config)], line=name)
+    _check_set_options(name, resolved.config.league)
+    return resolved
+
+
 def _check_names(path: str, names: Sequence[str]) -> None:
     """Raise UserError if the names cannot be those of a league's lines."""
     if len(names) < 2:
@@ -323,9 +322,21 @@ def _check_folder(league: LeagueLines, resume: Resume) -> None:
         )
 
 
-def _with_seed(config: Config, seed: int) -> Config:
-    """Returns the config with another seed."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+def _with_seeds(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """Returns the configs with different seeds, as the same one gives the same initial weights.
+
+    A line whose seed an earlier one has gets the next that is free.
+    """
+    lines: dict[str, Config] = {}
+    seeds: set[int] = set()
+    for name, config in configs.items():
+        seed = config.run.seed
+        while seed in seeds:
+            seed += 1
+        seeds.add(seed)
+        run = config.run.model_copy(update={"seed": seed})
+        lines[name] = config.model_copy(update={"run": run})
+    return lines
 
 
 def _league(folder: Path, configs: Mapping[str, Config]) -> LeagueLines:

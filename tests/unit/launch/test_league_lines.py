@@ -239,7 +239,7 @@ def test_exit_code_of_a_league_is_that_of_the_failure_before_that_of_a_signal(
     ("arguments", "sentence"),
     [
         (["FOLDER", "learner.lr=1e-3"], "learner.lr=1e-3 is an option of training"),
-        (["FOLDER", "--resume", "auto"], "has no folder `lines`, so it is no league"),
+        (["FOLDER", "--resume", "auto"], "so it is no league"),
         (["FOLDER", "--resume", "auto", "--rate", "9"], "--rate plays games of the members"),
         (["league.yaml", "--rate", "9"], "--rate plays games of the members"),
         (["missing.yaml"], "missing.yaml cannot be read: No such file or directory"),
