@@ -161,8 +161,8 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
     """
     if not is_league(folder):
         raise UserError(
-            f"{folder} has no lines in a folder `{LINES}`, so it is no league; give the folder of a "
-            "league, or the file of a new one"
+            f"{folder} has no lines in a folder `{LINES}`, so it is no league; give the folder of "
+            "one, or the file of a new one"
         )
     for override in overrides:
         name = override.partition("=")[0].strip()
