@@ -110,8 +110,8 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
     )
     code = _exit_code(ends, len(commands))
 
-    # A full disk or a closed pipe does not hide the results from `as_json`.
-    with suppress(OSError):
+    # A full disk, a closed pipe or a damaged pool does not hide the results from `as_json`.
+    with suppress(OSError, UserError):
         _show(league, ends, stream)
     if as_json:
         lines = [{"line": name, **end.summary} for name, end in ends.items()]
