@@ -94,7 +94,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
-    from penstock.evaluation.evaluate import PolicySource, fitting_weights
+    from penstock.evaluation.policy_source import PolicySource, fitting_weights
     from penstock.evaluation.video import encoding, open_filmed_policy
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY

@@ -77,7 +77,7 @@ def run(ctx: RoleContext) -> None:
     spaces = probe(config.env, config.actors.env_threads)
     check_options(config, spaces.seating)
     logger.info("%s", spaces.how)
-    if note := ranking_note(spaces.seating):
+    if note := ranking_note(config, spaces.seating):
         logger.info("%s", note)
 
     # The learner's state is resumed first, and then what the next turn needs beside it.

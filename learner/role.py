@@ -90,7 +90,7 @@ def run(ctx: RoleContext) -> None:
     check_options(config, info.seating)
     logger.info("%s", info.how)
     if ctx.learner == 0:
-        for note in (kind_note(config, info), ranking_note(info.seating)):
+        for note in (kind_note(config, info), ranking_note(config, info.seating)):
             if note:
                 logger.info("%s", note)
 
