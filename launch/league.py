@@ -268,7 +268,7 @@ def examine(configs: Mapping[str, Any]) -> dict[str, int]:
     from penstock.algos.samples import network_shape
     from penstock.envs import probe
     from penstock.envs.seats import check_options
-    from penstock.learner.league import playable_lines
+    from penstock.learner.chairs import playable_lines
 
     lines = {name: Config.model_validate(values) for name, values in configs.items()}
     first = next(iter(lines.values()))

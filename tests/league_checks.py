@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_history import newest_undamaged
-from penstock.learner.pool import PolicyPool
+from penstock.learner.pool import PolicyPool, member_id
 
 
 def pool_ids(pool: Path) -> dict[str, list[str]]:
@@ -17,13 +18,14 @@ def pool_ids(pool: Path) -> dict[str, list[str]]:
 
 
 def assert_pool_grew(before: dict[str, list[str]], pool: Path) -> None:
-    """Asserts that all members of before are in their places, and that each has its file."""
+    """Asserts that all members of before are in their places, and that each file is whole."""
     now = pool_ids(pool)
     for line, ids in before.items():
         assert now[line][: len(ids)] == ids
     for ids in now.values():
-        for member_id in ids:
-            assert (pool / "members" / member_id / "checkpoint.safetensors").is_file()
+        for each in ids:
+            stored = checkpoint_format.load(pool / "members" / each)
+            assert member_id(stored.weights) == each
 
 
 def league_state(run_dir: Path) -> dict[str, Any] | None:
@@ -34,6 +36,15 @@ def league_state(run_dir: Path) -> dict[str, Any] | None:
     # As JSON, since that is what a resumed run reads.
     state: dict[str, Any] = json.loads(json.dumps(checkpoint.meta["league"]))
     return state
+
+
+def assert_continued(saved: dict[str, Any], resumed: dict[str, Any]) -> None:
+    """Asserts that a run which resumed from a state, and ended before its first batch, has the same
+    results and opponents."""
+    for name in ("results", "games", "random", "members", "wins_enough"):
+        assert resumed[name] == saved[name]
+    for name in ("opponent", "member", "games"):
+        assert [draw[name] for draw in resumed["draws"]] == [draw[name] for draw in saved["draws"]]
 
 
 def chairs(state: dict[str, Any]) -> list[Any]:
