@@ -45,7 +45,7 @@ class Boards:
 
     def publish(self, policy_id: int, number: int, weights: Float32 | None = None) -> None:
         if weights is None:
-            weights = np.random.default_rng(number).normal(0, 0.5, self.size).astype(np.float32)
+            weights = np.random.default_rng(number).normal(0, 2, self.size).astype(np.float32)
         self.published[policy_id] = Stamp(3, number), weights
 
     def read(self, out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp | None:
@@ -238,7 +238,7 @@ def reference(cfg: Config, plan: Plan, steps: int, seed: int) -> list[tuple[Any,
     return lines
 
 
-APART = [
+APART: Any = [
     {"playing": [YES, YES], "reward": [1, -1]},
     {"playing": [NO, YES], "ended": [YES, NO], "reward": [3, 4]},
     {"playing": [NO, YES], "reward": [0, 5]},
@@ -294,7 +294,7 @@ def test_learning_rows_equal_those_of_a_plain_loop_over_all_rows(
 
 def test_an_opponent_forgets_where_an_episode_begins_and_hears_of_new_games() -> None:
     cfg = config("seat_game:Script")
-    cfg.env.kwargs["script"] = APART
+    cfg.env.kwargs.update(script=APART)
     plan = Plan.against(DUEL, 1)
     follower = Follower(1)
     matches = Matches(make(cfg.env, 2), plan, [follower])
@@ -362,7 +362,7 @@ def test_a_team_counts_once() -> None:
 
 def test_an_unknown_result_is_no_number() -> None:
     cfg = config("seat_game:Script")
-    cfg.env.kwargs["script"] = APART
+    cfg.env.kwargs.update(script=APART)
     matches = Matches(make(cfg.env, 2), Plan.against(DUEL, 1), [Follower(1)])
     played = Played(matches, 2)
     matches.reset_into(0, played.obs)
@@ -700,12 +700,16 @@ def test_a_bot_acts_as_the_environment_wants_and_is_told_so_otherwise() -> None:
 
     for space, chosen, expected in (
         (Discrete(3, start=5), [7, 5], [2, 0]),
-        (Box(np.float32([0, -4]), np.float32([2, 4])), [[2, -4], [1, 2]], [[1, -1], [0, 0.5]]),
+        (
+            Box(np.array([0.0, -4.0]), np.array([2.0, 4.0]), dtype=np.float64),
+            [[2, -4], [1, 2]],
+            [[1, -1], [0, 0.5]],
+        ),
         (Discrete(3), [1, 2], [1, 2]),
     ):
         env = BatchedEnv("bots", BotGame(1, space, chosen), 1, "in a test")
         player = BotPlayer(env, "scripted", 2)
-        np.testing.assert_allclose(player.act(np.zeros(0), np.arange(2)), expected)
+        np.testing.assert_allclose(player.act(np.zeros(0), np.arange(2)), np.array(expected))
         with pytest.raises(
             UserError, match=r"shape \[2.*for its scripted player scripted in 1 row"
         ):
@@ -729,7 +733,7 @@ def test_results_that_nobody_knows_end_a_run_of_matches_in_one_sentence() -> Non
     from penstock.core.interfaces import Step
 
     cfg = config("seat_game:Script", "actors.envs=2", "league.mirror=0", "league.chairs=1")
-    cfg.env.kwargs["script"] = APART
+    cfg.env.kwargs.update(script=APART)
     matches, boards = matches_of(cfg, chairs=1)
     (entry,) = make_recorders(cfg, matches)
     assert entry.columns == ("opponent", "outcome")
@@ -737,7 +741,8 @@ def test_results_that_nobody_knows_end_a_run_of_matches_in_one_sentence() -> Non
     matches.reset_into(0, played.obs)
     matches.refresh(boards.read)
     played.step()
-    step = Step(*(np.zeros(2) for _ in range(5)))
+    nothing = np.zeros(2, np.bool_)
+    step = Step(nothing, nothing, nothing, nothing, nothing)
     assert entry.recorder.record(step)[1].tolist() == [0, 0]
     played.step()
     with pytest.raises(UserError, match=r"ends the seats of a game apart.*info\[\"outcome\"\]"):

@@ -212,7 +212,7 @@ def test_targets_of_a_game_of_two_plies_equal_a_computation_by_hand(options: lis
 
     value = values.view(UNROLL + 1, ROWS).numpy()
     learned = outputs.view(UNROLL + 1, ROWS, 2).numpy()
-    acts = mask.view(UNROLL + 1, ROWS, 2).numpy().all(2)
+    acts: Any = mask.view(UNROLL + 1, ROWS, 2).numpy().all(2)
     seen_payoffs = set()
     for begin in (0, 3):  # a game is two plies and a row that only resets
         assert columns["alive"][begin : begin + 3].all(1).tolist() == [YES, YES, NO]
