@@ -228,10 +228,17 @@ def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
             )
 
     shares = [*_shares(league, seating)]
-    if not all(share.divides(rows) for share in shares):
+    if not rows_fit(league, seating, rows):
         raise _odd_split(shares, rows)
-    mirror, *bots, pool = (round(share.of_rows * rows) for share in shares)
-    return RowShares(mirror, dict(zip(league.bots, bots, strict=True)), pool)
+    mirror, *of_bots, pool = (round(share.of_rows * rows) for share in shares)
+    return RowShares(mirror, dict(zip(league.bots, of_bots, strict=True)), pool)
+
+
+def rows_fit(league: LeagueConfig, seating: Seating, rows: int) -> bool:
+    """Whether so many learning rows can be divided into whole games, as `divide_rows` does."""
+    if not league.has_matches:
+        return rows % seating.seats == 0
+    return all(share.divides(rows) for share in _shares(league, seating))
 
 
 class _Share(NamedTuple):
@@ -243,6 +250,7 @@ class _Share(NamedTuple):
     unit: int
     """So many rows belong together."""
     unit_name: str
+    """The same in words, which continue "whole games of"."""
 
     def divides(self, rows: int) -> bool:
         """Whether the share of so many ``rows`` is a whole number of units."""
@@ -255,12 +263,11 @@ def _shares(league: LeagueConfig, seating: Seating) -> Iterator[_Share]:
     learning = len(turns_of(seating, league.seats)[0])
     chairs = min(2, league.chairs)
 
-    game = f"{seating.seats} a game"
-    yield _Share("league.mirror", league.mirror_share, seating.seats, game)
+    yield _Share("league.mirror", league.mirror_share, seating.seats, f"{seating.seats}")
     for bot, share in league.bots.items():
-        yield _Share(f"league.bots.{bot}", share, learning, f"{learning} a game")
+        yield _Share(f"league.bots.{bot}", share, learning, f"{learning}")
     pool = "what league.mirror and league.bots leave to the pool,"
-    each_chair = f"{learning} a game, for each of {chairs} chairs"
+    each_chair = f"{learning}, as many for each of {chairs} chairs"
     yield _Share(pool, league.pool_share, learning * chairs, each_chair)
 
 
@@ -272,7 +279,7 @@ def _odd_split(shares: Sequence[_Share], rows: int) -> UserError:
     remedy = "choose shares that are" if more_rows is None else f"set actors.envs={more_rows}"
     return UserError(
         f"{odd.name} {odd.of_rows:g} of actors.envs {rows} is {odd.of_rows * rows:g} rows, and "
-        f"there are {odd.unit_name}; {remedy}"
+        f"they must be whole games of {odd.unit_name}; {remedy}"
     )
 
 

@@ -158,7 +158,9 @@ class LockstepSource:
         self._not_savable = ""
         """Why environments cannot be saved; empty if they can, or if there are none."""
         if not isinstance(self._data, Dataset):
-            self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS))
+            self._not_savable = why_not_savable(
+                lambda: self._make_env(TESTED_ENVS, whole_games=True)
+            )
         self.drained = True
         """Whether `next` has returned all batches that can be trained on now."""
         self._begin()

@@ -157,6 +157,49 @@ def test_each_seat_has_keys_of_its_own() -> None:
     assert keys_of("mine", vector, 1) == {"b": 1}
 
 
+DUEL = Seating(2, (0, 1), ("random", "minimax2"))
+HUNT = Seating(4, (0, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("seating", "options", "words"),
+    [
+        (DUEL, ["league.bots={randm: 1}"], "those of the game are random, minimax2; name one"),
+        (HUNT, ["league.bots={random: 1}"], "the game has no scripted players; leave it out"),
+        (DUEL, ["league.mirror=0.7"], r"league.mirror 0.7 of actors.envs 8 is 5.6 rows, and they "
+         r"must be whole games of 2; set actors.envs=20"),
+        (DUEL, ["league.bots={random: 0.1}"], r"league.mirror 0.9 .* is 7.2 rows"),
+        (DUEL, ["league.mirror=0.75", "league.bots={random: 0.125}"],
+         r"what league.mirror and league.bots leave to the pool, 0.125 of actors.envs 8 is 1 rows, "
+         r"and they must be whole games of 1, as many for each of 2 chairs; set actors.envs=16"),
+        (DUEL, ["league.mirror=0.333"], "is 2.664 rows, .*choose shares that are"),
+        (HUNT, ["league.mirror=0"], r"have 3 and 1 seats, .*set league.seats.* such as .*0, 1, 2"),
+        (HUNT, ["league.mirror=0", "league.seats=[4]"], "has seat 4, and the game has 4, counted"),
+        (HUNT, ["league.mirror=0", "league.seats=[1, 1]"], "must be different seats"),
+        (HUNT, ["league.mirror=0", "league.seats=[0, 1, 2, 3]"], "leave one of 4 to an opponent"),
+        (HUNT, ["league.seats=[3]"], r"league.mirror 1 lets the policy play all .*league.mirror=0"),
+        (Seating(2, (0, 0)), ["league.mirror=0.5"], "league.mirror is for a game of several sides"),
+        (Seating(), ["league.games=3"], "league.games is for a game of several sides, and .* has"),
+    ],
+)  # fmt: skip
+def test_options_of_a_league_that_do_not_fit_the_game_are_refused(
+    seating: Seating, options: list[str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        check_options(config("actors.envs=8", *options), seating)
+
+
+def test_options_of_a_league_that_fit_the_game_are_taken() -> None:
+    for options in (
+        ["league.mirror=0.5"],
+        ["league.mirror=0.5", "league.bots={random: 0.25, minimax2: 0.25}"],
+        ["league.bots={random: 1.0}", "actors.envs=7"],
+        ["league.mirror=0.2", "actors.envs=20"],
+    ):
+        check_options(config("actors.envs=8", *options), DUEL)
+    check_options(config("actors.envs=6", "league.mirror=0", "league.seats=[3]"), HUNT)
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [
