@@ -246,9 +246,10 @@ class EvalConfig(Section):
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
     against: Names | None = None
     """Opponents of an evaluation, in a game of several sides: `bot:NAME`, `initial` (the policy
-    before training), the folder of a run, or an exported file. The episodes are divided among them,
-    and the policy plays each side in turn; returns then rank checkpoints, and reach `stop.return`.
-    null: `initial` in such a game."""
+    before training), the folder of a run, or an exported file. The episodes are divided equally
+    among them, and the policy plays each side in turn; these returns rank checkpoints, and reach
+    `stop.return`. More opponents say more and need more `episodes`. null: `initial` in such a
+    game."""
     video: bool = True
     """Whether an episode of each new best is recorded in the folder `videos` of the run, where the
     environment can be shown and the extra [video] is installed. A process at the lowest priority

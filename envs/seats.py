@@ -153,12 +153,13 @@ def keys_of(env_id: str, vector: VectorEnv, seat: int) -> Mapping[str, int]:
         UserError: if the game has no such seat, or no keys for it.
     """
     seats = seating_of(env_id, vector.metadata).seats
-    if seat >= seats:
+    if seats == 1:
         raise UserError(
-            f"environment {env_id} has no seat {seat}; choose from 0 to {seats - 1}"
-            if seats > 1
-            else f"environment {env_id} has one seat, so there is nobody to play against"
+            f"environment {env_id} has one seat, so there is nobody to play against; leave out "
+            "--seat to watch the agent"
         )
+    if seat >= seats:
+        raise UserError(f"environment {env_id} has no seat {seat}; choose from 0 to {seats - 1}")
     keys = vector.metadata.get(KEYS)
     if not keys:
         raise UserError(

@@ -45,15 +45,21 @@ def test_games_of_one_side_are_trained_to_their_optimum(penstock: Penstock, tmp_
     assert (tmp_path / "run/checkpoints/best").is_dir()
 
 
-def test_a_run_against_itself_has_no_best_and_evaluates_wins_and_losses(
+def test_a_run_without_evaluations_has_no_best_and_evaluates_wins_and_losses(
     penstock: Penstock, tmp_path: Path
 ) -> None:
-    options = ("env.kwargs.rivals=true", "stop.env_steps=60000", "run.dir=run", "eval.every_s=1")
+    options = ("env.kwargs.rivals=true", "stop.env_steps=60000", "run.dir=run")
     code, summary, err = penstock(
-        "train", "synthetic", f"env.id={GAMES}", "stop.return=null", *options, "--json"
+        "train",
+        "synthetic",
+        f"env.id={GAMES}",
+        "stop.return=null",
+        "eval.every_steps=null",
+        *options,
+        "--json",
     ).end()
     assert code == 0, err
-    assert "the policy plays all 2 sides, so its mean return does not rank checkpoints" in err
+    assert "the game has 2 sides, so the mean return in training does not rank checkpoints" in err
     assert_balanced(summary)
     assert not (tmp_path / "run/checkpoints/best").exists()
 
@@ -68,9 +74,11 @@ def test_a_run_against_itself_has_no_best_and_evaluates_wins_and_losses(
     ("option", "words"),
     [
         ("actors.envs=7", "actors.envs 7 is not divisible by 2"),
+        ("stop.return=5", "stop.return 5 is reached by evaluations in a game of several sides"),
+        ("eval.against=[bot:rndom]", "no scripted player 'rndom'"),
+        ("eval.against=[nobody]", "there is no opponent nobody; give bot:NAME"),
         ("league.bots={random: 1}", "the game has no scripted players"),
         ("league.mirror=0.7", "league.mirror 0.7 of actors.envs 8 is 5.6 rows"),
-        ("stop.return=5", "stop.return 5 would be compared with a mean over all seats"),
     ],
 )
 def test_options_that_do_not_fit_a_game_end_a_run_in_one_sentence(

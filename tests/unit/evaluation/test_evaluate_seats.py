@@ -83,7 +83,7 @@ def test_an_interval_counts_a_game_once_whose_seats_are_paid_alike() -> None:
         *[(0, 5), (0, 0), (0, 7), (0, 0), (1, 5), (1, 0), (1, 7)]
     ]
     assert returns_of(episodes) == [6, 0, 6, 0]
-    alone = [Episode(1.0, 3), Episode(2.0, 3), Episode(1.0, 4)]
+    alone = [Episode(1.0, 3), Episode(2.0, 3, number=1), Episode(1.0, 4, game=1)]
     assert returns_of(alone) == [1, 2, 1]
 
 
@@ -92,15 +92,17 @@ def test_figures_of_a_seat_are_those_of_its_episodes() -> None:
         [
             Episode(1.0, 3, seat=0, outcome=1.0),
             Episode(-1.0, 3, seat=1, outcome=-1.0),
-            Episode(0.0, 3, seat=0, outcome=0.0),
-            Episode(2.0, 3, seat=1, outcome=1.0),
-            Episode(5.0, 3, seat=1, outcome=1.0),
+            Episode(0.0, 3, seat=0, outcome=0.0, number=1),
+            Episode(2.0, 3, seat=1, outcome=1.0, number=1),
+            Episode(5.0, 3, seat=1, outcome=1.0, number=2),
         ]
     )
     assert [each["episodes"] for each in figures] == [2, 3]
     assert [each["return"]["mean"] for each in figures] == [0.5, 2.0]
     assert [each["won"] for each in figures] == pytest.approx([1 / 2, 2 / 3])
+    assert [each["drawn"] for each in figures] == pytest.approx([1 / 2, 0])
     assert [each["lost"] for each in figures] == pytest.approx([0, 1 / 3])
+    assert [each["win_rate"]["mean"] for each in figures] == pytest.approx([3 / 4, 2 / 3])
     assert by_seat([Episode(1.0, 3)])[0]["won"] is None
 
 
