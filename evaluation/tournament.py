@@ -27,7 +27,7 @@ from penstock.evaluation.opponents import OpponentSource
 from penstock.evaluation.policy_source import PolicySource, of_checkpoint
 from penstock.league.payoffs import Meeting, Payoffs
 from penstock.league.results import GameCounts
-from penstock.learner.league import playable_lines
+from penstock.learner.chairs import playable_lines
 from penstock.learner.pool import PolicyPool, PoolMember
 from penstock.models.acting.policy import Policy
 

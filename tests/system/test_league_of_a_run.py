@@ -163,7 +163,7 @@ def test_a_league_that_is_killed_at_any_moment_keeps_pool_results_and_draws(
         assert summary["exit_reason"] == "learner_steps"
         resumed = league_state(folder)
         assert resumed is not None
-        assert_continued(saved, resumed)
+        assert_continued(saved, resumed, folder / "pool", games=50)
         numbers.add(resumed, new_process=True)
         session = resumed["session"]
         assert_pool_grew(members_before, folder / "pool")
