@@ -105,9 +105,9 @@ CLOSING_SEEDS = 10_000
 POLL_S = 0.05
 IDLE_S = 1.0
 """Time between two reports of an idle evaluator."""
-MEMBER_GAMES = 2_000
+MEMBER_GAMES = 5_000
 """Games that each two members of the pool play, at most; their payoff then has a standard error of
-a fiftieth of the deviation of a game."""
+a seventieth of the deviation of a game."""
 NASH_SHARE = 0.5
 """The share of a core that they may take at least where `league.draw: nash` trains against their
 equilibrium; with less, new members would enter it late."""
