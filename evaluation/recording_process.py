@@ -26,7 +26,8 @@ from penstock.evaluation.decisions import decisions_path
 
 if TYPE_CHECKING:
     from penstock.evaluation.evaluate import Episode
-    from penstock.evaluation.video import FilmedPolicy, Picture, Show
+    from penstock.evaluation.video import FilmedPolicy, Show
+    from penstock.evaluation.window import Picture
 
 BEST = re.compile(r"best-at-[0-9]+\.mp4")
 KEPT = 5

@@ -86,8 +86,8 @@ def test_a_file_plays_a_run_and_a_match_is_recorded(
     pytest.importorskip("imageio_ffmpeg")
     code, _, err = penstock("export", run_dir, "agent.safetensors", "--json").end()
     assert code == 0, err
-    options = ("--against", run_dir, "--episodes", "200", "--json")
-    code, result, err = penstock("eval", "agent.safetensors", *options).end()
+    command = ("eval", "agent.safetensors", "--against", run_dir, "--episodes", "200", "--json")
+    code, result, err = penstock(*command).end()
     assert code == 0, err
     [itself] = result["against"]
     assert abs(itself["win_rate"]["mean"] - 0.5) < 0.2
