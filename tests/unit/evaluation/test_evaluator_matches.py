@@ -95,6 +95,15 @@ def test_matches_against_all_opponents_alike_find_the_best(tmp_path: Path) -> No
         assert result["return"]["mean"] == pytest.approx(sum(means) / 2)
 
 
+def test_newer_weights_that_win_as_often_are_the_best(tmp_path: Path) -> None:
+    run = Run(tmp_path, f"eval.against=[{export(tmp_path, ROCK)}]")
+    for steps, action in enumerate((PAPER, PAPER, ROCK), 1):
+        run.evaluate(action, steps)
+    assert [result["best"] for result in run.results()] == [True, True, False]
+    best = checkpoint_format.read_meta(tmp_path / "checkpoints" / "best")
+    assert best["progress"]["trained_steps"] == 2
+
+
 def test_a_best_that_met_other_opponents_is_evaluated_again(
     tmp_path: Path, notes: list[str]
 ) -> None:
