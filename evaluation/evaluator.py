@@ -71,19 +71,21 @@ from penstock.learner.checkpoints.checkpoint_history import (
     usable_best_meta,
 )
 from penstock.learner.evaluation_requests import CLOSING, FIRST
+from penstock.learner.pool import PolicyPool, pool_folder
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from penstock.envs import BatchedEnv
     from penstock.evaluation.evaluate import Choose, Episode
     from penstock.evaluation.opponents import MissingInitialError, OpponentSource
+    from penstock.evaluation.tournament import Tournament
     from penstock.models.acting.policy import Policy
 
 CHECKPOINTS = "checkpoints"
@@ -103,6 +105,13 @@ CLOSING_SEEDS = 10_000
 POLL_S = 0.05
 IDLE_S = 1.0
 """Time between two reports of an idle evaluator."""
+MEMBER_GAMES = 2_000
+"""Games that each two members of the pool play, at most; their payoff then has a standard error of
+a fiftieth of the deviation of a game."""
+PAIRS_S = 2.0
+"""Time after which a pair is looked for again where there was none."""
+FAULT_S = 600.0
+"""The same after a fault of the pool."""
 PROBED = 32
 """Steps by which the cost of a step is estimated."""
 PROBED_ENVS = 4
@@ -177,6 +186,7 @@ def _evaluate_until_stopped(ctx: RoleContext, config: Config, evaluator: Evaluat
             if time.monotonic() >= next_report_s:
                 ctx.report("evaluator", **evaluator.state())
                 next_report_s = time.monotonic() + IDLE_S
+            evaluator.play_members()
             ctx.ledger.switch(Part.WAIT)
             time.sleep(POLL_S)
             continue
@@ -247,6 +257,8 @@ class Evaluator:
         self._envs: BatchedEnv | None = None
         self._env_count = 0  # the least number of these, which were made in whole games
         self._noted_cut = False
+        self._tournament: Tournament | None = None
+        self._next_games_s = 0.0  # when members play again (CLOCK_MONOTONIC)
         self.videos = BestVideos(
             ctx.run_dir, VIDEO_SEED + config.run.seed, enabled=config.eval.video
         )
@@ -582,10 +594,67 @@ class Evaluator:
         """Remove the checkpoint that was evaluated from `_held`."""
         _remove(self._held)
 
+    def play_members(self) -> None:
+        """Play some games between two members of the pool, if that is due.
+
+        It is if a pair has too few, and `eval.share` leaves time for them. It returns early if the
+        run ends meanwhile. A fault of the pool, such as a full disk, is noted, and ends nothing.
+        """
+        if time.monotonic() < self._next_games_s:
+            return
+        started_cpu_s = time.process_time()
+        pause_s = PAIRS_S
+        try:
+            if self._play_pair():
+                # The pause is as long as the games' share of a core demands.
+                cpu_s = time.process_time() - started_cpu_s
+                share = self._config.eval.share
+                pause_s = 0.0 if share is None else cpu_s / share
+        except StoppedError:
+            return
+        except (UserError, OSError) as error:
+            logger.info("members of the pool do not play for %.0f s: %s", FAULT_S, error)
+            pause_s = FAULT_S
+        self._next_games_s = time.monotonic() + pause_s
+
+    def _play_pair(self) -> bool:
+        """Play games of the pair that has the fewest; returns whether there are results.
+
+        Raises:
+            StoppedError: if the run ends meanwhile.
+            UserError: if the pool or the environment cannot be used.
+            OSError: if the results cannot be written.
+        """
+        if self._tournament is None:
+            pool = PolicyPool(pool_folder(self._config, self._ctx.run_dir))
+            if len(pool.members()) < 2:
+                return False
+
+            from penstock.envs.make import FirstIndex
+            from penstock.evaluation.tournament import Tournament
+
+            self._tournament = Tournament(
+                pool,
+                {self._config.league.name: self._config},
+                first=FirstIndex.TOURNAMENT,
+                beat=self._ctx.status.beat,
+            )
+
+        from penstock.evaluation.tournament import GAMES_TOGETHER
+
+        self._ctx.status.phase = Phase.ENVIRONMENT
+        self._ctx.ledger.switch(Part.STEP)
+        pair = self._tournament.next_pair(MEMBER_GAMES)
+        if pair is None:
+            return False
+        return self._tournament.play(pair, GAMES_TOGETHER, self._choose("sampled"))
+
     def close_envs(self) -> None:
         """Close the environments of the evaluations."""
         if self._envs is not None:
             self._envs.close()
+        if self._tournament is not None:
+            self._tournament.close()
 
     def finish_video(self) -> None:
         """Give the video of the last best some seconds to be recorded, after the run has ended."""
@@ -773,23 +842,12 @@ class Evaluator:
 
         max_steps = self._config.eval.max_episode_steps
 
-        def choose(policy: Policy) -> Choose:
-            act = policy.greedy if way == "greedy" else policy.act
-
-            def choose_action(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-                self._ctx.status.beat()
-                if self._ctx.stopping():
-                    raise StoppedError
-                return act(obs)
-
-            return choose_action
-
         played = play_policy(
             envs,
             of_checkpoint(self._config, folder),
             self._find_opponents(envs),
             episodes,
-            choose=choose,
+            choose=self._choose(way),
             seed=seed,
             max_steps=max_steps,
         )
@@ -802,6 +860,22 @@ class Evaluator:
             logger.info("in an evaluation %s", text)
             self._noted_cut = True
         return played
+
+    def _choose(self, way: Way) -> Callable[[Policy], Choose]:
+        """Returns what plays a policy in one ``way``, and raises StoppedError if the run ends."""
+
+        def choose(policy: Policy) -> Choose:
+            act = policy.greedy if way == "greedy" else policy.act
+
+            def choose_action(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                self._ctx.status.beat()
+                if self._ctx.stopping():
+                    raise StoppedError
+                return act(obs)
+
+            return choose_action
+
+        return choose
 
 
 def _log_confirmation(
