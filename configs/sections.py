@@ -234,7 +234,9 @@ class EvalConfig(Section):
     share: Share | None = 0.05
     """Upper limit on the CPU time of evaluations by steps, as a fraction of one core, on average.
     Where one takes longer, the next ones are further apart, up to four minutes, or else have fewer
-    episodes. null: no limit; all are complete, and at each multiple of `every_steps`."""
+    episodes. null: no limit; all are complete, and at each multiple of `every_steps`. Games between
+    members of the pool (`league`) take as much again at most; with `league.draw` `nash` half a
+    core."""
     episodes: Count = 20
     """Episodes of a complete evaluation, played once with the most probable actions (greedy) and
     once with sampled ones; returns are raw scores. More make the means more precise and take

@@ -105,9 +105,12 @@ CLOSING_SEEDS = 10_000
 POLL_S = 0.05
 IDLE_S = 1.0
 """Time between two reports of an idle evaluator."""
-MEMBER_GAMES = 2_000
+MEMBER_GAMES = 5_000
 """Games that each two members of the pool play, at most; their payoff then has a standard error of
-a fiftieth of the deviation of a game."""
+a seventieth of the deviation of a game."""
+NASH_SHARE = 0.5
+"""The share of a core that they may take at least where `league.draw: nash` trains against their
+equilibrium; with less, new members would enter it late."""
 PAIRS_S = 2.0
 """Time after which a pair is looked for again where there was none."""
 FAULT_S = 600.0
@@ -608,7 +611,7 @@ class Evaluator:
             if self._play_pair():
                 # The pause is as long as the games' share of a core demands.
                 cpu_s = time.process_time() - started_cpu_s
-                share = self._config.eval.share
+                share = _share_of_members(self._config)
                 pause_s = 0.0 if share is None else cpu_s / share
         except StoppedError:
             return
@@ -876,6 +879,14 @@ class Evaluator:
             return choose_action
 
         return choose
+
+
+def _share_of_members(config: Config) -> float | None:
+    """Returns the share of a core for games between members of the pool; None: no limit."""
+    share = config.eval.share
+    if share is None or config.league.draw != "nash":
+        return share
+    return max(share, NASH_SHARE)
 
 
 def _log_confirmation(

@@ -44,9 +44,9 @@ def report(folder: Path, rate: int, say: Callable[[str], None]) -> dict[str, Any
         say: receives lines on the progress.
 
     Returns: the "members", strongest first, with "rating", its "interval" and "games"; the
-        "win_rates" of each against each in the same order, None without a game; and "exploits",
-        pairs with a "winner", a "loser", the "win_rate", the "games", and whether the winner "is
-        rated lower".
+        "win_rates" and "mean_returns" of each against each in the same order, None and 0 without a
+        game; and "exploits", pairs with a "winner", a "loser", the "win_rate", the "games", and
+        whether the winner "is_rated_lower".
 
     Raises:
         UserError: if the folder is no run or league, or if it cannot be played.
@@ -101,6 +101,7 @@ def report(folder: Path, rate: int, say: Callable[[str], None]) -> dict[str, Any
         "pool": str(pool.folder),
         "members": rows,
         "win_rates": win_rates[np.ix_(order, order)].tolist(),
+        "mean_returns": payoffs.mean_returns([members[i].id for i in order]).tolist(),
         "exploits": exploits,
     }
     plain: dict[str, Any] = without_nan(data)
