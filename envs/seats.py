@@ -339,7 +339,7 @@ def check_opposed(env_id: str, opponents: Sequence[str], seating: Seating) -> No
     if not seating.has_opponents:
         raise UserError(
             f"environment {env_id} has one side, against which {', '.join(opponents):.80} cannot "
-            "play; leave out --against, or set eval.against=null"
+            "play; leave out the opponent (eval.against=null)"
         )
 
 

@@ -485,10 +485,16 @@ class Evaluator:
 
         They do if the lower end of their mean is higher. Weights that are confirmed to reach
         `stop.return` (``solved``) also replace a best that is equal, or that may not reach it.
+        Opponents that always lose do not tell weights apart: there the newer ones replace a best
+        with the same mean, as they are trained further.
         """
         best = self._best_choice
         goal = self._config.stop.return_
         if best is None or choice.beats(best):
+            return True
+        as_many_episodes = choice.estimate.episodes >= best.estimate.episodes
+        as_good = choice.estimate.mean >= best.estimate.mean
+        if self._opponents and as_many_episodes and as_good:
             return True
 
         is_equal = choice.lower == best.lower
