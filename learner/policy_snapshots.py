@@ -123,8 +123,8 @@ class PolicySnapshots:
     def show_latest(self, now_s: float) -> None:
         """Show the present weights to other lines, if one plays against them and that is due.
 
-        ``now_s`` is a time of CLOCK_MONOTONIC in seconds. Raises GroupLostError if
-        the other learners are lost.
+        ``now_s`` is a time of CLOCK_MONOTONIC in seconds. Raises GroupLostError if the other
+        learners are lost.
         """
         if not self._shows_latest or now_s < self._next_latest_s:
             return
