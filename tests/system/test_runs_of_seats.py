@@ -74,11 +74,11 @@ def test_a_run_without_evaluations_has_no_best_and_evaluates_wins_and_losses(
     ("option", "words"),
     [
         ("actors.envs=7", "actors.envs 7 is not divisible by 2"),
-        ("league.bots={random: 1}", "the game has no scripted players"),
-        ("league.mirror=0.7", "league.mirror 0.7 of actors.envs 8 is 5.6 rows"),
         ("stop.return=5", "stop.return 5 is reached by evaluations in a game of several sides"),
         ("eval.against=[bot:rndom]", "no scripted player 'rndom'"),
         ("eval.against=[nobody]", "there is no opponent nobody; give bot:NAME"),
+        ("league.bots={random: 1}", "the game has no scripted players"),
+        ("league.mirror=0.7", "league.mirror 0.7 of actors.envs 8 is 5.6 rows"),
     ],
 )
 def test_options_that_do_not_fit_a_game_end_a_run_in_one_sentence(

@@ -342,3 +342,6 @@ def test_an_evaluation_is_shown_with_its_interval_and_its_episodes(
     }
     assert evaluated(metrics) == f"{shown} at 640 steps, best 5"
     assert figure_line(metrics, None).endswith(f" | {brief}")
+    matches = {"eval_win_rates": {"bot:random": 0.934, "initial": None}}
+    rates = ", win rate 93% against bot:random, - against initial"
+    assert evaluated(metrics | matches) == f"{shown} at 640 steps, best 5{rates}"
