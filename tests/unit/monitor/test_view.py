@@ -92,7 +92,7 @@ def test_number_of_learners_is_shown() -> None:
 def test_members_and_win_rates_of_a_league_are_shown() -> None:
     played = METRICS | {"league_members": 5, "league_games": 900, "win_rate": 0.625}
     hardest = {"win_rate_worst": 0.31, "bot_win_rates": {"minimax2": 0.4}}
-    shown = "5 members, won 62%, at least 31% against each, 40% against minimax2"
+    shown = "5 members, won 62%, the hardest so far 31%, 40% against minimax2"
     assert figures(played | hardest, None)["league"] == shown
     assert "| 5 members, won 62% |" in figure_line(played, None)
 
