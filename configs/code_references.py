@@ -73,11 +73,13 @@ def references_in_training(config: Config) -> list[Reference]:
 
     places = {
         "checkpoint.store": config.checkpoint.store,
+        "league.pool": config.league.pool,
         "learner.reduce.interface": config.learner.reduce.interface,
         "transport.bind": config.transport.bind,
         "transport.curve": config.transport.curve,
     }
     named += [Reference(option, place) for option, place in places.items() if place is not None]
+    named += [Reference("eval.against", name) for name in config.eval.against or ()]
     if config.transport.insecure:
         named.append(Reference("transport.insecure", "insecure=true"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Strict
 
 from penstock.configs.section import Section
 from penstock.configs.value_types import (
@@ -48,6 +48,12 @@ Draw = Annotated[
     AfterValidator(_known_rule),
     ValueDescription(f"one of {', '.join(f'`{rule}`' for rule in DRAWS)}, or `uniform:K`"),
 ]
+LineName = Annotated[
+    str,
+    Strict(),
+    Field(pattern=r"^\w[\w.-]*$"),
+    ValueDescription("a name of letters, digits, `_`, `-` and `.`"),
+]
 SeatList = Annotated[
     list[SmallNatural],
     Field(min_length=1),
@@ -67,7 +73,7 @@ class LineConfig(Section):
     """The seats that it plays; null: any, as sides are alike."""
 
 
-Lines = Annotated[dict[str, LineConfig], ValueDescription("a map of names to lines")]
+Lines = Annotated[dict[LineName, LineConfig], ValueDescription("a map of names to lines")]
 
 
 class LeagueConfig(Section):
@@ -99,7 +105,7 @@ class LeagueConfig(Section):
     against each member; null: never earlier."""
     reset: Switch = False
     """Whether weights and optimizer begin anew after each snapshot, as in PSRO."""
-    name: Text = "main"
+    name: LineName = "main"
     """The name of this run's line in the pool."""
     seats: SeatList | None = None
     """The seats that this line learns, where sides are unlike; null: sides are alike, and the line

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, JsonValue, Strict
 
+from penstock.configs.limits import MOST_CHAIRS
+
 
 @dataclass(frozen=True)
 class ValueDescription:
@@ -58,7 +60,6 @@ def _valid_range(value: str) -> str:
 
 # Larger numbers are mistakes on any machine, and would exhaust its memory or never end.
 MOST_SMALL = 1 << 10
-MOST_CHAIRS = 64  # each is a descriptor in every actor's process
 MOST_PROCESSES = 1 << 14  # the number of actors that connectors accept
 MOST_LARGE = 1 << 20
 MOST_WHOLE = (1 << 63) - 1  # the largest number of 64 bits

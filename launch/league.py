@@ -171,7 +171,10 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
 
     configs: dict[str, Config] = {}
     for path in sorted((folder / LINES).glob("*.yaml")):
-        configs[path.stem] = resolve(str(path), overrides)
+        config = resolve(str(path), overrides)
+        # The pool is that of this folder, wherever it was when the file was written.
+        league = config.league.model_copy(update={"pool": None})
+        configs[path.stem] = config.model_copy(update={"league": league})
         references = references_in_training(configs[path.stem])
         used_names.check(references, (), str(path), f"train {path} run.dir=OTHER")
     return _league(folder, configs)

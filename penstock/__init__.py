@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.algos.ppo.config import PpoConfig as PpoConfig
     from penstock.algos.sac.config import SacConfig as SacConfig
     from penstock.configs.errors import UserError as UserError
+    from penstock.configs.league import LeagueConfig as LeagueConfig
+    from penstock.configs.league import LineConfig as LineConfig
     from penstock.configs.load import dump as dump
     from penstock.configs.model import ModelConfig as ModelConfig
     from penstock.configs.reduce import ReduceConfig as ReduceConfig
@@ -57,7 +59,9 @@ _HOMES = {
     "EvalConfig": "penstock.configs.sections",
     "Evaluation": "penstock.launch.api",
     "ImpalaConfig": "penstock.algos.impala.config",
+    "LeagueConfig": "penstock.configs.league",
     "LearnerConfig": "penstock.configs.sections",
+    "LineConfig": "penstock.configs.league",
     "LoadedPolicy": "penstock.evaluation.loaded_policy",
     "ModelConfig": "penstock.configs.model",
     "NonFiniteConfig": "penstock.configs.sections",

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import __version__
-from penstock.configs.value_types import MOST_CHAIRS
+from penstock.configs.limits import MOST_CHAIRS
 from penstock.core.interfaces import Welcome
 from penstock.core.params import (
     MAX_POLICY_ID,

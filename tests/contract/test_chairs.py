@@ -4,7 +4,8 @@ a relay, learners that follow one another, actors that know of no chairs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,16 @@ def relay_of(folder: Path, address: str, curve: Path | None = None) -> Iterator[
     ctx = context(folder, "relay", address=address, curve=curve)
     with in_thread(ctx, relay.run):
         path = relay_socket(folder, 0)
-        wait_until(path.exists)
+        wait_until(partial(accepts, path))
         yield path
+
+
+def accepts(path: Path) -> bool:
+    """Whether somebody listens at ``path``, which may be left from an earlier relay."""
+    with suppress(OSError):
+        ShmLink(path, None, want=0).close()
+        return True
+    return False
 
 
 class Reader:

@@ -31,7 +31,7 @@ import msgpack
 
 from penstock import __version__
 from penstock.configs.errors import UserError
-from penstock.configs.value_types import MOST_CHAIRS
+from penstock.configs.limits import MOST_CHAIRS
 from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.configs.value_types import MOST_CHAIRS
+from penstock.configs.limits import MOST_CHAIRS
 from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport.shm.host import ShmHost

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.configs.value_types import MOST_CHAIRS
+from penstock.configs.limits import MOST_CHAIRS
 from penstock.core.params import ParamLayout, Stamp, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Bytes, SlotSpec
 from penstock.transport import wire
