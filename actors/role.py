@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.actors.join import LearnerEndpoint, find_learner, join_learner
+from penstock.actors.matches import make_environments
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference
 from penstock.algos.recorded import make_recorders
@@ -24,8 +25,6 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Environments, LearnerGoneError, Link, RunOverError
 from penstock.core.notes import note_logger
 from penstock.core.role import ACTOR_INDEX_BITS, EXIT_REJOIN, RoleContext
-from penstock.envs import BatchedEnv, make
-from penstock.envs.make import first_index
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase, StatusPage
 
@@ -51,15 +50,8 @@ def run(ctx: RoleContext) -> None:
         learner = find_learner(ctx)
         config = learner.config
         ctx.status.begin(Phase.ENVIRONMENT)
-        envs = config.actor_envs
-        env = make(
-            config.env,
-            envs,
-            config.actors.env_threads,
-            first=first_index(actor_number(actor_id(ctx)), envs),
-            stagger=True,
-            beat=ctx.status.beat,
-        )
+        number = actor_number(actor_id(ctx))
+        env = make_environments(config, number, ctx.ledger, ctx.status.beat)
 
         ctx.status.begin(Phase.STARTING)
         with _closed_at_the_end(env):
@@ -83,7 +75,7 @@ def _on_learner_gone(ctx: RoleContext, error: LearnerGoneError) -> None:
 
 
 @contextmanager
-def _closed_at_the_end(env: BatchedEnv) -> Iterator[None]:
+def _closed_at_the_end(env: Environments) -> Iterator[None]:
     """Close the environments when the block is left, unless one of them has failed.
 
     The `close` of a failed environment may hang, and hold up the error that is to be reported.
@@ -96,7 +88,7 @@ def _closed_at_the_end(env: BatchedEnv) -> Iterator[None]:
     env.close()
 
 
-def _play_for_learners(ctx: RoleContext, learner: LearnerEndpoint, env: BatchedEnv) -> None:
+def _play_for_learners(ctx: RoleContext, learner: LearnerEndpoint, env: Environments) -> None:
     """Play for one learner after the other, in the same environments.
 
     The supervisor may move an actor to another learner, or to the next process of the only one; an
@@ -132,7 +124,7 @@ def _play_for_learners(ctx: RoleContext, learner: LearnerEndpoint, env: BatchedE
 
 
 def _make_player(
-    ctx: RoleContext, config: Config, link: Link, env: BatchedEnv, actor: int
+    ctx: RoleContext, config: Config, link: Link, env: Environments, actor: int
 ) -> Player:
     """Make the player, with the form of the network that is fastest on this host."""
     config, note = with_acting_form(config, env.info)
@@ -231,6 +223,7 @@ class Player:
         self._link = link
         self._incarnation = incarnation
         self._inference.forget()
+        self._env.forget()
         self._rollout.forget_slots()
         # A stream that does not begin with sequence 0 begins in the middle of episodes.
         self.sequence = 1 if self._started else 0
@@ -246,7 +239,7 @@ class Player:
             LearnerGoneError: the learner has ended. The next unroll continues from there.
         """
         self._ledger.switch(Part.WAIT)
-        if self._inference.refresh(self._link.read_weights) is None:
+        if not self._refresh_weights():
             self._link.beat()
             time.sleep(min(timeout_s, NO_WEIGHTS_S))
             return False
@@ -256,7 +249,7 @@ class Player:
                 return False
             self._ledger.switch(Part.OTHER)
             # Newer weights may have arrived while it waited.
-            self._inference.refresh(self._link.read_weights)
+            self._refresh_weights()
             self._status.phase = Phase.ENVIRONMENT
             self._status.beat()
 
@@ -286,6 +279,12 @@ class Player:
         self.sequence += 1
         self.produced_steps += produced_steps
         return True
+
+    def _refresh_weights(self) -> bool:
+        """Take the newest weights, also of opponents; return whether there are some of all."""
+        read = self._link.read_weights
+        opponents_ready = self._env.refresh(read)
+        return self._inference.refresh(read) is not None and opponents_ready
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two unrolls, as plain data.

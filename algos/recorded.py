@@ -13,11 +13,19 @@ import numpy as np
 from penstock.algos.base import RecordedColumns
 from penstock.algos.registry import algorithm
 from penstock.algos.slots import RETURN
+from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Environments, Recorder, Step
 from penstock.core.observations import Spaces
 from penstock.core.params import Array
 from penstock.core.specs import Column
+
+OPPONENT = "opponent"
+"""Column with the number of the draw that plays against a row (penstock.core.draws)."""
+OUTCOME = "outcome"
+"""Column with the result of an episode in its last row: -1 lost, 0 drawn, 1 won."""
+LEAGUE = (Column(OPPONENT, "<u8"), Column(OUTCOME, "|i1"))
+"""The columns of a run in which others than the newest weights play some seats."""
 
 
 class ActiveRecorder(NamedTuple):
@@ -74,6 +82,32 @@ class EnvironmentColumns:
         """Does nothing, since the values are those of the last step alone."""
 
 
+class LeagueColumns:
+    """Records who played against each row, and how its episodes ended (penstock.actors.matches)."""
+
+    def __init__(self, config: Config, env: Environments) -> None:
+        # The environments write each step's values into these arrays.
+        self._opponent = env.recorded[OPPONENT]
+        self._outcome = env.recorded[OUTCOME]
+        self._name = config.env.id
+
+    def record(self, step: Step) -> tuple[Array, ...]:
+        outcome = np.sign(self._outcome)
+        if np.isnan(outcome).any():
+            raise UserError(
+                f"environment {self._name} ends the seats of a game apart, and does not say in "
+                'info["outcome"] who has won, which an opponent is chosen by; return it, or let '
+                "the policy play all seats: league.mirror=null, league.bots={}"
+            )
+        return self._opponent, outcome
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Does nothing, since the values are those of the last step alone."""
+
+
 def columns_of(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     """Returns all recorded columns of a run: those of the registry and of its algorithm."""
     entries = _entries(config).values()
@@ -104,8 +138,13 @@ def _environment_columns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
     return columns
 
 
+def _league_columns(config: Config, spaces: Spaces) -> tuple[Column, ...]:
+    return LEAGUE if config.league.has_matches else ()
+
+
 RECORDED: dict[str, RecordedColumns] = {
     "discounted": RecordedColumns(_return_column, DiscountedReturns),
     "environment": RecordedColumns(_environment_columns, EnvironmentColumns),
+    "league": RecordedColumns(_league_columns, LeagueColumns),
 }
 """The recorders of all algorithms by name; a saved run stores a recorder's state under its name."""

@@ -121,6 +121,11 @@ class LeagueConfig(Section):
         return share if share > ROUNDING else 0.0
 
     @property
+    def chair_count(self) -> int:
+        """The number of chairs whose weights the learner publishes, as policies 1 to so many."""
+        return self.chairs if self.pool_share else 0
+
+    @property
     def has_matches(self) -> bool:
         """Whether others than the newest weights play some seats."""
         return bool(self.bots) or self.pool_share > 0.0

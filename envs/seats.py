@@ -1,7 +1,8 @@
 """Games of several seats: what their metadata says, and which options do not fit them.
 
 A row of such a vector of environments is a seat: row ``game * seats + seat`` of
-``num_envs = games * seats``. All seats are played by the same policy. A row acts, waits or is out:
+``num_envs = games * seats``. All seats are played by the same policy, but for those of opponents
+(penstock.actors.matches). A row acts, waits or is out:
 
 - One that acts has its legal choices, and its own reward.
 - One that waits, since another seat acts, has exactly one legal choice, which does nothing. It has
@@ -14,10 +15,11 @@ All seats of a game begin again in the step after the last of them has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
+from penstock.configs.league import LeagueConfig
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -32,6 +34,11 @@ BOTS = "bots"
 # which is read where an episode ends.
 PLAYING = "playing"
 OUTCOME = "outcome"
+
+# A share of the rows that is so close to a whole number of games is one.
+SMALL_REMAINDER = 1e-6
+# A larger number of rows, which all shares divide, is looked for up to so many times the rows.
+MOST_TIMES_ROWS = 16
 
 
 class Seating(NamedTuple):
@@ -103,14 +110,137 @@ def check_rows(name: str, rows: int, seats: int) -> None:
         )
 
 
+class RowShares(NamedTuple):
+    """How many learning rows of an actor are in which games."""
+
+    mirror: int
+    """In games that the newest weights play alone."""
+    bots: Mapping[str, int]
+    """In games against each scripted player."""
+    pool: int
+    """In games against members of the pool."""
+
+
+def chairs_of(actor: int, chairs: int) -> tuple[int, ...]:
+    """Returns the policy ids of the chairs that an actor plays against, of ``chairs``: two at most.
+
+    Args:
+        actor: its number on its host.
+        chairs: those of the run, policies 1 to ``chairs``.
+    """
+    return tuple(1 + (2 * actor + i) % chairs for i in range(min(2, chairs)))
+
+
+def turns_of(seating: Seating, seats: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
+    """Returns the seats that learn in turn, where opponents play the others.
+
+    They are the sides, each with the same number of seats; if ``seats`` are given, these alone.
+
+    Raises:
+        UserError: if the sides are of unlike size, or if there are no such ``seats``.
+    """
+    if seats is not None:
+        missing = [seat for seat in seats if seat >= seating.seats]
+        if missing:
+            raise UserError(
+                f"league.seats {seats} has seat {missing[0]}, and the game has {seating.seats}, "
+                "counted from 0; name seats that it has"
+            )
+        if len({*seats}) < len(seats) or len(seats) == seating.seats:
+            raise UserError(
+                f"league.seats {seats} must be different seats, and leave one of "
+                f"{seating.seats} to an opponent"
+            )
+        return (tuple(sorted(seats)),)
+
+    sides = range(seating.side_count)
+    turns = [tuple(seat for seat, of in enumerate(seating.sides) if of == side) for side in sides]
+    if len({len(turn) for turn in turns}) > 1:
+        raise UserError(
+            f"the sides of the game have {' and '.join(str(len(turn)) for turn in turns)} seats, "
+            "so the policy cannot play them in turn against an opponent; set league.seats to those "
+            f"that it plays, such as league.seats={[*turns[0]]}"
+        )
+    return tuple(turns)
+
+
+def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
+    """Divide the learning rows of an actor into those of mirror games and those of matches.
+
+    Args:
+        league: the config's section.
+        seating: of the game.
+        rows: the learning rows, `actors.envs`.
+
+    Raises:
+        UserError: if a share is no whole number of games, as `turns_of`, or for a scripted player
+            that the game does not have.
+    """
+    for bot in league.bots:
+        if bot not in seating.bots:
+            bots = f"those of the game are {', '.join(seating.bots)}; name one of them"
+            raise UserError(
+                f"league.bots has {bot}, and "
+                f"{bots if seating.bots else 'the game has no scripted players; leave it out'}"
+            )
+
+    shares = [*_shares(league, seating)]
+    if not all(share.divides(rows) for share in shares):
+        raise _odd_split(shares, rows)
+    mirror, *bots, pool = (round(share.of_rows * rows) for share in shares)
+    return RowShares(mirror, dict(zip(league.bots, bots, strict=True)), pool)
+
+
+class _Share(NamedTuple):
+    """A share of the learning rows."""
+
+    name: str
+    """What it is, for messages."""
+    of_rows: float
+    unit: int
+    """So many rows belong together."""
+    unit_name: str
+
+    def divides(self, rows: int) -> bool:
+        """Whether the share of so many ``rows`` is a whole number of units."""
+        units = self.of_rows * rows / self.unit
+        return abs(units - round(units)) < SMALL_REMAINDER
+
+
+def _shares(league: LeagueConfig, seating: Seating) -> Iterator[_Share]:
+    """Yields the shares of mirror games, of each scripted player and of the pool."""
+    learning = len(turns_of(seating, league.seats)[0])
+    chairs = min(2, league.chairs)
+
+    game = f"{seating.seats} a game"
+    yield _Share("league.mirror", league.mirror_share, seating.seats, game)
+    for bot, share in league.bots.items():
+        yield _Share(f"league.bots.{bot}", share, learning, f"{learning} a game")
+    pool = "what league.mirror and league.bots leave to the pool,"
+    each_chair = f"{learning} a game, for each of {chairs} chairs"
+    yield _Share(pool, league.pool_share, learning * chairs, each_chair)
+
+
+def _odd_split(shares: Sequence[_Share], rows: int) -> UserError:
+    """Returns the error for so many ``rows`` of which a share is no whole number of games."""
+    odd = next(share for share in shares if not share.divides(rows))
+    candidates = range(rows + 1, MOST_TIMES_ROWS * rows)
+    more_rows = next((n for n in candidates if all(each.divides(n) for each in shares)), None)
+    remedy = "choose shares that are" if more_rows is None else f"set actors.envs={more_rows}"
+    return UserError(
+        f"{odd.name} {odd.of_rows:g} of actors.envs {rows} is {odd.of_rows * rows:g} rows, and "
+        f"there are {odd.unit_name}; {remedy}"
+    )
+
+
 def check_options(config: Config, seating: Seating) -> None:
     """Check a run's options with the seats of its environment.
 
     Raises:
-        UserError: for a number of rows that is not divisible by the seats, and for `stop.return` in
-            a game of several sides.
+        UserError: for a number of rows that is not divisible by the seats, for options of a league
+            that do not fit the game, and for `stop.return` in a game of several sides.
     """
-    check_rows(config.env.id, config.actor_envs, seating.seats)
+    _check_league(config, seating)
     if seating.has_opponents and config.stop.return_ is not None:
         raise UserError(
             f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, "
@@ -118,6 +248,29 @@ def check_options(config: Config, seating: Seating) -> None:
             "that mean tells nothing of its strength, and is 0 in a zero-sum game; set "
             "stop.return=null, and stop.minutes or stop.env_steps"
         )
+
+
+def _check_league(config: Config, seating: Seating) -> None:
+    """Raise UserError if the rows, or the options of a league, do not fit the game."""
+    league = config.league
+    if not seating.has_opponents:
+        defaults = LeagueConfig()
+        for option, value in league:
+            if value != getattr(defaults, option):
+                raise UserError(
+                    f"league.{option} is for a game of several sides, and environment "
+                    f"{config.env.id} has one; leave it out"
+                )
+    if league.seats is not None and league.mirror_share > 0:
+        raise UserError(
+            f"league.seats {league.seats} leaves the other seats to opponents, and league.mirror "
+            f"{league.mirror_share:g} lets the policy play all of them; set league.mirror=0"
+        )
+
+    if league.has_matches:
+        divide_rows(league, seating, config.actor_envs)
+    else:
+        check_rows(config.env.id, config.actor_envs, seating.seats)
 
 
 def ranking_note(seating: Seating) -> str:

@@ -21,9 +21,10 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -48,6 +49,9 @@ from penstock.envs.saved_state import restore, state_of
 from penstock.envs.seats import ONE_SEAT, OUTCOME, PLAYING, Seating, seating_of
 from penstock.envs.space_difference import brief
 from penstock.envs.space_misfit import stacking_misfit
+
+if TYPE_CHECKING:
+    from penstock.core.interfaces.inference import ReadPolicy
 
 logger = note_logger(__name__)
 
@@ -408,10 +412,17 @@ class BatchedEnv:
         self._is_of_singles = isinstance(vector, SyncVectorEnv)
         seating = seating_of(name, vector.metadata)
         self._has_seats = seating.seats > 1  # rows of one game may pause and end apart
+        if seating.bots and not callable(getattr(vector, "bot", None)):
+            raise UserError(
+                f"environment {name} names scripted players in its metadata, "
+                f"{', '.join(seating.bots)}, and has no method bot(name, rows) that returns their "
+                "actions; give it one, or leave them out"
+            )
         self.count = vector.num_envs
 
         # What translates between the policy and the vector.
         self._to_env_actions = action_map(vector.single_action_space)
+        self._of_env_actions = inverse_action_map(vector.single_action_space)
         self._recorded = _RecordedValues(name, vector, record)
         self.info = replace(info, recorded=self._recorded.columns, seating=seating)
         self.recorded = self._recorded.values
@@ -541,6 +552,41 @@ class BatchedEnv:
         if self._mask is not None:
             np.copyto(self._mask.masks, out[:, self._mask.columns])
         return reward, terminated, truncated & ~terminated
+
+    def bot(self, name: str, rows: npt.NDArray[np.int64]) -> Array:
+        """Returns the actions of a scripted player, as a policy gives them.
+
+        Args:
+            name: of the player, one of `EnvInfo.seating`.
+            rows: those that it plays, ``[n]``.
+
+        Returns: ``[n, *shape]`` of the action space.
+
+        Raises:
+            UserError: if the environment returns something else.
+            Exception: any error of the environment.
+        """
+        try:
+            with users_side() if self._on_users_side else nullcontext():
+                actions = np.asarray(self._vector.bot(name, rows))  # type: ignore[attr-defined]
+        except SystemExit as error:
+            raise exit_refused(f"environment {self._name}", error) from error
+
+        shape = (len(rows), *(self.info.action_space.shape or ()))
+        if actions.shape != shape:
+            raise UserError(
+                f"environment {self._name} returned actions of shape {[*actions.shape]} for its "
+                f"scripted player {name} in {len(rows)} rows, and it must be {[*shape]}, an action "
+                "for each row; correct its method bot"
+            )
+        return self._of_env_actions(actions)
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        """Returns True: no other policy plays in these environments."""
+        return True
+
+    def forget(self) -> None:
+        """Do nothing: no weights are read."""
 
     def state_dict(self) -> Any:
         """Returns the environments' state between two steps, as plain data.
@@ -851,6 +897,26 @@ def action_map(space: Space[Any]) -> Callable[[Array], Array]:
         return env_actions.astype(dtype, copy=False)
 
     return scaled
+
+
+def inverse_action_map(space: Space[Any]) -> Callable[[Array], Array]:
+    """Returns the map from an environment's actions to those of a policy.
+
+    Args:
+        space: the environment's own space of one action.
+
+    Returns:
+        The inverse of `action_map`, which may return its argument.
+    """
+    if isinstance(space, Discrete | MultiDiscrete) and np.any(space.start):
+        start = space.start
+        return lambda actions: actions - start
+    if not isinstance(space, Box):
+        return lambda actions: actions
+
+    low = space.low.astype(np.float64)
+    half_range = space.high / 2.0 - space.low / 2.0
+    return lambda actions: ((actions - low) / half_range - 1.0).astype(np.float32)
 
 
 def counts_of(action: Space[Any]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.actors.matches import make_environments
 from penstock.actors.role import Player
 from penstock.algos.registry import algorithm
 from penstock.configs.errors import UserError
@@ -34,7 +35,6 @@ from penstock.core.role import RoleContext
 from penstock.core.state_bytes import from_bytes, to_bytes
 from penstock.envs import make, probe
 from penstock.envs.checking.saving import why_not_savable
-from penstock.envs.make import first_index
 from penstock.envs.saved_state import NotSavableError
 from penstock.envs.seats import check_options, ranking_note
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
@@ -348,11 +348,10 @@ class LockstepSource:
 
     def _make_player(self, actor: int, link: InprocLink) -> Player:
         """Returns an actor with its environments."""
-        envs = self._config.actor_envs
         return Player(
             self._config,
             link,
-            self._make_env(envs, first=first_index(actor, envs), stagger=True),
+            make_environments(self._config, actor, self._ctx.ledger, timed=False),
             actor=actor,
             incarnation=self._trainer.progress.learner_steps,
             status=self._ctx.status,

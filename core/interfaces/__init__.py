@@ -13,7 +13,7 @@ test runs over all implementations of a seam. torch is imported here for types o
 | `Codec` | `codec.py` | `learner/codecs/` | `learner.codecs.registry` |
 | `Transport`, `Link`, `Connector` | `transport.py` | `transport/` | `transport.registry` |
 | `Inference` | `inference.py` | `models/acting/` | `algos.acting.make_inference` |
-| `Environments` | `environments.py` | `envs/` | `envs.make` |
+| `Environments` | `environments.py` | `envs/`, `actors/` | `actors.matches.make_environments` |
 | `Recorder` | `recorder.py` | `algos/` | `algos.recorded` |
 | `MetricSink` | `metric_sink.py` | `monitor/` | `monitor.registry` |
 | `Engine`, `Handle` | `engine.py` | `launch/engines/` | `launch.engines.registry` |
@@ -68,6 +68,7 @@ from penstock.core.interfaces.environments import Environments as Environments
 from penstock.core.interfaces.gradient_sync import GradientSync as GradientSync
 from penstock.core.interfaces.gradient_sync import SharedOptimizer as SharedOptimizer
 from penstock.core.interfaces.inference import Inference as Inference
+from penstock.core.interfaces.inference import ReadPolicy as ReadPolicy
 from penstock.core.interfaces.inference import ReadWeights as ReadWeights
 from penstock.core.interfaces.metric_sink import Json as Json
 from penstock.core.interfaces.metric_sink import MetricSink as MetricSink

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from penstock.core.interfaces.inference import ReadPolicy
     from penstock.core.params import Array
     from penstock.envs.vector_env import EnvInfo
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 class Environments(Protocol):
     """Steps as many environments as a slot has columns, each row by row.
 
-    Calls come from one thread: `reset_into` first, then `step_into`; `close` last. When a step ends
-    an episode, the observation that it writes is the final one, and a later step writes the first
-    of the next episode: by default the next step, in which the row does not play
+    Calls come from one thread: `reset_into` first, then `step_into`; `close` last. Between two
+    unrolls come `refresh`, which must have returned True before the first step, and `forget`. When
+    a step ends an episode, the observation that it writes is the final one, and a later step writes
+    the first of the next episode: by default the next step, in which the row does not play
     (`penstock.envs.vector_env` has the invariants of a step).
     """
 
@@ -49,13 +51,25 @@ class Environments(Protocol):
     """
 
     def reset_into(self, seed: int, out: Array) -> None:
-        """Begin new episodes everywhere, and write their first observations ``[count, *shape]``."""
+        """Begin new episodes everywhere, and write their first observations ``[count, *shape]``.
+
+        All that is random from then on is given by the seed and the actions.
+        """
 
     def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
         """Step every environment, and write the observations that follow.
 
         Returns: raw rewards, terminated and truncated, each ``[count]``. No row has both flags.
         """
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        """Take the newest weights of opponents, where other policies play some seats.
+
+        Returns: whether each opponent has some; True if there are no such opponents.
+        """
+
+    def forget(self) -> None:
+        """Forget which weights of opponents were read: those of another learner may be older."""
 
     def watch_precision(self) -> None:
         """From now on, tell the user about observations that networks cannot use in full.

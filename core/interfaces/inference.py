@@ -15,6 +15,14 @@ ReadWeights = Callable[["Float32", "Stamp | None"], "Stamp | None"]
 """`Link.read_weights` of the policy that acts."""
 
 
+class ReadPolicy(Protocol):
+    """`Link.read_weights`, of any policy that the learner publishes."""
+
+    def __call__(
+        self, out: Float32, newer_than: Stamp | None, policy_id: int = 0
+    ) -> Stamp | None: ...
+
+
 class Inference(Protocol):
     """Computes the actions of an actor's E environments, which are stepped together.
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.actors import join as joining
+from penstock.actors import matches
 from penstock.actors import role as actor_main
 from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.load import resolve
@@ -163,7 +164,7 @@ def test_actor_moves_to_another_learner_and_back(
         made.append(make(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setattr(actor_main, "make", make_once_more)
+    monkeypatch.setattr(matches, "make", make_once_more)
     with (
         learner(tmp_path, 0, config, kind) as first,
         learner(tmp_path, 1, config, kind) as second,

@@ -1,0 +1,694 @@
+"""Games in which others than the newest weights play some seats.
+
+`Matches` is a vector of environments whose rows are only those that learn. It plays all other seats
+itself, by opponents: members of the pool, scripted players, or a frozen policy in an evaluation.
+
+Invariants:
+- The first games are mirror games, in which all seats learn. Each other game belongs to one
+  opponent, for ever. Which of its seats learn changes where the game begins again, in the step that
+  only resets, so the final observation of an episode is still that of the old seat.
+- A game is played by one draw from its first step to its last.
+- An opponent forgets its recurrent state in each row where an episode begins.
+- The environments write to memory of this vector, never to that of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.algos.acting import make_policy
+from penstock.algos.samples import network_shape
+from penstock.autotune.forms import with_acting_form
+from penstock.configs.league import LeagueConfig
+from penstock.configs.schema import Config
+from penstock.core.draws import NO_DRAW, bot_draw, draw_number
+from penstock.core.interfaces import Environments, ReadPolicy
+from penstock.core.params import Array, Float32, Stamp
+from penstock.envs import BatchedEnv, make, probe
+from penstock.envs.make import first_index
+from penstock.envs.seats import Seating, chairs_of, divide_rows, turns_of
+from penstock.models.acting.policy import Policy
+from penstock.profiling.ledger import Part, TimeLedger
+
+Flags = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
+Draws = npt.NDArray[np.uint64]
+
+# Returns are rounded to so many decimals before they say who has won.
+RETURN_DECIMALS = 6
+
+
+class Plan(NamedTuple):
+    """Which seats of which games learn, and who plays the others; fixed but for whose turn it is.
+
+    Mirror games come first, then those against each opponent.
+    """
+
+    seating: Seating
+    turns: tuple[tuple[int, ...], ...]
+    """The seats that learn in a game against an opponent, in turn by episode. Game g begins with
+    number ``g % len(turns)``."""
+    mirror_games: int
+    opponent_games: tuple[int, ...]
+    """The number of games against each opponent."""
+    chairs: tuple[int, ...] = ()
+    """The policy ids of the opponents that are chairs, which come first."""
+    bots: tuple[str, ...] = ()
+    """The names of the opponents that are scripted players, which come next."""
+
+    @classmethod
+    def of(cls, league: LeagueConfig, seating: Seating, rows: int, actor: int, chairs: int) -> Plan:
+        """Plan the games of an actor.
+
+        Args:
+            league: the config's section.
+            seating: of the game.
+            rows: the learning rows, `actors.envs`.
+            actor: its number on its host, by which its chairs differ from those of others.
+            chairs: the number of chairs that the learner publishes.
+
+        Raises:
+            UserError: if the rows cannot be divided as the shares say.
+        """
+        shares = divide_rows(league, seating, rows)
+        turns = turns_of(seating, league.seats)
+        learning = len(turns[0])
+        own_chairs = chairs_of(actor, chairs) if shares.pool else ()
+        chair_games = (shares.pool // (learning * len(own_chairs)) for _ in own_chairs)
+        bot_games = (bot_rows // learning for bot_rows in shares.bots.values())
+
+        return cls(
+            seating=seating,
+            turns=turns,
+            mirror_games=shares.mirror // seating.seats,
+            opponent_games=(*chair_games, *bot_games),
+            chairs=own_chairs,
+            bots=tuple(shares.bots),
+        )
+
+    @classmethod
+    def against(cls, seating: Seating, games: int, seats: Sequence[int] | None = None) -> Plan:
+        """Plan games in which one opponent plays all other seats.
+
+        Args:
+            seating: of the game.
+            games: their number.
+            seats: those that are not the opponent's; by default the sides take turns.
+
+        Raises:
+            UserError: if the sides are of unlike size and no seats are given, or for seats that
+                the game does not have.
+        """
+        return cls(
+            seating=seating, turns=turns_of(seating, seats), mirror_games=0, opponent_games=(games,)
+        )
+
+    @property
+    def games(self) -> int:
+        """The number of all games; the environment has ``games * seating.seats`` rows."""
+        return self.mirror_games + sum(self.opponent_games)
+
+    @property
+    def rows(self) -> int:
+        """The number of learning rows."""
+        in_matches = sum(self.opponent_games) * len(self.turns[0])
+        return self.mirror_games * self.seating.seats + in_matches
+
+    @property
+    def opponent_rows(self) -> tuple[int, ...]:
+        """The number of rows that each opponent plays."""
+        seats = self.seating.seats - len(self.turns[0])
+        return tuple(games * seats for games in self.opponent_games)
+
+
+class Opponent(Protocol):
+    """Plays R rows of the environments that do not learn, those of whole games, game by game.
+
+    Calls come in this order: `reset`, then `begin` for all rows; between two unrolls `refresh` and
+    `forget`; `act` once a step, and `begin` after it where episodes begin.
+    """
+
+    draws: Draws
+    """The number of the draw, or of the scripted player, that plays each row, uint64 ``[R]``; the
+    array is the same all the time (penstock.core.draws)."""
+
+    def reset(self, seed: int) -> None:
+        """All episodes begin anew; ``seed`` gives what is random from then on."""
+
+    def begin(self, first: Flags, new_games: Flags) -> None:
+        """Episodes have begun.
+
+        Args:
+            first: the rows whose next observation is the first of an episode, bool ``[R]``.
+            new_games: the rows whose game has begun, bool ``[R]``. A seat may begin its episode
+                later than its game.
+        """
+
+    def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+        """Returns the actions for observations ``[R, *shape]`` of ``rows``, int ``[R]``."""
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        """Take newer weights; returns whether it has some. As `Environments.refresh`."""
+
+    def forget(self) -> None:
+        """As `Environments.forget`."""
+
+    def state_dict(self) -> Any:
+        """Returns the state between two steps, as plain data."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a `state_dict`."""
+
+
+class _Steady:
+    """What opponents have in common whose play is given once for all, and who remember nothing."""
+
+    draws: Draws
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def begin(self, first: Flags, new_games: Flags) -> None:
+        pass
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        return True
+
+    def forget(self) -> None:
+        pass
+
+    def state_dict(self) -> Any:
+        return None
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+class BotPlayer(_Steady):
+    """A scripted player of the environment, which may see the state of the game."""
+
+    def __init__(self, env: BatchedEnv, name: str, rows: int) -> None:
+        """Make the player.
+
+        Args:
+            env: the environments.
+            name: one of `Seating.bots`.
+            rows: the number of rows that it plays.
+        """
+        self._env = env
+        self._name = name
+        number = bot_draw(env.info.seating.bots.index(name))
+        self.draws = np.full(rows, number, np.uint64)
+
+    def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+        return self._env.bot(self._name, rows)
+
+
+class FrozenPlayer(_Steady):
+    """A policy that plays an evaluation, always with the same weights."""
+
+    def __init__(self, policy: Policy, *, sample: bool = True) -> None:
+        """Make the player.
+
+        Args:
+            policy: over as many environments as rows that it plays; it has its weights.
+            sample: whether actions are drawn as in training; False takes the most probable ones.
+        """
+        self._policy = policy
+        self._choose = policy.act if sample else policy.greedy
+        self.draws = np.full(len(policy.state), NO_DRAW, np.uint64)
+
+    def begin(self, first: Flags, new_games: Flags) -> None:
+        self._policy.reset(first)
+
+    def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+        return self._choose(obs)
+
+    def state_dict(self) -> Any:
+        return [self._policy.state.copy(), self._policy.state_dict()]
+
+    def load_state_dict(self, state: Any) -> None:
+        memory, decider = state
+        self._policy.state[...] = memory
+        self._policy.load_state_dict(decider)
+
+
+class _Occupant:
+    """A policy on a chair, with its weights."""
+
+    policy: Policy
+    draw = NO_DRAW
+    """Number of the draw that the weights belong to; NO_DRAW before there are some."""
+
+    def __init__(self, size: int) -> None:
+        self.weights = np.zeros(size, np.float32)
+
+    def sit(self, policy: Policy) -> None:
+        """Compute by ``policy``, with the present weights."""
+        self.policy = policy
+        self.load(self.draw)
+
+    def load(self, draw: int) -> None:
+        """The weights have become those of ``draw``."""
+        self.draw = draw
+        if draw != NO_DRAW:
+            self.policy.load(self.weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "draw": self.draw,
+            "weights": self.weights.copy(),
+            "memory": self.policy.state.copy(),
+            "decider": self.policy.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.weights[...] = state["weights"]
+        self.policy.state[...] = state["memory"]
+        self.policy.load_state_dict(state["decider"])
+        self.load(int(state["draw"]))
+
+
+class Chair:
+    """A policy that the learner publishes under an id of its own, one member of the pool at a time.
+
+    When the learner has published another draw, games go over to it one by one, where they begin
+    again. Meanwhile both policies compute all rows, so that their numbers of rows stay the same. A
+    further draw is read when all games have gone over.
+    """
+
+    def __init__(self, policy_id: int, rows: int, size: int, make: Callable[[int], Policy]) -> None:
+        """Make the chair, without weights.
+
+        Args:
+            policy_id: under which the learner publishes its weights.
+            rows: the number of rows that it plays.
+            size: of the flat vector of weights.
+            make: returns a policy over these rows, whose random numbers are given by a seed.
+        """
+        self.draws = np.full(rows, NO_DRAW, np.uint64)
+        self._policy_id = policy_id
+        self._make = make
+        self._present = _Occupant(size)
+        self._next = _Occupant(size)
+        self._stamp: Stamp | None = None  # of the newest weights that were read
+        self._is_changing = False  # whether `next` plays some rows, or will
+        self._changed = np.zeros(rows, np.bool_)  # rows that `next` plays
+
+    def reset(self, seed: int) -> None:
+        present_seed, next_seed = np.random.SeedSequence(seed).generate_state(2)
+        self._present.sit(self._make(int(present_seed)))
+        self._next.sit(self._make(int(next_seed)))
+
+    def begin(self, first: Flags, new_games: Flags) -> None:
+        if self._is_changing:
+            self._changed |= new_games
+            self.draws[new_games] = self._next.draw
+            if self._changed.all():
+                self._present, self._next = self._next, self._present
+                self._is_changing = False
+                self._changed[:] = False
+        self._present.policy.reset(first)
+        if self._is_changing:
+            self._next.policy.reset(first)
+
+    def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
+        actions = self._present.policy.act(obs)
+        if not self._is_changing:
+            return actions
+        next_actions = self._next.policy.act(obs)
+        changed = self._changed.reshape(-1, *(1,) * (actions.ndim - 1))
+        return np.where(changed, next_actions, actions)
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        if self._is_changing:
+            return True
+        stamp = read(self._next.weights, self._stamp, policy_id=self._policy_id)
+        if stamp is None:
+            return self._present.draw != NO_DRAW
+
+        self._stamp = stamp
+        draw = draw_number(stamp)
+        if draw == self._present.draw:  # read again after `forget`
+            return True
+        self._next.load(draw)
+        if self._present.draw == NO_DRAW:
+            self._present, self._next = self._next, self._present
+            self.draws[:] = draw
+        else:
+            self._is_changing = True
+        return True
+
+    def forget(self) -> None:
+        self._stamp = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "present": self._present.state_dict(),
+            "next": self._next.state_dict(),
+            "stamp": None if self._stamp is None else [*self._stamp],
+            "changing": self._is_changing,
+            "changed": self._changed.copy(),
+            "draws": self.draws.copy(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._present.load_state_dict(state["present"])
+        self._next.load_state_dict(state["next"])
+        self._stamp = None if state["stamp"] is None else Stamp(*state["stamp"])
+        self._is_changing = bool(state["changing"])
+        self._changed[...] = state["changed"]
+        self.draws[...] = state["draws"]
+
+
+class Matches:
+    """`Environments` whose rows learn; opponents play the other seats of their games.
+
+    The rows of mirror games come first. A game against an opponent has one row for each seat that
+    learns:
+
+        env = make(config.env, plan.games * plan.seating.seats)
+        matches = Matches(env, plan, [FrozenPlayer(policy)])
+    """
+
+    # The wrappers that set these are of single environments, which have no opponents.
+    life_lost: Flags | None = None
+    shortened: Flags | None = None
+    dropped: Flags | None = None
+    playing: Flags | None = None
+    outcome: Float32
+    """The results of the episodes that ended in the last step, float32 ``[count]``, from -1 (lost)
+    to 1 (won); 0 in other rows. NaN where it is not known: seats of the game end apart, and the
+    environment does not say it."""
+    recorded: Mapping[str, Array]
+    """As `Environments.recorded`, with two more: "opponent", the number of the draw that plays
+    against each row (penstock.core.draws), and "outcome"."""
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        plan: Plan,
+        opponents: Sequence[Opponent],
+        ledger: TimeLedger | None = None,
+    ) -> None:
+        """Take over the environments.
+
+        Args:
+            env: the environments, which `close` closes.
+            plan: of all its games.
+            opponents: those of the plan, in its order.
+            ledger: the time ledger of the calling thread.
+        """
+        assert env.count == plan.games * plan.seating.seats, "the plan is of other games"
+        seats = plan.seating.seats
+        learning = len(plan.turns[0])
+        match_games = plan.games - plan.mirror_games
+        mirror_rows = plan.mirror_games * seats
+
+        self.info = env.info
+        self.count = plan.rows
+        self.env = env
+        """All rows."""
+        self._opponents = opponents
+        self._ledger = ledger or TimeLedger()
+        self._seats = seats
+        self._mirror_games = plan.mirror_games
+
+        # The seats that learn and those that do not, by turn. Before the first reset, each game is
+        # a turn behind.
+        self._learning_seats = np.array(plan.turns)
+        all_seats = np.arange(seats)
+        self._other_seats = np.array([np.setdiff1d(all_seats, turn) for turn in plan.turns])
+        self._turn = np.arange(plan.mirror_games, plan.games) % len(plan.turns) - 1
+
+        # The rows that learn, in one array for all of them and by game; and those of opponents, by
+        # game and by opponent, which are views of the same memory.
+        self._learning = np.arange(self.count)
+        self._learning_of_game = self._learning[mirror_rows:].reshape(match_games, learning)
+        self._opposing_of_game = np.zeros((match_games, seats - learning), np.int64)
+        ends = np.cumsum(plan.opponent_games)
+        by_opponent = np.split(self._opposing_of_game, ends[:-1])
+        self._opposing: list[Rows] = [rows.reshape(-1) for rows in by_opponent]
+        self.game_of = np.concatenate(
+            [
+                np.arange(mirror_rows) // seats,
+                np.arange(plan.mirror_games, plan.games).repeat(learning),
+            ]
+        )
+        """The game of each learning row, int ``[count]``."""
+
+        # The results of games whose environment does not say them. A seat is compared with the mean
+        # of the seats of other sides.
+        sides = np.array(plan.seating.sides)
+        others = sides != sides[:, None]
+        self._comparison = np.eye(seats) - others / others.sum(1, keepdims=True)
+        self._returns = np.zeros(env.count)
+
+        # The state between two steps, and what a step writes.
+        space = env.info.action_space
+        dtype = np.float32 if space.dtype.kind == "f" else np.int32
+        self._actions = np.zeros((env.count, *(space.shape or ())), dtype)
+        self._obs = np.zeros((env.count, 0), np.float32)  # of all rows; `reset_into` makes it
+        self._plays = np.ones(env.count, np.bool_)  # rows whose next step is a decision
+        self._all_play = True
+        self.outcome = np.zeros(self.count, np.float32)
+        self._opponent = np.zeros(self.count, np.uint64)
+        self._opponent_of_game = self._opponent[mirror_rows:].reshape(match_games, learning)
+        self.recorded = {
+            **{name: np.zeros(self.count, of.dtype) for name, of in env.recorded.items()},
+            "opponent": self._opponent,
+            "outcome": self.outcome,
+        }
+
+    @property
+    def seat_of(self) -> Rows:
+        """The seat that each learning row plays now, int ``[count]``.
+
+        It changes in the step that resets the game.
+        """
+        return self._learning % self._seats
+
+    def reset_into(self, seed: int, out: Array) -> None:
+        self._obs = np.zeros((self.env.count, *out.shape[1:]), out.dtype)
+        seeds = np.random.SeedSequence(seed).generate_state(len(self._opponents))
+        for opponent, opponent_seed in zip(self._opponents, seeds, strict=True):
+            opponent.reset(int(opponent_seed))
+
+        self.env.reset_into(seed, self._obs)
+        self._returns[:] = 0.0
+        no_rows = np.zeros(self.env.count, np.bool_)
+        self._plays = self._playing_rows(no_rows)
+        self._all_play = bool(self._plays.all())
+        all_games = np.ones(self.env.count // self._seats, np.bool_)
+        self._begin(self._plays, all_games)
+        self._hand_over(out)
+
+    def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
+        # The opponents decide.
+        self._ledger.switch(Part.INFER)
+        self._actions[self._learning] = actions
+        for opponent, rows in zip(self._opponents, self._opposing, strict=True):
+            self._actions[rows] = opponent.act(self._obs[rows], rows)
+
+        # All rows are stepped. What happened belongs to those that have learned until now.
+        self._ledger.switch(Part.STEP)
+        rewards, terminated, truncated = self.env.step_into(self._actions, self._obs)
+        learning = self._learning
+        results = rewards[learning], terminated[learning], truncated[learning]
+        for name, values in self.env.recorded.items():
+            np.take(values, learning, 0, out=self.recorded[name], mode="clip")
+        over = terminated | truncated
+        self._take_outcome(rewards, over)
+
+        # Games begin again, and what follows belongs to the rows that learn from now on.
+        self._begin_after_step(over)
+        self._hand_over(out)
+        return results
+
+    def refresh(self, read: ReadPolicy) -> bool:
+        are_ready = [opponent.refresh(read) for opponent in self._opponents]
+        self._note_draws()
+        return all(are_ready)
+
+    def forget(self) -> None:
+        for opponent in self._opponents:
+            opponent.forget()
+
+    def watch_precision(self) -> None:
+        self.env.watch_precision()
+
+    def state_dict(self) -> Any:
+        return {
+            "env": self.env.state_dict(),
+            "obs": self._obs.copy(),
+            "turn": self._turn.copy(),
+            "plays": self._plays.copy(),
+            "returns": self._returns.copy(),
+            "opponents": [opponent.state_dict() for opponent in self._opponents],
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        self.env.load_state_dict(state["env"])
+        self._obs[...] = state["obs"]
+        self._turn[...] = state["turn"]
+        self._seat_games(np.arange(len(self._turn)))
+        self._plays = np.array(state["plays"], np.bool_)
+        self._all_play = bool(self._plays.all())
+        self._returns[...] = state["returns"]
+        for opponent, opponent_state in zip(self._opponents, state["opponents"], strict=True):
+            opponent.load_state_dict(opponent_state)
+        self._note_draws()
+
+    def pictures(self) -> list[Array]:
+        return [*self.env.pictures()]
+
+    def close(self) -> None:
+        self.env.close()
+
+    # ------------------------------------------------------------------------------ one step
+
+    def _take_outcome(self, rewards: npt.NDArray[Any], over: Flags) -> None:
+        """Find the results of the episodes that have ended.
+
+        Args:
+            rewards: of all rows in the step.
+            over: the rows whose episode has ended with it.
+        """
+        self._returns += rewards
+        self.outcome[:] = 0.0
+        ended = over[self._learning]
+        if not ended.any():
+            return
+
+        if self.env.outcome is not None:
+            outcomes = np.asarray(self.env.outcome, np.float32)
+        else:
+            returns = self._returns.reshape(-1, self._seats)
+            lead = np.round(returns @ self._comparison.T, RETURN_DECIMALS)
+            ends_together = over.reshape(lead.shape).all(1, keepdims=True)
+            outcomes = np.where(ends_together, np.sign(lead), np.nan).reshape(-1)
+        self.outcome[ended] = outcomes[self._learning[ended]]
+
+    def _begin_after_step(self, over: Flags) -> None:
+        """Begin the episodes that the last step has reset.
+
+        Args:
+            over: the rows whose episode has ended with it.
+        """
+        plays = self._playing_rows(over)
+        previously = self._plays
+        any_paused = not self._all_play
+        self._plays = plays
+        self._all_play = bool(plays.all())
+        if not any_paused:
+            return
+
+        first = plays & ~previously
+        if first.any():
+            was_live = previously.reshape(-1, self._seats).any(1)
+            is_live = plays.reshape(-1, self._seats).any(1)
+            self._begin(first, is_live & ~was_live)
+
+    def _playing_rows(self, over: Flags) -> Flags:
+        """Returns the rows whose next step is a decision, by those whose episode is over."""
+        playing = self.env.playing
+        return ~over if playing is None else playing.copy()
+
+    def _begin(self, first: Flags, new_games: Flags) -> None:
+        """Begin episodes: others learn in games that have begun, and opponents are told.
+
+        Args:
+            first: the rows whose next observation is the first of an episode.
+            new_games: the games that have begun.
+        """
+        self._returns.reshape(-1, self._seats)[new_games] = 0.0
+        matches = np.flatnonzero(new_games[self._mirror_games :])
+        self._turn[matches] = (self._turn[matches] + 1) % len(self._learning_seats)
+        self._seat_games(matches)
+
+        for opponent, rows in zip(self._opponents, self._opposing, strict=True):
+            rows_first = first[rows]
+            rows_new = new_games[rows // self._seats]
+            if rows_first.any() or rows_new.any():
+                opponent.begin(rows_first, rows_new)
+        self._note_draws()
+
+    def _seat_games(self, matches: Rows) -> None:
+        """Mark which rows of these games against opponents learn, by the games' turns."""
+        turn = self._turn[matches]
+        first_row = ((self._mirror_games + matches) * self._seats)[:, None]
+        self._learning_of_game[matches] = first_row + self._learning_seats[turn]
+        self._opposing_of_game[matches] = first_row + self._other_seats[turn]
+
+    def _note_draws(self) -> None:
+        """Record who plays each game, in its first row that learns."""
+        others = self._opposing_of_game.shape[1]
+        draws = [opponent.draws.reshape(-1, others)[:, 0] for opponent in self._opponents]
+        self._opponent_of_game[:, 0] = np.concatenate(draws)
+
+    def _hand_over(self, out: Array) -> None:
+        """Write the observations of the rows that learn, and which of them play."""
+        np.take(self._obs, self._learning, 0, out=out, mode="clip")
+        if self.env.playing is not None:
+            self.playing = self.env.playing[self._learning]
+
+
+def make_environments(
+    config: Config,
+    actor: int,
+    ledger: TimeLedger,
+    beat: Callable[[], object] | None = None,
+    *,
+    timed: bool = True,
+) -> Environments:
+    """Make the environments of an actor, and those who play against it.
+
+    Args:
+        config: of the run.
+        actor: its number on its host.
+        ledger: the time ledger of the thread that steps them.
+        beat: as of `envs.make`.
+        timed: whether opponents compute in the form that is fastest on this host
+            (`autotune.forms`), where the options leave it open.
+
+    Raises:
+        UserError: as `envs.make`, or if the options do not fit the game.
+    """
+    threads = config.actors.env_threads
+    make_env = partial(make, config.env, threads=threads, stagger=True, beat=beat)
+    rows = config.actor_envs
+    league = config.league
+    if not league.has_matches:
+        return make_env(rows, first=first_index(actor, rows))
+
+    # Only a game that has been made says how many seats it has.
+    seating = probe(config.env, threads, first=first_index(actor, 1)).seating
+    plan = Plan.of(league, seating, rows, actor, league.chair_count)
+    env_rows = plan.games * seating.seats
+    env = make_env(env_rows, first=first_index(actor, env_rows))
+    if timed:
+        config, _ = with_acting_form(config, env.info)
+
+    size = network_shape(config, env.info).layout.size
+    opponents: list[Opponent] = []
+    for opponent, count in zip((*plan.chairs, *plan.bots), plan.opponent_rows, strict=True):
+        if isinstance(opponent, str):
+            opponents.append(BotPlayer(env, opponent, count))
+        else:
+            policy_of = _policy_maker(config, env, count, actor)
+            opponents.append(Chair(opponent, count, size, policy_of))
+    return Matches(env, plan, opponents, ledger)
+
+
+def _policy_maker(
+    config: Config, env: BatchedEnv, rows: int, actor: int
+) -> Callable[[int], Policy]:
+    """Returns a function of a seed that makes the run's policy over so many ``rows`` of ``env``."""
+    actors = config.actors.model_copy(update={"envs": rows})
+    config = config.model_copy(update={"actors": actors})
+    return lambda seed: make_policy(config, env.info, seed, actor)
