@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.algos.base import RecordedColumns
 from penstock.algos.registry import algorithm
-from penstock.algos.slots import RETURN
+from penstock.algos.slots import OPPONENT, OUTCOME, RETURN
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Environments, Recorder, Step
@@ -20,10 +20,6 @@ from penstock.core.observations import Spaces
 from penstock.core.params import Array
 from penstock.core.specs import Column
 
-OPPONENT = "opponent"
-"""Column with the number of the draw that plays against a row (penstock.core.draws)."""
-OUTCOME = "outcome"
-"""Column with the result of an episode in its last row: -1 lost, 0 drawn, 1 won."""
 LEAGUE = (Column(OPPONENT, "<u8"), Column(OUTCOME, "|i1"))
 """The columns of a run in which others than the newest weights play some seats."""
 

@@ -11,13 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.configs.errors import UserError
+from penstock.core.draws import NO_DRAW
 from penstock.core.observations import Spaces, views
 from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
+from penstock.league.results import GameCounts
 from penstock.models.fitting import parts_of
 
 MOST_RETURN = 1e12  # largest discounted return that is accepted
 FLAGS = ("terminated", "truncated", "alive")
+OPPONENT = "opponent"  # column: number of the draw that plays against the row (`core.draws`)
+OUTCOME = "outcome"  # column: result of an episode in its last row; -1 lost, 0 drawn, 1 won
 RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
 OLDER = "older"  # column: the frames of an unroll's first stack except the newest
 BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
@@ -74,6 +78,9 @@ class UnrollSummary(NamedTuple):
     recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
     """For each key of `env.record`, the sum over all agent steps, and the sum over those that ended
     an episode."""
+    results: Mapping[int, GameCounts] = MappingProxyType({})
+    """Games that ended, by the number of the draw or scripted player that they were played against.
+    """
 
     @classmethod
     def of(
@@ -105,7 +112,29 @@ class UnrollSummary(NamedTuple):
             key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))
             for key in record
         }
-        return cls(versions.astype(np.int64), steps, returns, lengths, recorded)
+        results = {} if OPPONENT not in columns else _results(columns, ends_episode)
+        return cls(versions.astype(np.int64), steps, returns, lengths, recorded, results)
+
+
+def _results(
+    columns: Mapping[str, npt.NDArray[Any]], ends_episode: npt.NDArray[np.bool_]
+) -> dict[int, GameCounts]:
+    """Returns the games that ended in rows of a batch, by the number of the opponent.
+
+    ``ends_episode`` is bool ``[T, E]``. A row without a draw is in no match game, or is not the
+    first of its team.
+    """
+    rows = ends_episode & (columns[OPPONENT] != NO_DRAW)
+    numbers = columns[OPPONENT][rows]
+    outcomes = columns[OUTCOME][rows]
+    return {
+        int(number): GameCounts(
+            wins=int(np.count_nonzero(outcomes[numbers == number] > 0)),
+            draws=int(np.count_nonzero(outcomes[numbers == number] == 0)),
+            losses=int(np.count_nonzero(outcomes[numbers == number] < 0)),
+        )
+        for number in np.unique(numbers)
+    }
 
 
 def columns(observation_space: Any, action: Column, *recorded: Column) -> tuple[Column, ...]:

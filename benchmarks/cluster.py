@@ -76,7 +76,7 @@ class Learner:
         self._board = WeightsBoard.create(LAYOUT.size)
         self._version, self._publish_s = 0, 0.0
         welcome = Welcome(RUN_ID, 0, SPEC, LAYOUT, {})
-        self._host = ShmHost(folder / "learner-0.sock", welcome, self._board, self._store)
+        self._host = ShmHost(folder / "learner-0.sock", welcome, [self._board], self._store)
 
     def turn(self) -> None:
         """Take what has arrived, free its slots, hear the connector."""

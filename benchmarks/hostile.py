@@ -377,7 +377,7 @@ class Learner:
         self.publish(1)
         self.path = folder / "learner.sock"
         welcome = Welcome(RUN_ID, 1, SPEC, layout, {"env": {"id": "Test-v0"}})
-        self._host = ShmHost(self.path, welcome, self._board, self.store)
+        self._host = ShmHost(self.path, welcome, [self._board], self.store)
         self.accounting = Accounting(SPEC.unroll * SPEC.envs)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1 << 40)
         self._page, descriptor = StatusPage.create()

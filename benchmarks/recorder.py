@@ -97,7 +97,7 @@ def playing(config: Config, ledger: TimeLedger) -> Callable[[], object]:
     queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
     board = WeightsBoard.create(trainer.layout.size, shared=False)
     Publisher(trainer.published_tensors(), board).publish(POLICY_ID, Stamp(0, 0))
-    link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, board, want=2)
+    link = InprocLink(Welcome(0, 0, trainer.spec, trainer.layout, {}), store, [board], want=2)
     game = make(config.env, config.actor_envs)
     player = Player(config, link, game, 0, 0, StatusPage.create()[0], ledger)
 

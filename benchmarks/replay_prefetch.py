@@ -108,7 +108,7 @@ def filled(
     board = WeightsBoard.create(trainer.layout.size)
     Publisher(trainer.published_tensors(), board).publish(POLICY_ID, Stamp(0, 0))
     welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
-    host = ShmHost(folder / "socket", welcome, board, source.store)
+    host = ShmHost(folder / "socket", welcome, [board], source.store)
     for each in (board, source.store, host, source):
         stack.callback(each.close)
     slots = config.transport.slots

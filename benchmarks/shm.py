@@ -88,7 +88,7 @@ def transfer(spec: SlotSpec, slots: int, seconds: float) -> float:
     batch = np.empty((UNROLL + 1, ENVS, *spec.columns[0].shape), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.sock"
-        host = ShmHost(path, welcome, board, store)
+        host = ShmHost(path, welcome, [board], store)
         queue = SlotQueue(store, Accounting(), max_policy_lag=1 << 60)
         command = [sys.executable, *sys.argv, "--write-to", str(path)]
         writer = subprocess.Popen(command)

@@ -122,7 +122,7 @@ def serve() -> None:
         with connector(folder, f"tcp://0.0.0.0:{PORT}") as child:
             board, store = WeightsBoard.create(LAYOUT.size), SlotStore(SPEC, 4)
             host = ShmHost(
-                folder / "learner-0.sock", Welcome(RUN_ID, 0, SPEC, LAYOUT, {}), board, store
+                folder / "learner-0.sock", Welcome(RUN_ID, 0, SPEC, LAYOUT, {}), [board], store
             )
             values, version = np.random.default_rng(0).normal(size=LAYOUT.size), 0
             values = values.astype(np.float32)

@@ -87,7 +87,7 @@ def measure(game: str, envs: int, seconds: float, rounds: int) -> dict[str, floa
         np.save(folder / "frames.npy", play(game, envs))
         store, board = SlotStore(spec, SLOTS), WeightsBoard.create(1)
         welcome = Welcome(1, 0, spec, ParamLayout((("w", (1,)),)), {})
-        host = ShmHost(folder / "learner.sock", welcome, board, store)
+        host = ShmHost(folder / "learner.sock", welcome, [board], store)
         here, there = spawn.Pipe()
         children = [
             spawn.Process(target=receive, args=(there, folder, spec, seconds, rounds)),
@@ -135,7 +135,7 @@ def slots_through(count: int, spec: SlotSpec, folder: Path, seconds: float) -> t
     spawn = mp.get_context("spawn")
     store, board = SlotStore(spec, 2 * SLOTS), WeightsBoard.create(1)
     welcome = Welcome(1, 0, spec, ParamLayout((("w", (1,)),)), {})
-    host = ShmHost(folder / "learner.sock", welcome, board, store)
+    host = ShmHost(folder / "learner.sock", welcome, [board], store)
     connectors = [
         spawn.Process(target=connect, args=(folder, count, i), daemon=True) for i in range(count)
     ]

@@ -16,6 +16,7 @@ import typer
 
 import penstock
 from penstock.cli.bench import bench_app
+from penstock.cli.league import league
 from penstock.cli.options import (
     LOOK,
     MEASURE,
@@ -703,3 +704,4 @@ def check_env(
 app.command("watch", rich_help_panel=WATCH)(watch)
 app.command("serve", rich_help_panel=LOOK)(serve)
 app.command("tune", rich_help_panel=TRAIN)(tune)
+app.command("league", rich_help_panel=TRAIN)(league)

@@ -388,7 +388,7 @@ def _check_evaluation(cfg: Sections) -> Iterator[Contradiction]:
 
 
 def _check_league(cfg: Sections) -> Iterator[Contradiction]:
-    """Check that the shares of the learning rows are not more than all of them."""
+    """Check the shares of the learning rows, and what rules and resets need."""
     league = cfg.league
     shares = (league.mirror or 0.0) + sum(league.bots.values())
     if shares > 1.0 + ROUNDING:
@@ -396,6 +396,18 @@ def _check_league(cfg: Sections) -> Iterator[Contradiction]:
             ("league.mirror", "league.bots"),
             f"league.mirror {_as_yaml(league.mirror)} and league.bots {league.bots} are shares of "
             f"the learning rows, and add up to {shares:g}; lower them so that it is 1 at most",
+        )
+    if league.draw == "nash" and league.seats is not None:
+        yield Contradiction(
+            ("league.draw", "league.seats"),
+            f"league.draw nash needs sides that are alike, and with league.seats {league.seats} "
+            "they are not; set league.draw=pfsp:squared",
+        )
+    if league.reset and cfg.learner.most_count > 1:
+        yield Contradiction(
+            ("league.reset", "learner.count"),
+            f"league.reset resets the weights of one learner, and learner.count is "
+            f"{cfg.learner.count}; set learner.count=1 or league.reset=false",
         )
 
 

@@ -1,8 +1,9 @@
 """The JSON Schema of a YAML file with a config, by which editors complete and check the file.
 
-It describes a file, not a config: every option may be left out, `base` names a preset, and null in
-place of a map is ignored. The options in `algo` depend on the algorithm, which `algo.name` or the
-base chooses. The schema checks options one by one; `schema.Config` also checks combinations.
+It describes a file, not a config: every option may be left out, `base` names a preset, `lines` are
+those of a league, and null in place of a map is ignored. The options in `algo` depend on the
+algorithm, which `algo.name` or the base chooses. The schema checks options one by one;
+`schema.Config` also checks combinations.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.keys import Option, algorithms, options, sections
-from penstock.configs.load import presets, resolve
+from penstock.configs.load import LINES, presets, resolve
 from penstock.configs.section import Section
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -47,6 +48,17 @@ def json_schema() -> dict[str, Any]:
     for name, (kind,) in kinds.items():
         properties[name] = _section(name, kind, default_options)
 
+    # A line of a league has the sections in which it differs from the others.
+    properties[LINES] = {
+        "description": "The lines of a league, for `penstock league`.",
+        "type": "object",
+        "additionalProperties": {
+            "type": ["object", "null"],
+            "properties": {name: {"$ref": f"#/properties/{name}"} for name in sections()},
+            "additionalProperties": False,
+        },
+    }
+
     # The section `algo` has the options of the algorithm that the file chooses.
     choices = [
         {"if": _chooses(algo, algo_of_preset), "then": {"properties": {"algo": _ref(algo)}}}
@@ -56,7 +68,7 @@ def json_schema() -> dict[str, Any]:
         "$schema": DIALECT,
         "title": "Config of a Penstock run",
         "type": "object",
-        "properties": {name: properties[name] for name in ("base", *sections())},
+        "properties": {name: properties[name] for name in ("base", *sections(), LINES)},
         "additionalProperties": False,
         "allOf": choices,
         "$defs": {

@@ -8,11 +8,11 @@ from pydantic import AfterValidator, Field
 
 from penstock.configs.section import Section
 from penstock.configs.value_types import (
+    Chairs,
     Count,
     Folder,
     Fraction,
     Share,
-    Small,
     SmallNatural,
     Switch,
     Text,
@@ -85,7 +85,7 @@ class LeagueConfig(Section):
     the K newest; `pfsp:squared`, `pfsp:linear`, `pfsp:capped` or `pfsp:variance`, by the win rates
     against the members; `nash`, by their equilibrium; `main`, `main_exploiter` and
     `league_exploiter`, which are AlphaStar's."""
-    chairs: Small = 4
+    chairs: Chairs = 4
     """Members that the run plays against at a time; an actor plays against two of them. More give
     more variety, and cost memory for weights on each host."""
     games: Count = 200

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
@@ -28,10 +28,11 @@ from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
 from penstock.configs.model import complete_stored
 from penstock.configs.schema import Config
-from penstock.configs.yaml_text import MOST_CHARS, parse, write
+from penstock.configs.yaml_text import MOST_CHARS, KeyPath, parse, write
 
 PRESETS = Path(__file__).resolve().parent
 CONFIG_FILE = "config.yaml"
+LINES = "lines"  # the key of a league's file that has the options of each line
 SHOWN_MAKERS = 3  # functions that a message names
 
 _GYMNASIUM_ID = re.compile(r"([\w:-]+/)?[\w:.-]+-v\d+")
@@ -76,12 +77,15 @@ def resolve(target: str | Config, overrides: Sequence[str] = ()) -> Config:
     return resolve_target(target, overrides).config
 
 
-def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resolved:
+def resolve_target(
+    target: str | Config, overrides: Sequence[str] = (), *, line: str | None = None
+) -> Resolved:
     """Returns the config of a target, with its name and its origin.
 
     Args:
         target: preset, file, environment, or a config.
         overrides: options as ``key=value``.
+        line: a line of the league whose file the target is; None: the target is no such file.
 
     Raises:
         UserError: with a line for each mistake.
@@ -92,7 +96,9 @@ def resolve_target(target: str | Config, overrides: Sequence[str] = ()) -> Resol
     overrides = sorted(overrides, key=lambda text: not _ALGO_OVERRIDE.match(text))
     algo = _last_value(_ALGO_OVERRIDE, overrides)
     kind = _last_value(_KIND_OVERRIDE, overrides)
-    name, origin = _add_target(layers, target, algo=algo, kind=None if kind == "auto" else kind)
+    name, origin = _add_target(
+        layers, target, algo=algo, kind=None if kind == "auto" else kind, line=line
+    )
 
     # A config that Penstock wrote has all sections, and needs no defaults for a kind. It may be of
     # an earlier version, which did not write newer options.
@@ -152,6 +158,22 @@ def load_run(run_dir: str | Path) -> Config:
     return resolve(str(path))
 
 
+def line_names(path: str) -> list[str]:
+    """Returns the names of the lines in a league's file, in their order.
+
+    Raises:
+        UserError: if it cannot be read, or has no lines.
+    """
+    values, _ = parse(_read(Path(path), path), path)
+    lines = values.get(LINES) if isinstance(values, dict) else None
+    if not isinstance(lines, dict):
+        raise UserError(
+            f"{path} has no map `{LINES}`, so it is no league; add the name of each line with the "
+            "sections in which it differs, or start one run with penstock train"
+        )
+    return list(lines)
+
+
 def dump(cfg: Config) -> str:
     """Returns the config as YAML with every option; it loads as an equal config."""
     return write(cfg.model_dump())
@@ -173,7 +195,12 @@ def _first_paragraph(text: str) -> str:
 
 
 def _add_target(
-    layers: Layers, target: str | Config, *, algo: str | None, kind: str | None
+    layers: Layers,
+    target: str | Config,
+    *,
+    algo: str | None,
+    kind: str | None,
+    line: str | None = None,
 ) -> TargetOrigin:
     """Add the settings of a target.
 
@@ -182,6 +209,7 @@ def _add_target(
         target: preset, file, environment, or a config.
         algo: the requested algorithm; None: that of the target.
         kind: the requested kind of environment; None: by the environment.
+        line: as of `resolve_target`.
 
     Raises:
         UserError: if it is no target; the message names the nearest.
@@ -202,7 +230,7 @@ def _add_target(
         target = f"{_module_of(match['path'])}:{match['name']}"
 
     if target.endswith((".yaml", ".yml")) or os.path.isfile(target):
-        base = _add_file(layers, Path(target), target)
+        base = _add_file(layers, Path(target), target, line=line)
         name = Path(target).stem
         if Path(target).name == CONFIG_FILE:
             name = Path(target).parent.name  # the run's folder
@@ -421,13 +449,14 @@ def _add_preset(layers: Layers, name: str) -> None:
     layers.dropped = {}  # the preset has dropped options of its base, and not the user
 
 
-def _add_file(layers: Layers, path: Path, source: str) -> str | None:
+def _add_file(layers: Layers, path: Path, source: str, *, line: str | None = None) -> str | None:
     """Add a file over the preset that it names as its base.
 
     Args:
         layers: the values so far.
         path: path of the file.
         source: name of the file for messages and places.
+        line: a line of the league that the file describes, whose options are added last.
 
     Returns:
         The name of the base; None without a base.
@@ -440,6 +469,13 @@ def _add_file(layers: Layers, path: Path, source: str) -> str | None:
         raise UserError(f"{source} is {show(values)}; it must contain sections such as `env:`")
 
     values = values or {}
+    lines_of_league = values.pop(LINES, None)
+    if lines_of_league is not None and line is None:
+        raise UserError(
+            f"{source}:{lines[(LINES,)]}: a file with `{LINES}` is a league, and this command is "
+            f"of one run; start all lines with penstock league {source}"
+        )
+
     base: str | None = values.pop("base", None)
     if base is not None:
         if base not in list(presets()):
@@ -453,7 +489,39 @@ def _add_file(layers: Layers, path: Path, source: str) -> str | None:
             layers.preset_places = {}
 
     layers.add_file(values, lines, source)
+    if line is not None:
+        _add_line(layers, lines_of_league[line], lines, source=source, line=line)
     return base
+
+
+def _add_line(
+    layers: Layers,
+    sections: object,
+    lines: Mapping[KeyPath, int],
+    *,
+    source: str,
+    line: str,
+) -> None:
+    """Add the options of a league's line over those that all lines share.
+
+    Args:
+        layers: the values so far.
+        sections: the value of the line in the file.
+        lines: the line of text of each value in the file, by its path.
+        source: name of the file for messages and places.
+        line: name of the line.
+
+    Raises:
+        UserError: if the value is no map.
+    """
+    at = (LINES, line)
+    if not isinstance(sections, dict | None):
+        raise UserError(
+            f"{source}:{lines[at]}: line {line} is {show(sections)}; it must be the sections in "
+            "which it differs, as in `league: {draw: main}`"
+        )
+    own_lines = {path[len(at) :]: number for path, number in lines.items() if path[: len(at)] == at}
+    layers.add_file(sections or {}, own_lines, source)
 
 
 def _read(path: Path, source: str) -> str:

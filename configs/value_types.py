@@ -58,6 +58,7 @@ def _valid_range(value: str) -> str:
 
 # Larger numbers are mistakes on any machine, and would exhaust its memory or never end.
 MOST_SMALL = 1 << 10
+MOST_CHAIRS = 64  # each is a descriptor in every actor's process
 MOST_PROCESSES = 1 << 14  # the number of actors that connectors accept
 MOST_LARGE = 1 << 20
 MOST_WHOLE = (1 << 63) - 1  # the largest number of 64 bits
@@ -75,6 +76,9 @@ Small = Annotated[
 ]
 SmallNatural = Annotated[
     _Whole, Field(ge=0, le=MOST_SMALL), ValueDescription(f"a whole number from 0 to {MOST_SMALL}")
+]
+Chairs = Annotated[
+    _Whole, Field(ge=1, le=MOST_CHAIRS), ValueDescription(f"a whole number from 1 to {MOST_CHAIRS}")
 ]
 Processes = Annotated[
     _Whole,

@@ -39,6 +39,7 @@ from penstock.envs.saved_state import NotSavableError
 from penstock.envs.seats import check_options, ranking_note
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.factory import AnyTrainer, make_trainer, network_of
+from penstock.learner.league import League, make_league
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.offpolicy import OffPolicyTrainer
@@ -82,9 +83,12 @@ def run(ctx: RoleContext) -> None:
     # The learner's state is resumed first, and then what the next turn needs beside it.
     trainer = make_trainer(config, spaces, ctx.ledger)
     logger.info("%s", network_of(config, spaces, trainer))
-    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
+    league = make_league(trainer, ctx.run_dir, ctx.event, shared=False)
+    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event, league)
     checkpoints.resume(ctx.resume)
-    lockstep = Lockstep(config, trainer, ctx, checkpoints)
+    if league is not None:
+        league.open(beat=ctx.status.beat, stopping=ctx.stopping)
+    lockstep = Lockstep(config, trainer, ctx, checkpoints, league)
     if lockstep.note:
         logger.info("%s", lockstep.note)
 
@@ -114,7 +118,12 @@ class LockstepSource:
     """
 
     def __init__(
-        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
+        self,
+        config: Config,
+        trainer: AnyTrainer,
+        ctx: RoleContext,
+        checkpoints: CheckpointManager,
+        league: League | None = None,
     ) -> None:
         """Make the source, and restore its state if the run is resumed.
 
@@ -123,6 +132,7 @@ class LockstepSource:
             trainer: the trainer, whose state is restored already.
             ctx: the context of the role.
             checkpoints: has the checkpoint that is resumed, if any.
+            league: of the run, with the boards of its chairs; None in a game of one side.
         """
         self._config = config
         self._trainer = trainer
@@ -135,8 +145,10 @@ class LockstepSource:
         """Whether `board` has the weights that the saved run's actors had."""
 
         # The generation is 0 whatever was resumed: environments are seeded by the step count alone.
-        self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {})
         self.board = WeightsBoard.create(trainer.layout.size, shared=False)
+        self._boards = [self.board, *(() if league is None else league.boards)]
+        chairs = len(self._boards) - 1
+        self._welcome = Welcome(ctx.run_id, 0, trainer.spec, trainer.layout, {}, chairs=chairs)
         self._links: list[InprocLink] = []
         self.players: list[Player] = []
         self._inner: UnrollSource | ReplayDataSource | DatasetSource | None = None
@@ -314,7 +326,7 @@ class LockstepSource:
             slots_per_actor = self._config.transport.slots
 
         self._links = [
-            InprocLink(self._welcome, store, self.board, slots_per_actor) for _ in range(actors)
+            InprocLink(self._welcome, store, self._boards, slots_per_actor) for _ in range(actors)
         ]
         self.players = [self._make_player(actor, link) for actor, link in enumerate(self._links)]
 
@@ -381,7 +393,12 @@ class Lockstep(TrainingLoop[Any]):
     """The training loop of lockstep mode: players, source and trainer in one thread."""
 
     def __init__(
-        self, config: Config, trainer: AnyTrainer, ctx: RoleContext, checkpoints: CheckpointManager
+        self,
+        config: Config,
+        trainer: AnyTrainer,
+        ctx: RoleContext,
+        checkpoints: CheckpointManager,
+        league: League | None = None,
     ) -> None:
         """Make the source, and publish the first weights to its actors.
 
@@ -390,10 +407,11 @@ class Lockstep(TrainingLoop[Any]):
             trainer: the trainer, whose state is restored already.
             ctx: the context of the role.
             checkpoints: writes the checkpoints of the run.
+            league: of the run; None in a game of one side.
         """
         self._ctx = ctx
         self._checkpoints = checkpoints
-        self._lockstep_source = LockstepSource(config, trainer, ctx, checkpoints)
+        self._lockstep_source = LockstepSource(config, trainer, ctx, checkpoints, league)
         super().__init__(
             trainer,
             self._lockstep_source,
@@ -401,6 +419,7 @@ class Lockstep(TrainingLoop[Any]):
             NonFiniteGuard(trainer, ctx.event),
             ctx.ledger,
             ctx.status,
+            league,
         )
         if not self._lockstep_source.published:
             self._publish()
@@ -498,6 +517,8 @@ class Lockstep(TrainingLoop[Any]):
         figures: dict[str, Any] = {"actors_alive": len(self._lockstep_source.players)}
         figures |= self._lockstep_source.inner.figures()
         figures |= self._nonfinite.figures()
+        if self._league is not None:
+            figures |= self._league.figures()
 
         statistics = self._trainer.statistics(wait=True)
         dropped = dict(self.accounting.dropped)

@@ -1,7 +1,7 @@
 """Several runs of one command: each in a process of its own, so many at a time.
 
-`penstock train --seeds` and `penstock tune` start their runs here. Ctrl-C ends the current runs
-cleanly, and no further one is started.
+`penstock train --seeds`, `penstock tune` and `penstock league` start their runs here. Ctrl-C ends
+the current runs cleanly, and no further one is started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from penstock.autotune import connectors, envs
 from penstock.configs.errors import UserError
@@ -31,6 +31,8 @@ from penstock.launch.signals import SIGNALS, SignalHandler, SignalsAfterRun, han
 from penstock.monitor.summary import INTERRUPTED
 
 Summary = Mapping[str, Any]
+Key = TypeVar("Key", int, str)
+"""Number or name of a run in its group."""
 
 SIGNALLED = tuple(128 + signum for signum in SIGNALS)
 """Exit codes of runs that a signal has ended."""
@@ -85,6 +87,20 @@ def cores_of(config: Config) -> int:
         return learner_cores
     actors = config.actors
     return learner_cores + config.first_actors * max(actors.threads, actors.env_threads)
+
+
+def fixed_cores(config: Config) -> list[str]:
+    """Returns overrides with numbers in place of ``auto`` where it is about cores.
+
+    Of runs at the same time none may take the cores of another, so each keeps the numbers of actors
+    and threads with which it starts.
+    """
+    overrides = []
+    if config.actors.count == "auto":
+        overrides.append(f"actors.count={config.first_actors}")
+    if config.learner.threads == "auto":
+        overrides.append(f"learner.threads={config.learner.first_threads}")
+    return overrides
 
 
 def runs_at_once(config: Config, cores: float) -> int:
@@ -146,14 +162,15 @@ def run_command(
 
 
 def run_commands(
-    commands: Mapping[int, Sequence[str]],
+    commands: Mapping[Key, Sequence[str]],
     at_once: int,
     print_line: Callable[[str], None],
     name: str = "seed",
     *,
     independent: bool = False,
+    together: bool = False,
     handler_after: SignalHandler | None = None,
-) -> dict[int, RunEnd]:
+) -> dict[Key, RunEnd]:
     """Run each command in a process of its own.
 
     The last line of its output is the summary of a run as JSON. A signal to this process is passed
@@ -161,19 +178,20 @@ def run_commands(
     are ``independent``, after one whose `RunEnd.ends_group` is true.
 
     Args:
-        commands: by their numbers, such as seeds.
+        commands: by their numbers, such as seeds, or names.
         at_once: how many run at a time.
         print_line: prints a line: the start and the end of each command, and its standard error.
         name: what the number of a command is called in these lines.
         independent: whether a mistake of the user in one command says nothing about the others.
+        together: whether the failure of one ends all. The others are asked to save and to end.
         handler_after: handles signals after the last command, as of `handling_signals`.
 
     Returns:
-        The results of the commands that were started, in the order of their numbers.
+        The results of the commands that were started, in the order of ``commands``.
     """
     waiting = dict(commands)
-    running: dict[int, _Member] = {}
-    ended: dict[int, RunEnd] = {}
+    running: dict[Key, _Member] = {}
+    ended: dict[Key, RunEnd] = {}
     signals: list[int] = []
     with handling_signals(lambda signum, _: signals.append(signum), handler_after):
         while running or waiting:
@@ -181,18 +199,22 @@ def run_commands(
             if signals or group_ends:
                 waiting.clear()
             while waiting and len(running) < at_once:
-                number = next(iter(waiting))
-                running[number] = _Member(f"{name} {number}", waiting.pop(number), print_line)
+                key = next(iter(waiting))
+                running[key] = _Member(f"{name} {key}", waiting.pop(key), print_line)
 
             time.sleep(POLL_S)
-            for number, member in list(running.items()):
+            for key, member in list(running.items()):
                 member.pass_on(signals)
                 if member.process.poll() is None:
                     continue
-                del running[number]
-                ended[number] = member.result()
-                print_line(f"{name} {number} ended by {ended[number].summary['exit_reason']}")
-    return dict(sorted(ended.items()))
+                del running[key]
+                ended[key] = member.result()
+                print_line(f"{name} {key} ended by {ended[key].summary['exit_reason']}")
+
+                if together and ended[key].code and running and not signals:
+                    print_line(f"the other runs save and end, as {name} {key} has failed")
+                    signals.append(signal.SIGTERM)
+    return {key: ended[key] for key in commands if key in ended}
 
 
 class _Member:
@@ -273,7 +295,7 @@ class _Member:
         return RunEnd(code, _summary_without_run(reason, error))
 
 
-def group_exit_code(ends: Mapping[int, RunEnd], requested: int) -> int:
+def group_exit_code(ends: Mapping[Key, RunEnd], requested: int) -> int:
     """The exit code of a group of runs.
 
     It is that of an interrupted run, otherwise 2 after a mistake of the user, otherwise 1 if a run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic
@@ -9,6 +10,7 @@ from typing import Generic
 from penstock.core.interfaces import B, BatchPlan, DataSource, StepHooks, StepResult
 from penstock.core.params import POLICY_ID, Floats, Stamp
 from penstock.learner.base_trainer import BaseTrainer
+from penstock.learner.league import League
 from penstock.learner.nonfinite import NonFiniteGuard
 from penstock.learner.publisher import Publisher
 from penstock.learner.sync.gradient_sync import ControlMessage, GradientSync, GroupLostError
@@ -39,8 +41,10 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         nonfinite: NonFiniteGuard,
         ledger: TimeLedger,
         status: StatusPage,
+        league: League | None = None,
     ) -> None:
-        """``ledger`` and ``status`` are those of the calling thread and its process."""
+        """``ledger`` and ``status`` are those of the calling thread and its process; a game of one
+        side has no ``league``."""
         self._trainer = trainer
         self._source = source
         self._progress = trainer.progress
@@ -48,6 +52,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         self._nonfinite = nonfinite
         self._ledger = ledger
         self._status = status
+        self._league = league
         self._planned: PlannedBatch[B] | None = None
         """The batch of the next step. It is kept if the group is lost before it is trained on."""
         self.diverged = ""
@@ -84,6 +89,9 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
             # Nothing of it counts. (Else the run stops, and its samples are in flight.)
             self._source.release(planned.batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
+        if self._league is not None:
+            self._league.count_results(self._progress.take_results())
+            self._league.turn(time.monotonic())
 
         if control.checkpoint or control.stop:
             self._keep_state(write=not control.stop)
@@ -127,6 +135,9 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
         self._ledger.switch(Part.SAVE)
         self._status.phase = Phase.SAVING
         self.capture_state(save=write)
+        if self._league is not None and self._league.take_reset():
+            self._nonfinite.reset_states()
+            self._publish()
         self._ledger.switch(Part.OTHER)
 
     def _publish(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.core.params import Floats
+from penstock.league.results import GameCounts
 from penstock.learner.recorded_means import RecordedMeans
 from penstock.profiling.histogram import Histogram, add_spread, latency_figures
 from penstock.profiling.ledger import TimeLedger, by_learner_part, shares_between
@@ -338,6 +339,8 @@ class Progress:
 
         self._local = LocalCounts()
         self._recorded = RecordedMeans(record)
+        self._results: dict[int, GameCounts] = {}
+        """Games that `take_results` has not returned yet."""
         self._follows_server = False
         """Whether a parameter server counts the optimizer steps (`follow`)."""
         self._published_steps = 0
@@ -378,7 +381,18 @@ class Progress:
         if unrolls.returns:
             self.returns.add(unrolls.returns, unrolls.lengths)
             self._local.add("episodes", len(unrolls.returns))
+        for number, counts in unrolls.results.items():
+            earlier = self._results.get(number)
+            self._results[number] = counts if earlier is None else earlier.plus(counts)
         self._local.add("trained_steps", steps)
+
+    def take_results(self) -> Mapping[int, GameCounts]:
+        """Returns the games of this learner's unrolls since the last call, as
+        `UnrollSummary.results`."""
+        if not self._results:
+            return self._results
+        results, self._results = self._results, {}
+        return results
 
     def count_lag(self, unrolls: UnrollSummary, updates: int = 0) -> None:
         """Count the policy lag of unrolls that are about to be trained on.

@@ -46,6 +46,7 @@ from penstock.learner.factory import (
     on_own_gpu,
 )
 from penstock.learner.group.elastic_group import ElasticGroup
+from penstock.learner.league import League, make_league, new_session
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.offpolicy import OffPolicyTrainer
@@ -93,12 +94,15 @@ def run(ctx: RoleContext) -> None:
                 logger.info("%s", note)
 
     trainer = _make_trainer(ctx, config, info)
-    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event)
+    league = make_league(trainer, ctx.run_dir, ctx.event, rank=ctx.learner)
+    checkpoints = CheckpointManager(ctx.run_dir, trainer, ctx.report, ctx.event, league)
     _resume(ctx, config, checkpoints)
     group = ElasticGroup(ctx, config, trainer, checkpoints.resumed_group_state)
     if not group.join():
         return
-    with LearnerProcess(ctx, config, trainer, checkpoints, group) as process:
+    if league is not None:
+        league.open(new_session(), beat=ctx.status.beat, stopping=ctx.stopping)
+    with LearnerProcess(ctx, config, trainer, checkpoints, group, league) as process:
         ctx.report("ready")
         process.work()
         process.finish()
@@ -207,6 +211,7 @@ class LearnerProcess(TrainingLoop[Any]):
         trainer: AnyTrainer,
         checkpoints: CheckpointManager,
         group: ElasticGroup,
+        league: League | None = None,
     ) -> None:
         """Make the memory for actors and restore the replay; `__enter__` opens the socket."""
         self._ctx = ctx
@@ -243,6 +248,7 @@ class LearnerProcess(TrainingLoop[Any]):
             NonFiniteGuard(trainer, ctx.event),
             ledger=ctx.ledger,
             status=ctx.status,
+            league=league,
         )
         self._publish()
         self._publisher.flush(wait=True)
@@ -277,6 +283,7 @@ class LearnerProcess(TrainingLoop[Any]):
     def _make_host(self) -> ShmHost:
         """Make the socket at which actors of this host attach; it tells them what they need."""
         ctx, config, trainer = self._ctx, self._config, self._trainer
+        boards = [self._board, *(() if self._league is None else self._league.boards)]
         welcome = Welcome(
             run_id=ctx.run_id,
             generation=self._progress.generation,
@@ -284,9 +291,10 @@ class LearnerProcess(TrainingLoop[Any]):
             layout=trainer.layout,
             config=for_actors(config, bool(trainer.scales), has_small_images(config, trainer.info)),
             spaces=brief_spaces(*trainer.info.spaces),
+            chairs=len(boards) - 1,
         )
         socket = learner_socket(ctx.runtime_dir, ctx.learner)
-        return ShmHost(socket, welcome, self._board, self._actor_source.store)
+        return ShmHost(socket, welcome, boards, self._actor_source.store)
 
     def __enter__(self) -> LearnerProcess:
         self._actor_source.open(self._host)
@@ -297,6 +305,8 @@ class LearnerProcess(TrainingLoop[Any]):
         self._host.close(over=self._run_is_over and error is None)
         self._actor_source.store.close()
         self._board.close()
+        if self._league is not None:
+            self._league.close()
 
     def work(self) -> None:
         """Train until a stop condition is met or the supervisor asks to stop."""
@@ -586,6 +596,7 @@ class LearnerProcess(TrainingLoop[Any]):
             | {"actors_alive": self._host.actors + self._streams.actors}
             | self._actor_source.figures()
             | self._nonfinite.figures()
+            | ({} if self._league is None else self._league.figures())
         )
 
     def _handle_messages(self) -> None:

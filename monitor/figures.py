@@ -44,6 +44,8 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     trained_per_s = count(m("trained_steps_per_s"))
     shown["trained"] = f"{trained_per_s}/s, {count(m('learner_steps'))} updates"
     shown["return"] = _training_return(metrics, None if stop is None else stop.return_)
+    if "league_members" in metrics:
+        shown["league"] = _league(metrics)
     shown |= _losses(metrics)
 
     shown["lag"] = f"{number(m('policy_lag_mean'))}, at most {number(m('policy_lag_max'))}"
@@ -76,6 +78,20 @@ def _training_return(metrics: Metrics, goal: float | None) -> str:
         text += f", best {number(metrics[BEST])}"
     if goal is not None:
         text += f", goal {number(goal)}"
+    return text
+
+
+def _league(metrics: Metrics) -> str:
+    """Returns the members of the pool, and how often the policy wins against them and bots."""
+    m = metrics.get
+    members = m("league_members")
+    text = f"{count(members)} member{'' if members == 1 else 's'}"
+    if m("win_rate") is not None:
+        text += f", won {percent(m('win_rate'))}"
+    if m("win_rate_worst") is not None:
+        text += f", at least {percent(m('win_rate_worst'))} against each"
+    for bot, rate in (m("bot_win_rates") or {}).items():
+        text += f", {percent(rate)} against {bot}"
     return text
 
 
@@ -168,6 +184,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         figures(metrics, stop)["time"],
         f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
         f"training return {number(m('episode_return_mean'))}",
+        *([_league(metrics)] if "league_games" in metrics else []),
         f"trained {count(m('trained_steps_per_s'))}/s",
         f"lag {number(m('policy_lag_mean'))}",
         f"learner busy {percent((m('ledger') or {}).get('compute'))}",

@@ -29,6 +29,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("learning_rate*", "lr*", "grad_norm*", "early_stop*", "epochs*", "clip_range*"),
         *("learner_steps", "updates_skipped", "rollbacks"),
     ),
+    "league": ("league_*", "win_rate*", "bot_win_rates", "opponent_age_s"),
     "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share"),
     "throughput": (
         *("*_per_s", "env_steps", "env_frames", "trained_steps", "received"),
@@ -41,7 +42,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "server": ("server",),
 }
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "train": ("return", "loss", "policy", "value", "optim", FALLBACK),
+    "train": ("return", "loss", "policy", "value", "optim", "league", FALLBACK),
     "eval": ("eval",),
     "time": ("time",),
     "flow": ("lag", "throughput", "samples"),

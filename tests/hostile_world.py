@@ -66,8 +66,8 @@ class Clock:
 class LocalLink(ShmLink):
     """A connector's link to a store and board of the same process."""
 
-    def __init__(self, welcome: Welcome, store: SlotStore, board: WeightsBoard) -> None:
-        self.welcome, self.board = welcome, board
+    def __init__(self, welcome: Welcome, store: SlotStore, boards: list[WeightsBoard]) -> None:
+        self.welcome, self.boards = welcome, boards
         lane = store.open_lane(0)
         self.writer: SlotWriter | None = SlotWriter(
             store.arena, store.geometry, lane, store.lane_event(lane), store.filled_event
@@ -142,7 +142,7 @@ class World:
         self.board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, VERSION))
         welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, CONFIG.model_dump(mode="json"))
         self.receiver = LocalReceiver(
-            LocalLink(welcome, self.store, self.board),
+            LocalLink(welcome, self.store, [self.board]),
             "inproc://connector",
             Path("/nonexistent"),
             process=samples.make_receive(CONFIG.algo, INFO),

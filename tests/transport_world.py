@@ -61,9 +61,9 @@ T = TypeVar("T")
 RUN_ID = 0x1234_5678_9ABC_DEF0
 
 
-def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC) -> Welcome:
+def welcome(run_id: int = RUN_ID, spec: SlotSpec = SPEC, chairs: int = 0) -> Welcome:
     """Returns a learner's welcome message."""
-    return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}}, SPACES)
+    return Welcome(run_id, 2, spec, LAYOUT, {"env": {"id": "Test-v0"}}, SPACES, chairs)
 
 
 class Heard(Channel):
@@ -137,11 +137,11 @@ class Taken:
 
 @dataclass
 class Learner:
-    """Owns store, board and Unix socket in a thread; it takes slots while ``consuming``."""
+    """Owns store, boards and Unix socket in a thread; it takes slots while ``consuming``."""
 
     path: Path
     store: SlotStore
-    board: WeightsBoard
+    boards: list[WeightsBoard]
     welcome: Welcome
     consuming: bool = True
     taken: deque[Taken] = field(default_factory=deque)
@@ -150,6 +150,11 @@ class Learner:
     )
     _stop: bool = False
     _thread: threading.Thread | None = None
+
+    @property
+    def board(self) -> WeightsBoard:
+        """The board of the run's own weights."""
+        return self.boards[0]
 
     def start(self, host: ShmHost) -> None:
         self._thread = threading.Thread(target=self._run, args=(host,), daemon=True)
@@ -190,30 +195,37 @@ class Learner:
         wait_until(lambda: bool(self.taken), timeout_s)
         return self.taken.popleft()
 
-    def publish(self, version: int) -> npt.NDArray[np.float32]:
-        """Publishes weights that encode their version; exact in bfloat16 up to 256."""
-        weights = np.arange(LAYOUT.size, dtype=np.float32) + version
-        self.board.publish(weights, Stamp(self.welcome.generation, version))
+    def publish(self, version: int, policy_id: int = 0) -> npt.NDArray[np.float32]:
+        """Publishes weights that encode version and policy; exact in bfloat16 up to 256."""
+        weights = np.arange(LAYOUT.size, dtype=np.float32) + version + 50 * policy_id
+        stamp = Stamp(self.welcome.generation, version)
+        self.boards[policy_id].publish(weights, stamp, policy_id)
         return weights
 
 
 @contextmanager
 def learner(
-    folder: Path, *, slots: int = 8, run_id: int = RUN_ID, spec: SlotSpec = SPEC
+    folder: Path,
+    *,
+    slots: int = 8,
+    run_id: int = RUN_ID,
+    spec: SlotSpec = SPEC,
+    chairs: int = 0,
 ) -> Iterator[Learner]:
-    """Runs a `Learner` with its own store and board to the end of the block."""
+    """Runs a `Learner` with its own store and boards to the end of the block."""
     store = SlotStore(spec, slots)
-    board = WeightsBoard.create(LAYOUT.size)
+    boards = [WeightsBoard.create(LAYOUT.size, policy_id=i) for i in range(1 + chairs)]
     path = folder / "learner-0.sock"
-    host = ShmHost(path, welcome(run_id, spec), board, store)
-    side = Learner(path, store, board, welcome(run_id, spec))
+    host = ShmHost(path, welcome(run_id, spec, chairs), boards, store)
+    side = Learner(path, store, boards, welcome(run_id, spec, chairs))
     side.start(host)
     try:
         yield side
     finally:
         side.stop()
         store.close()
-        board.close()
+        for board in boards:
+            board.close()
 
 
 @contextmanager

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from penstock.core.interfaces import Welcome
 from penstock.core.params import POLICY_ID, Float32, Stamp
 from penstock.transport.shm.store import Slot, SlotStore
-from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.shm.weights_board import WeightsBoard, board_of
 
 
 class InprocLink:
-    """Joins a store and a board that live in this process, and belong to the caller."""
+    """Joins a store and boards that live in this process, and belong to the caller."""
 
     fills_store = True
 
-    def __init__(self, welcome: Welcome, store: SlotStore, board: WeightsBoard, want: int) -> None:
+    def __init__(
+        self, welcome: Welcome, store: SlotStore, boards: Sequence[WeightsBoard], want: int
+    ) -> None:
+        """Join; ``boards[i]`` has the weights of policy i, and ``want`` slots are held at a time."""
+        assert len(boards) == 1 + welcome.chairs
         self.welcome = welcome
-        self._board = board
+        self._boards = boards
         self._writer = store.local_writer(store.open_lane(want))
 
     def slot(self, timeout_s: float) -> AbstractContextManager[Slot | None]:
@@ -31,7 +36,7 @@ class InprocLink:
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
         """Copy the newest weights, as `Link.read_weights`."""
-        return self._board.read(out, newer_than, policy_id)
+        return board_of(self._boards, policy_id).read(out, newer_than, policy_id)
 
     def close(self) -> None:
         """Does nothing: the store belongs to the caller."""

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import __version__
+from penstock.configs.value_types import MOST_CHAIRS
 from penstock.core.interfaces import Welcome
 from penstock.core.params import (
     MAX_POLICY_ID,
@@ -244,13 +245,16 @@ def release_of(meta: Any) -> str:
 
 def welcome_meta(welcome: Welcome) -> dict[str, Any]:
     """Return a learner's description for its answer to an actor; `read_welcome` is the inverse."""
-    return {
+    meta = {
         "spec": welcome.spec.to_dict(),
         "layout": welcome.layout.to_list(),
         "config": welcome.config,
         "spaces": welcome.spaces,
         "release": __version__,
     }
+    if welcome.chairs:
+        meta["chairs"] = welcome.chairs
+    return meta
 
 
 def read_welcome(run_id: int, generation: int, meta: dict[str, Any]) -> Welcome:
@@ -258,6 +262,11 @@ def read_welcome(run_id: int, generation: int, meta: dict[str, Any]) -> Welcome:
 
     Raises one of `STRANGE` for a meta that describes none.
     """
+    # Memory is allocated for so many policies.
+    chairs = meta.get("chairs", 0)
+    if type(chairs) is not int or not 0 <= chairs <= MOST_CHAIRS:
+        raise ValueError(f"{chairs!r:.20} chairs, and there are at most {MOST_CHAIRS}")
+
     return Welcome(
         run_id=run_id,
         generation=generation,
@@ -265,6 +274,7 @@ def read_welcome(run_id: int, generation: int, meta: dict[str, Any]) -> Welcome:
         layout=ParamLayout.from_list(meta["layout"]),
         config=meta["config"],
         spaces=meta.get("spaces"),
+        chairs=chairs,
     )
 
 

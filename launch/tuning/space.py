@@ -26,6 +26,7 @@ from penstock.configs.messages import show
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import parse
 from penstock.core.formatting import finite
+from penstock.launch.run_group import fixed_cores
 
 Options = dict[str, Any]
 
@@ -199,23 +200,16 @@ def overrides_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def with_fixed_cores(target: str, overrides: Sequence[str]) -> list[str]:
-    """Returns the overrides of a trial with numbers in place of ``auto``.
+    """Returns the overrides of a trial with numbers in place of ``auto`` (`fixed_cores`).
 
-    Trials run at the same time, and none may take the cores of another, so each keeps the numbers
-    of actors and threads with which it starts. Overrides that contradict each other are returned
-    unchanged, as the trial's own process refuses them.
+    Overrides that contradict each other are returned unchanged, as the trial's own process refuses
+    them.
     """
     try:
         config = resolve(target, overrides)
     except UserError:
         return [*overrides]
-
-    fixed_options = []
-    if config.actors.count == "auto":
-        fixed_options.append(f"actors.count={config.first_actors}")
-    if config.learner.threads == "auto":
-        fixed_options.append(f"learner.threads={config.learner.first_threads}")
-    return [*overrides, *fixed_options]
+    return [*overrides, *fixed_cores(config)]
 
 
 def _check_name(name: str, overridden: set[str]) -> None:

@@ -53,6 +53,7 @@ from penstock.learner.checkpoints.checkpoint_store import (
     take_newer,
 )
 from penstock.learner.evaluation_requests import EvaluationRequests
+from penstock.learner.league import League
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.state import follow_lr_factor, set_weights, weights_of
 from penstock.learner.trainer import Trainer
@@ -67,6 +68,7 @@ GROUP = "team/"
 EPOCH = "epoch"  # epoch of the group of learners that wrote the checkpoint
 LR = "lr"  # value of `learner.lr`
 SCALES = "scales"  # value of `algos.samples.scales`, absent if that is empty
+LEAGUE = "league"  # state of the league, absent in a game of one side
 FORM = "form"  # form in which a learner on a CPU computed, and the model of its processor
 
 logger = note_logger(__name__)
@@ -93,6 +95,7 @@ class CheckpointManager:
         trainer: Trainer | OffPolicyTrainer,
         report: Callable[..., object] = lambda kind, **fields: None,
         event: Callable[..., object] = lambda kind, text, **fields: logger.info("%s", text),
+        league: League | None = None,
     ) -> None:
         """Make a manager of a run that has neither been resumed nor saved yet.
 
@@ -102,10 +105,12 @@ class CheckpointManager:
             report: is called at every save, as `RoleContext.report`.
             event: is called, as `RoleContext.event`, where an older checkpoint replaces a damaged
                 one, and where a copy to `checkpoint.store` fails.
+            league: the run's, whose state is saved and restored; None in a game of one side.
         """
         config = trainer.config
         folder = run_dir / "checkpoints"
         self._trainer = trainer
+        self._league = league
         self._config = config.checkpoint
         self._report = report
         self._event = event
@@ -245,6 +250,8 @@ class CheckpointManager:
             self._resume_lr_factor(meta.get(LR))
             self._compare_form(meta)
             self._stored_play = meta.get(PLAY) if same_env else None
+            if self._league is not None and same_env and LEAGUE in meta:
+                self._league.load_state_dict(meta[LEAGUE])
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(
                 f"{folder} holds weights, but not the state of a run ({error!r}); resume from a "
@@ -338,7 +345,9 @@ class CheckpointManager:
 
     def is_due(self, *, by_time: bool = True) -> bool:
         """Whether to save, by `checkpoint.every_s`, `eval.every_s`, `checkpoint.every_steps`, or by
-        order. ``by_time=False`` leaves out the first two."""
+        order, or as a snapshot for the pool is due. ``by_time=False`` leaves out the first two."""
+        if self._league is not None and self._league.snapshot_is_due():
+            return True
         return self._schedule.is_due(
             now_s=time.monotonic(),
             learner_steps=self._trainer.progress.learner_steps,
@@ -391,6 +400,8 @@ class CheckpointManager:
         is_best = self._best.is_beaten_by(progress)
         return_to_beat = progress.return_mean if is_best else self._best.return_to_beat()
         writer = self._claim_last(is_named=is_named)
+        if self._league is not None:
+            self._league.snapshot()  # the checkpoint knows the member whose file exists already
         checkpoint = self._make_checkpoint(group_state or {}, return_to_beat)
 
         # The order matters for a crash in between, see the beginning of this file.
@@ -529,6 +540,8 @@ class CheckpointManager:
             meta[PLAY] = self.play
         if trainer.scales:
             meta[SCALES] = trainer.scales
+        if self._league is not None:
+            meta[LEAGUE] = self._league.state_dict()
         if trainer.form is not None:
             meta[FORM] = [[*trainer.form], processor().model]
         return Checkpoint(trainer.layout, weights_of(trainer), arrays, meta)

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from torch import nn
 from typer.testing import CliRunner
 
-from contract.test_transports import CONTRACT, World
+from contract.test_transports import CHAIRS, CONTRACT, World
 from fake_inference import ScriptedInference
 from lockstep_run import of_kind, train_in_lockstep
 from pace_world import config_of, train_two
@@ -161,7 +161,7 @@ def delayed_link(path: Path, spec: SlotSpec, want: int, every_s: float) -> Link:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with ExitStack() as links, ExitStack() as far_side:
-        side = far_side.enter_context(learner(tmp_path))
+        side = far_side.enter_context(learner(tmp_path, chairs=CHAIRS))
 
         def join(want: int = 2, *, actor: int = 7, spec: SlotSpec = SPEC) -> Link:
             link = delayed_link(side.path, spec, want, 0.0)

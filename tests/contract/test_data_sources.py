@@ -166,7 +166,7 @@ def world(
         board = WeightsBoard.create(trainer.layout.size)
         held.callback(board.close)
         welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
-        host = ShmHost(tmp_path / "s", welcome, board, source.store)
+        host = ShmHost(tmp_path / "s", welcome, [board], source.store)
         held.callback(host.close)
         alone = make is fresh_unrolls
         if not alone:

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from contract.test_transports import CONTRACT, World
+from contract.test_transports import CHAIRS, CONTRACT, World
 from penstock.actors import role as actor
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
@@ -97,6 +97,7 @@ class StreamLink:
             ParamLayout.from_list(said["layout"]),
             said["config"],
             said["spaces"],
+            said["chairs"],
         )
         geometry = Geometry(self.welcome.spec, slots=1, lanes=0)
         self._slot = geometry.slot(Arena.private(geometry.nbytes), 0)
@@ -215,7 +216,7 @@ class StreamConnector:
         welcome = self._link.welcome
         said: dict[str, Any] = {"run_id": welcome.run_id, "generation": welcome.generation}
         said |= {"spec": welcome.spec.to_dict(), "layout": welcome.layout.to_list()}
-        said["spaces"] = welcome.spaces
+        said |= {"spaces": welcome.spaces, "chairs": welcome.chairs}
         return {"answer": said | {"config": welcome.config}}
 
     def _store(self, header: bytes, content: bytes) -> None:
@@ -290,7 +291,7 @@ def unprepared(welcome: Welcome) -> SlotProcessor:
 def world(tmp_path: Path) -> Iterator[World]:
     path = f"{tmp_path}/stream"
     with ExitStack() as links, ExitStack() as far_side:
-        side = far_side.enter_context(learner(tmp_path))
+        side = far_side.enter_context(learner(tmp_path, chairs=CHAIRS))
         ctx = context(tmp_path, "connector", address=f"ipc://{path}")
         far_side.enter_context(in_thread(ctx, lambda ctx: run(ctx, unprepared)))
         wait_until(lambda: bool(reports(ctx, "ready")))

@@ -36,6 +36,7 @@ from transport_world import (
 )
 from waiting import wait_until
 
+CHAIRS = 3  # of the learner in a `World`
 OTHER_SPEC = SlotSpec(4, 3, (*SPEC.columns[:-1], Column("obs2", "|u1", (3,))))
 
 
@@ -58,13 +59,16 @@ class World:
             assert slot is not None
             fill(slot, sequence, **fields)
 
-    def weights(self, link: Link, newer_than: Stamp | None) -> tuple[Stamp, np.ndarray[Any, Any]]:
-        """The next weights that come."""
+    def weights(
+        self, link: Link, newer_than: Stamp | None, policy_id: int = 0
+    ) -> tuple[Stamp, np.ndarray[Any, Any]]:
+        """The next weights of a policy that come."""
         out = np.full(LAYOUT.size, np.nan, np.float32)
         found: list[Stamp] = []
 
         def ask() -> bool:
-            found.extend(s for s in [link.read_weights(out, newer_than)] if s is not None)
+            stamp = link.read_weights(out, newer_than, policy_id)
+            found.extend([] if stamp is None else [stamp])
             return bool(found)
 
         wait_until(ask)
@@ -75,14 +79,14 @@ class World:
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     kind: str = request.param
     with ExitStack() as links, ExitStack() as far_side:
-        side = far_side.enter_context(learner(tmp_path))
+        side = far_side.enter_context(learner(tmp_path, chairs=CHAIRS))
         if kind == "zmq":
             far_side.enter_context(connector(side, f"ipc://{tmp_path}/wire"))
 
         def join(want: int = 2, *, actor: int = 7, spec: SlotSpec = SPEC) -> Link:
             link: Link
             if kind == "inproc":
-                link = side.call(lambda: InprocLink(side.welcome, side.store, side.board, want))
+                link = side.call(lambda: InprocLink(side.welcome, side.store, side.boards, want))
             elif kind == "shm":
                 link = ShmLink(side.path, spec, want)
             else:
@@ -104,7 +108,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 def test_welcome_describes_the_learner(world: World) -> None:
     link = world.join()
-    assert link.welcome == welcome()
+    assert link.welcome == welcome(chairs=CHAIRS)
 
 
 @pytest.mark.parametrize("kind", ["shm", "zmq"])
@@ -246,10 +250,10 @@ def test_a_policy_that_the_learner_does_not_publish_is_refused(world: World) -> 
     sent = world.learner.publish(10)
 
     def ask() -> bool:
-        assert link.read_weights(out, None, policy_id=3) is None
+        assert link.read_weights(out, None, policy_id=CHAIRS + 1) is None
         return False
 
-    with pytest.raises(UnknownPolicyError, match="publishes no policy 3"):
+    with pytest.raises(UnknownPolicyError, match=f"publishes no policy {CHAIRS + 1}"):
         wait_until(ask)
     assert (out == 5.0).all()
     stamp, weights = world.weights(link, None)  # the link goes on
@@ -257,6 +261,51 @@ def test_a_policy_that_the_learner_does_not_publish_is_refused(world: World) -> 
     np.testing.assert_array_equal(weights, sent)
     world.send(link, 0)
     assert world.learner.take().header["sequence"] == 0
+
+
+def test_a_chair_has_weights_and_stamps_of_its_own(world: World) -> None:
+    link = world.join()
+    own = world.learner.publish(10)
+    member = world.learner.publish(1, policy_id=2)
+    stamp, weights = world.weights(link, None, policy_id=2)
+    assert stamp == Stamp(2, 1)
+    np.testing.assert_array_equal(weights, member)
+    stamp, weights = world.weights(link, None)
+    assert stamp == Stamp(2, 10)
+    np.testing.assert_array_equal(weights, own)
+    out = np.full(LAYOUT.size, 5.0, np.float32)
+    for _ in range(3):  # nothing newer is on these chairs
+        assert link.read_weights(out, Stamp(2, 1), policy_id=2) is None
+        assert link.read_weights(out, None, policy_id=3) is None
+        time.sleep(0.02)
+    assert (out == 5.0).all()
+    world.send(link, 0)
+    assert world.learner.take().header["sequence"] == 0
+
+
+def test_a_chair_that_is_drawn_anew_is_read_while_own_weights_go_on(world: World) -> None:
+    link = world.join()
+    own, drawn = None, dict.fromkeys(range(1, CHAIRS + 1))
+    for version in range(1, 6):
+        expected_own = world.learner.publish(10 + version)
+        chair = 1 + version % CHAIRS
+        member = world.learner.publish(version, policy_id=chair)
+        own, weights = world.weights(link, own)
+        if own.version == 10 + version:
+            np.testing.assert_array_equal(weights, expected_own)
+        drawn[chair], weights = world.weights(link, drawn[chair], policy_id=chair)
+        assert drawn[chair] == Stamp(2, version)
+        np.testing.assert_array_equal(weights, member)
+
+
+def test_actor_that_joins_late_gets_the_newest_member_of_each_chair(world: World) -> None:
+    for version in range(1, 4):
+        sent = [world.learner.publish(version + i, policy_id=i) for i in range(1 + CHAIRS)]
+    link = world.join()
+    for policy_id, values in enumerate(sent):
+        stamp, weights = world.weights(link, None, policy_id)
+        assert stamp == Stamp(2, 3 + policy_id)
+        np.testing.assert_array_equal(weights, values)
 
 
 def test_actor_that_joins_late_gets_the_newest_weights(world: World) -> None:

@@ -49,7 +49,7 @@ class Owner:
         self.path = folder / "door"
         self.store = SlotStore(SPEC, 8, lanes=4)
         self.board = WeightsBoard.create(LAYOUT.size)
-        self.host = ShmHost(self.path, welcome(spec=SPEC), self.board, self.store)
+        self.host = ShmHost(self.path, welcome(spec=SPEC), [self.board], self.store)
 
     def poll(self) -> None:
         for _ in range(4):

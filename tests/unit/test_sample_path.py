@@ -133,7 +133,7 @@ def way_of_a_sample(target: str, *overrides: str) -> list[str]:
         board = WeightsBoard.create(trainer.layout.size)
         Publisher(trainer.published_tensors(), board).publish(POLICY_ID, Stamp(0, 0))
         welcome = Welcome(1, 0, trainer.spec, trainer.layout, {})
-        host = ShmHost(folder / "socket", welcome, board, source.store)
+        host = ShmHost(folder / "socket", welcome, [board], source.store)
         for each in (board, source.store, host):
             stack.callback(each.close)
         link = attached(

@@ -31,6 +31,7 @@ import msgpack
 
 from penstock import __version__
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import MOST_CHAIRS
 from penstock.core.runtime_folder import UNIX_PATH_NBYTES
 
 ATTACH_VERSION = 1
@@ -39,7 +40,8 @@ ATTACH_TIMEOUT_S = 10.0
 # The rest after a connection that could not be accepted.
 SHORT_OF_DESCRIPTORS_S = 0.01
 MESSAGE_NBYTES = 1 << 17
-MAX_FDS = 4
+# The most descriptors in an answer: three of a lane, and one of each policy's board.
+MAX_FDS = 3 + 1 + MOST_CHAIRS
 # A client that sends this does not write any more; an owner that sends it has ended for good.
 BYE = b"bye"
 

@@ -5,13 +5,13 @@ Everything runs in the thread that calls `poll`, which owns the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Welcome
-from penstock.core.params import Stamp
+from penstock.core.params import POLICY_ID, Stamp
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import Attached, AttachServer
 from penstock.transport.shm.store import SlotStore, drain_event
@@ -20,24 +20,29 @@ from penstock.transport.wire import STRANGE, welcome_meta
 
 
 class ShmHost:
-    """Serves a weights board, and a store where there is one (a relay has none)."""
+    """Serves weights boards, and a store where there is one (a relay has none)."""
 
     def __init__(
-        self, path: Path, welcome: Welcome, board: WeightsBoard, store: SlotStore | None = None
+        self,
+        path: Path,
+        welcome: Welcome,
+        boards: Sequence[WeightsBoard],
+        store: SlotStore | None = None,
     ) -> None:
         """Open the socket.
 
         Args:
             path: of the Unix socket.
             welcome: the description of the learner, which each process is sent.
-            board: the weights.
+            boards: the weights; ``boards[i]`` has those of policy i: the run's, then its chairs'.
             store: the slots, if any.
 
         Raises:
             UserError: another process listens at ``path``.
         """
+        assert len(boards) == 1 + welcome.chairs
         self._welcome = welcome
-        self._board = board
+        self._boards = boards
         self._store = store
         # The lanes of actors; that of a connector, which serves many actors, is not among them.
         self._actor_lanes: set[int] = set()
@@ -61,8 +66,8 @@ class ShmHost:
 
     @property
     def published(self) -> Stamp | None:
-        """The version of the newest weights on the board; None before the first."""
-        return self._board.stamp
+        """The version of the run's newest weights; None before the first."""
+        return self._boards[POLICY_ID].stamp
 
     @property
     def actors(self) -> int:
@@ -83,8 +88,7 @@ class ShmHost:
             "run_id": welcome.run_id,
             "generation": welcome.generation,
         }
-        assert self._board.arena.fd is not None
-        board_fds = [self._board.arena.fd]
+        board_fds = [board.fd for board in self._boards]
         if not request["lane"]:
             return Attached(None, board_fds, reply)
 

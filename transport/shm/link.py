@@ -12,7 +12,7 @@ from penstock.core.role import RoleContext
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import AttachClient, close_all
 from penstock.transport.shm.store import Slot, SlotWriter
-from penstock.transport.shm.weights_board import WeightsBoard
+from penstock.transport.shm.weights_board import WeightsBoard, board_of
 from penstock.transport.wire import read_welcome, release_of
 
 
@@ -57,10 +57,13 @@ class ShmLink:
         # What was opened is closed where a later step fails, and otherwise by `close`.
         with ExitStack() as opening:
             opening.callback(self._attachment.leave)
-            opening.callback(close_all, fds[:1])
-            self.board = WeightsBoard.attach(fds[0], self.welcome.layout.size)
+            board_fds = fds[: 1 + self.welcome.chairs]
+            opening.callback(close_all, board_fds)
+            size = self.welcome.layout.size
+            self.boards = [WeightsBoard.attach(fd, size) for fd in board_fds]
+            """The weights; ``boards[i]`` has those of policy i."""
             if lane:
-                writer = SlotWriter.attached(self.welcome.spec, reply, fds[1:])
+                writer = SlotWriter.attached(self.welcome.spec, reply, fds[len(board_fds) :])
                 self.writer = opening.enter_context(writer)
             self._stack = opening.pop_all()
 
@@ -88,7 +91,7 @@ class ShmLink:
         self, out: Float32, newer_than: Stamp | None, policy_id: int = POLICY_ID
     ) -> Stamp | None:
         """Copy the newest weights, as `Link.read_weights`."""
-        return self.board.read(out, newer_than, policy_id)
+        return board_of(self.boards, policy_id).read(out, newer_than, policy_id)
 
     def learner_gone(self) -> bool:
         """Whether the learner closed the connection, which it does only by ending."""

@@ -67,6 +67,12 @@ class WeightsBoard:
         """The policy of the weights."""
         return self._words[_POLICY]
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of the memory, for readers in other processes."""
+        assert self.arena.fd is not None, "a private board cannot be shared"
+        return self.arena.fd
+
     def publish(
         self, payload: npt.NDArray[np.generic], stamp: Stamp, policy_id: int = POLICY_ID
     ) -> None:
@@ -166,6 +172,16 @@ class WeightsBoard:
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last array over it."""
         self.arena.close()
+
+
+def board_of(boards: Sequence[WeightsBoard], policy_id: int) -> WeightsBoard:
+    """Return the board of a policy; ``boards[i]`` is that of policy i.
+
+    Raises UnknownPolicyError where there is none.
+    """
+    if not 0 <= policy_id < len(boards):
+        raise UnknownPolicyError(policy_id)
+    return boards[policy_id]
 
 
 def _nbytes(size: int) -> int:

@@ -141,7 +141,7 @@ class ZmqLink:
     def _has_weights(self, oldest: Stamp) -> bool:
         """Whether weights of at least the version ``oldest`` were read, or can be read now."""
         if self._relay_path is not None:
-            stamp = self._relay.board.stamp if self._relay is not None else None
+            stamp = self._relay.boards[POLICY_ID].stamp if self._relay is not None else None
         else:
             stamp = self._client.received_stamp() or self._last_read
             self._client.ask_weights(stamp)

@@ -28,7 +28,7 @@ from penstock import __version__
 from penstock.configs.errors import UserError
 from penstock.configs.value_types import is_local
 from penstock.core.interfaces import SlotProcessor, UnknownPolicyError
-from penstock.core.params import Stamp, WireDtype
+from penstock.core.params import POLICY_ID, Stamp, WireDtype
 from penstock.core.role import ACTOR_INDEX_BITS
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.transport import wire
@@ -98,7 +98,7 @@ class SlotIntake:
         self.received = dict.fromkeys(("slots", "steps", "raw_nbytes", "coded_nbytes"), 0)
         """What was stored since the start: slots, agent steps, bytes decoded and on the wire."""
         self.writer = link.writer
-        self._board = link.board
+        self._board = link.boards[POLICY_ID]
         self._decoder = wire.SlotDecoder(link.spec)
         self._process = process
         self._process_failed = False  # whether ``process`` has raised before
@@ -232,7 +232,7 @@ class Receiver:
         self._learner_gone = False  # whether the learner was gone at the last turn
         self._responders = {
             board.policy_id: WeightsResponder(board, link.welcome, dtype, tree)
-            for board in (link.board,)
+            for board in link.boards
         }
 
         # Answers to a HELLO.
@@ -574,7 +574,7 @@ class Receiver:
     ) -> wire.Parts:
         """Encode a message without frames, with the identity and the limit of ``stream``."""
         welcome = self._link.welcome
-        newest = self._link.board.stamp if self._by_batch else None
+        newest = self._link.boards[POLICY_ID].stamp if self._by_batch else None
         head = Header(
             kind,
             spec_hash=self._link.spec.hash,

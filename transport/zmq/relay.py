@@ -266,7 +266,7 @@ def run(ctx: RoleContext) -> None:
 def _serve(ctx: RoleContext, client: Client) -> None:
     """Publish version after version on this host's board, until asked to stop."""
     board = WeightsBoard.create(client.welcome.layout.size)
-    host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, board)
+    host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, [board])
     host.watch(client.socket.FD)
     puller = WeightsPuller(
         client,

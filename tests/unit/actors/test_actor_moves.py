@@ -56,8 +56,8 @@ def learner(folder: Path, rank: int, config: Config, kind: str) -> Iterator[Lear
     board.publish(np.zeros(layout.size, np.float32), Stamp(0, 0))
     welcome = Welcome(RUN_ID, 0, spec, layout, config.model_dump(mode="json"))
     path = learner_socket(folder, rank)
-    side = Learner(path, store, board, welcome)
-    side.start(ShmHost(path, welcome, board, store))
+    side = Learner(path, store, [board], welcome)
+    side.start(ShmHost(path, welcome, [board], store))
     try:
         if kind == "shm":
             yield side

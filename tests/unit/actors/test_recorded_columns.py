@@ -115,8 +115,8 @@ def test_learner_receives_the_recorded_columns_of_each_row(kind: str, tmp_path: 
     store, board = SlotStore(spec, 8), WeightsBoard.create(layout.size)
     board.publish(np.zeros(layout.size, np.float32), Stamp(0, 0))
     path, address = learner_socket(tmp_path, 0), f"ipc://{tmp_path}/wire"
-    side = Learner(path, store, board, welcome)
-    side.start(ShmHost(path, welcome, board, store))
+    side = Learner(path, store, [board], welcome)
+    side.start(ShmHost(path, welcome, [board], store))
     actor = context(tmp_path, config=cfg, address=address if kind == "zmq" else None)
     receives = context(tmp_path, "connector", config=cfg, address=address)
     follows = context(tmp_path, "relay", address=address)

@@ -24,6 +24,18 @@ CASES = {
         "equal share of a slot's environments; set actors.envs=8 or learner.updates_per_batch=1",
         ["learner.updates_per_batch=1"],
     ),
+    "equilibrium of unlike sides": (
+        ["league.draw=nash", "league.seats=[0, 1]"],
+        "league.draw nash needs sides that are alike, and with league.seats [0, 1] they are not; "
+        "set league.draw=pfsp:squared",
+        ["league.draw=pfsp:squared"],
+    ),
+    "reset of several learners": (
+        ["league.reset=true", "learner.count=2", "actors.count=2"],
+        "league.reset resets the weights of one learner, and learner.count is 2; set "
+        "learner.count=1 or league.reset=false",
+        ["league.reset=false"],
+    ),
     "batch larger than all slots": (
         ["actors.count=1", "learner.batch_slots=3"],
         "learner.batch_slots 3 is more than the 2 slots that actors.count 1 and transport.slots 2 "

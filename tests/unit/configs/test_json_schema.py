@@ -69,6 +69,9 @@ run: {wandb: project, tensorboard: true}
 stop: {return: -3.5}
 ---
 algo: {name: custom, entry: "my.module:Thing", settings: {depth: {any: [thing]}}}
+---
+base: kuhn
+lines: {main: {league: {draw: main, mirror: 0.35}}, exploiter: {learner: {lr: 1e-3}}, third: null}
 """
 
 
@@ -106,6 +109,7 @@ REFUSED = {
     "{base: pong_apex, algo: {entropy_cost: 0.1}}": "algo",  # dqn's
     "{base: breakout, algo: {name: dqn, epochs: 4}}": "algo",
     "stop: {return_: 3}": "stop",
+    "lines: {main: {learnr: {lr: 1e-3}}}": "lines.main",
 }
 
 

@@ -225,6 +225,24 @@ def test_independent_runs_continue_after_a_user_error_in_one() -> None:
     assert [found.code for found in ended.values()] == [2, 0]
 
 
+def test_the_failure_of_one_of_several_runs_together_asks_the_others_to_end() -> None:
+    wait = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "print('waits', file=sys.stderr, flush=True); time.sleep(60)\n"
+    )
+    fail = "time.sleep(1)\n" + answer(exit_reason="fault", error="learner-0: broke") + "sys.exit(1)"
+    lines: list[str] = []
+    commands = {"main": program(wait), "exploiter": program(fail), "done": program(answer())}
+    ended = run_commands(commands, 3, lines.append, name="line", together=True)
+    assert {name: end.code for name, end in ended.items()} == {
+        "main": 143,
+        "exploiter": 1,
+        "done": 0,
+    }
+    assert "line main | waits" in lines
+    assert "the other runs save and end, as line exploiter has failed" in lines
+
+
 def test_refused_config_is_reported_in_the_summary(tmp_path: Path) -> None:
     refused = run_command("cartpole", ["learner.lr=-1"], tmp_path / "run", "no")
     [found] = run_commands({0: refused}, 1, lambda _: None).values()

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
+from penstock.league.results import GameCounts
 from penstock.learner.progress import (
     BOOKED,
     EPISODES,
@@ -62,6 +63,37 @@ def test_lost_life_does_not_count_as_an_episode() -> None:
     lives["episode_length"][0, 0] = 0
     train(run, lives, 2, 1)
     assert (run.episodes, run.return_mean) == (1, 5.0)
+
+
+def test_results_are_counts_by_opponent_of_the_rows_that_end_a_match_game() -> None:
+    ended = batch([0.0] * 8, reset_rows=1)
+    ended["terminated"][0, 1] = False
+    ended["opponent"] = np.array([[5, 5, 0, 5, 5, 1 << 62, 5, 5]], np.uint64)
+    ended["outcome"] = np.array([[1, 1, 1, 1, 1, -1, 0, -1]], np.int8)
+
+    # Row 0 only resets, row 1 has not ended, and row 2 is in a mirror game.
+    assert UnrollSummary.of(ended).results == {
+        5: GameCounts(wins=2, draws=1, losses=1),
+        1 << 62: GameCounts(wins=0, draws=0, losses=1),
+    }
+
+
+def test_results_are_taken_once() -> None:
+    run, ended = progress(), batch([0.0] * 2)
+    ended["opponent"] = np.array([[5, 7]], np.uint64)
+    ended["outcome"] = np.array([[1, 0]], np.int8)
+    train(run, ended, 2, 1)
+    train(run, ended, 2, 1)
+
+    assert run.take_results() == {5: GameCounts(2, 0, 0), 7: GameCounts(0, 2, 0)}
+    assert run.take_results() == {}
+
+
+def test_runs_without_match_games_have_no_results() -> None:
+    run = progress()
+    train(run, batch([1.0]), 1, 1)
+
+    assert run.take_results() == {}
 
 
 def test_solved_needs_a_hundred_episodes() -> None:

@@ -80,7 +80,7 @@ class Rig:
         self.board = WeightsBoard.create(1)
         layout = ParamLayout((("w", (1,)),))
         welcome = Welcome(1, 0, SPEC, layout, {})
-        self.host = ShmHost(folder / "s", welcome, self.board, self.store)
+        self.host = ShmHost(folder / "s", welcome, [self.board], self.store)
         lane = self.store.open_lane(slots)
         event = self.store.lane_event(lane)
         geometry = self.store.geometry
@@ -428,7 +428,7 @@ def test_latency_covers_trained_steps_until_the_wait_for_other_learners_ends(
     trainer = Trainer(config, info)
     source = UnrollSource(config, trainer, Accounting(), 1, 1, TimeLedger())
     store, board = source.store, WeightsBoard.create(trainer.layout.size)
-    host = ShmHost(tmp_path / "s", Welcome(1, 0, trainer.spec, trainer.layout, {}), board, store)
+    host = ShmHost(tmp_path / "s", Welcome(1, 0, trainer.spec, trainer.layout, {}), [board], store)
     source.open(host)
     lane = store.open_lane(1)
     event = store.lane_event(lane)

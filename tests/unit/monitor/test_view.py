@@ -89,6 +89,19 @@ def test_number_of_learners_is_shown() -> None:
     assert figures(several, None)["learners"] == "3 alive, 1 restarted"
 
 
+def test_members_and_win_rates_of_a_league_are_shown() -> None:
+    played = METRICS | {"league_members": 5, "league_games": 900, "win_rate": 0.625}
+    hardest = {"win_rate_worst": 0.31, "bot_win_rates": {"minimax2": 0.4}}
+    shown = "5 members, won 62%, at least 31% against each, 40% against minimax2"
+    assert figures(played | hardest, None)["league"] == shown
+    assert "| 5 members, won 62% |" in figure_line(played, None)
+
+    mirror = METRICS | {"league_members": 1}
+    assert figures(mirror, None)["league"] == "1 member"
+    assert "members" not in figure_line(mirror, None)
+    assert "league" not in figures(METRICS, None)
+
+
 def test_each_learner_and_each_connector_has_a_row() -> None:
     ranks = [
         {"rank": rank, "trained_steps_per_s": 8_000.0 - rank, "ledger": {"compute": 1.0 - rank / 4}}

@@ -37,7 +37,7 @@ class Owner:
         self.store = SlotStore(SPEC, slots, lanes=2)
         self.board = WeightsBoard.create(LAYOUT.size)
         self.path = folder / "learner.sock"
-        self.host = ShmHost(self.path, welcome(spec=SPEC), self.board, self.store)
+        self.host = ShmHost(self.path, welcome(spec=SPEC), [self.board], self.store)
 
     @contextmanager
     def writer(self, want: int, *extra: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -136,7 +136,7 @@ def test_a_writer_notices_that_the_owner_closed(owner: Owner) -> None:
         owner.poll_until(writers=1)
         owner.host.close()
         assert process.wait(timeout=10) == 1  # LearnerGoneError
-    owner.host = ShmHost(owner.path, welcome(spec=SPEC), owner.board, owner.store)
+    owner.host = ShmHost(owner.path, welcome(spec=SPEC), [owner.board], owner.store)
 
 
 # ---------------------------------------------------------------------------------------- socket
@@ -166,11 +166,11 @@ def test_malformed_request_does_not_disturb_the_owner(owner: Owner, request_byte
 
 def test_leftover_socket_is_taken_over_and_a_live_one_is_not(owner: Owner) -> None:
     with pytest.raises(UserError, match="another process may be using it"):
-        ShmHost(owner.path, welcome(), owner.board)
+        ShmHost(owner.path, welcome(), [owner.board])
     left = owner.path.with_name("left.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(left))
-    ShmHost(left, welcome(), owner.board).close()
+    ShmHost(left, welcome(), [owner.board]).close()
     assert not left.exists()
 
 
