@@ -366,6 +366,94 @@ class Chair:
         self.draws[...] = state["draws"]
 
 
+class _Roles:
+    """Which rows of the environments learn now, and which each opponent plays.
+
+    The arrays are the same all the time; `take_turns` writes to them.
+    """
+
+    learning: Rows
+    """The rows that learn, ``[count]``."""
+    opposing: list[Rows]
+    """The rows of each opponent, game by game."""
+    turn: Rows
+    """The turn of each game against an opponent: the place in `Plan.turns` of those who learn."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Assign the rows. No game has begun: each is a turn behind its first one."""
+        seats = plan.seating.seats
+        learning = len(plan.turns[0])
+        mirror_rows = plan.mirror_games * seats
+        matches = np.arange(plan.mirror_games, plan.games)
+
+        self._mirror_games = plan.mirror_games
+        self._first_rows = matches[:, None] * seats
+        self._learning_seats = np.array(plan.turns)
+        every_seat = np.arange(seats)
+        self._other_seats = np.array([np.setdiff1d(every_seat, turn) for turn in plan.turns])
+        self.turn = matches % len(plan.turns) - 1
+
+        # Views of the same memory: all rows, and those of a game.
+        self.learning = np.arange(plan.rows)
+        self._learning_of_game = self.learning[mirror_rows:].reshape(len(matches), learning)
+        self._opposing_of_game = np.zeros((len(matches), seats - learning), np.int64)
+        ends = np.cumsum(plan.opponent_games)[:-1]
+        of_opponents = np.split(self._opposing_of_game, ends)
+        self.opposing = [rows.reshape(-1) for rows in of_opponents]
+        self._assign(np.arange(len(matches)))
+
+    def take_turns(self, new_games: Flags) -> None:
+        """Let others learn in games that have begun, bool ``[games]``."""
+        matches = np.flatnonzero(new_games[self._mirror_games :])
+        self.turn[matches] = (self.turn[matches] + 1) % len(self._learning_seats)
+        self._assign(matches)
+
+    def restore(self, turn: Rows) -> None:
+        """Continue with these turns."""
+        self.turn[...] = turn
+        self._assign(np.arange(len(self.turn)))
+
+    def _assign(self, matches: Rows) -> None:
+        """Write the rows of these games against opponents."""
+        turn = self.turn[matches]
+        first_rows = self._first_rows[matches]
+        self._learning_of_game[matches] = first_rows + self._learning_seats[turn]
+        self._opposing_of_game[matches] = first_rows + self._other_seats[turn]
+
+
+class _Results:
+    """Who has won: as the environment says, or by the returns of all seats."""
+
+    def __init__(self, seating: Seating, rows: int) -> None:
+        # A seat's return is compared with the mean of those of the other sides.
+        sides = np.array(seating.sides)
+        others = sides != sides[:, None]
+        self._comparison = np.eye(seating.seats) - others / others.sum(1, keepdims=True)
+        self.returns = np.zeros(rows)
+        """Of the present episodes, ``[rows]``."""
+
+    def begin(self, new_games: Flags) -> None:
+        """Games have begun, bool ``[games]``."""
+        self.returns.reshape(len(new_games), -1)[new_games] = 0.0
+
+    def of_ended(self, over: Flags, stated: Array | None) -> Float32:
+        """Returns the results of the episodes that are over, ``[rows]``.
+
+        Args:
+            over: bool ``[rows]``. Others have a result without meaning.
+            stated: what the environment says, ``[rows]``, or None.
+
+        Returns: -1 to 1; NaN where it is not known, as seats end apart.
+        """
+        if stated is not None:
+            return np.asarray(stated, np.float32)
+
+        returns = self.returns.reshape(-1, len(self._comparison))
+        lead = np.round(returns @ self._comparison.T, RETURN_DECIMALS)
+        ends_together = over.reshape(lead.shape).all(1, keepdims=True)
+        return np.where(ends_together, np.sign(lead), np.nan).reshape(-1).astype(np.float32)
+
+
 class Matches:
     """`Environments` whose rows learn; opponents play the other seats of their games.
 
@@ -405,60 +493,30 @@ class Matches:
             ledger: the time ledger of the calling thread.
         """
         assert env.count == plan.games * plan.seating.seats, "the plan is of other games"
-        seats = plan.seating.seats
-        learning = len(plan.turns[0])
-        match_games = plan.games - plan.mirror_games
-        mirror_rows = plan.mirror_games * seats
-
         self.info = env.info
         self.count = plan.rows
         self.env = env
         """All rows."""
+        self._plan = plan
         self._opponents = opponents
         self._ledger = ledger or TimeLedger()
-        self._seats = seats
-        self._mirror_games = plan.mirror_games
-
-        # The seats that learn and those that do not, by turn. Before the first reset, each game is
-        # a turn behind.
-        self._learning_seats = np.array(plan.turns)
-        all_seats = np.arange(seats)
-        self._other_seats = np.array([np.setdiff1d(all_seats, turn) for turn in plan.turns])
-        self._turn = np.arange(plan.mirror_games, plan.games) % len(plan.turns) - 1
-
-        # The rows that learn, in one array for all of them and by game; and those of opponents, by
-        # game and by opponent, which are views of the same memory.
-        self._learning = np.arange(self.count)
-        self._learning_of_game = self._learning[mirror_rows:].reshape(match_games, learning)
-        self._opposing_of_game = np.zeros((match_games, seats - learning), np.int64)
-        ends = np.cumsum(plan.opponent_games)
-        by_opponent = np.split(self._opposing_of_game, ends[:-1])
-        self._opposing: list[Rows] = [rows.reshape(-1) for rows in by_opponent]
-        self.game_of = np.concatenate(
-            [
-                np.arange(mirror_rows) // seats,
-                np.arange(plan.mirror_games, plan.games).repeat(learning),
-            ]
-        )
+        self._seats = plan.seating.seats
+        self._roles = _Roles(plan)
+        self._results = _Results(plan.seating, env.count)
+        self.game_of = self._roles.learning // self._seats
         """The game of each learning row, int ``[count]``."""
 
-        # The results of games whose environment does not say them. A seat is compared with the mean
-        # of the seats of other sides.
-        sides = np.array(plan.seating.sides)
-        others = sides != sides[:, None]
-        self._comparison = np.eye(seats) - others / others.sum(1, keepdims=True)
-        self._returns = np.zeros(env.count)
-
-        # The state between two steps, and what a step writes.
+        # The state between two steps, besides that of the above.
         space = env.info.action_space
         dtype = np.float32 if space.dtype.kind == "f" else np.int32
         self._actions = np.zeros((env.count, *(space.shape or ())), dtype)
         self._obs = np.zeros((env.count, 0), np.float32)  # of all rows; `reset_into` makes it
         self._plays = np.ones(env.count, np.bool_)  # rows whose next step is a decision
         self._all_play = True
+
+        # What a step writes.
         self.outcome = np.zeros(self.count, np.float32)
         self._opponent = np.zeros(self.count, np.uint64)
-        self._opponent_of_game = self._opponent[mirror_rows:].reshape(match_games, learning)
         self.recorded = {
             **{name: np.zeros(self.count, of.dtype) for name, of in env.recorded.items()},
             "opponent": self._opponent,
@@ -471,7 +529,7 @@ class Matches:
 
         It changes in the step that resets the game.
         """
-        return self._learning % self._seats
+        return self._roles.learning % self._seats
 
     def reset_into(self, seed: int, out: Array) -> None:
         self._obs = np.zeros((self.env.count, *out.shape[1:]), out.dtype)
@@ -480,35 +538,34 @@ class Matches:
             opponent.reset(int(opponent_seed))
 
         self.env.reset_into(seed, self._obs)
-        self._returns[:] = 0.0
         no_rows = np.zeros(self.env.count, np.bool_)
         self._plays = self._playing_rows(no_rows)
         self._all_play = bool(self._plays.all())
-        all_games = np.ones(self.env.count // self._seats, np.bool_)
-        self._begin(self._plays, all_games)
+        self._begin(self._plays, new_games=np.ones(self._plan.games, np.bool_))
         self._hand_over(out)
 
     def step_into(self, actions: Array, out: Array) -> tuple[npt.NDArray[Any], Flags, Flags]:
         # The opponents decide.
         self._ledger.switch(Part.INFER)
-        self._actions[self._learning] = actions
-        for opponent, rows in zip(self._opponents, self._opposing, strict=True):
+        learning = self._roles.learning
+        self._actions[learning] = actions
+        for opponent, rows in zip(self._opponents, self._roles.opposing, strict=True):
             self._actions[rows] = opponent.act(self._obs[rows], rows)
 
         # All rows are stepped. What happened belongs to those that have learned until now.
         self._ledger.switch(Part.STEP)
         rewards, terminated, truncated = self.env.step_into(self._actions, self._obs)
-        learning = self._learning
-        results = rewards[learning], terminated[learning], truncated[learning]
+        own_results = rewards[learning], terminated[learning], truncated[learning]
+        over = terminated | truncated
+        self._results.returns += rewards
+        self._take_outcome(over)
         for name, values in self.env.recorded.items():
             np.take(values, learning, 0, out=self.recorded[name], mode="clip")
-        over = terminated | truncated
-        self._take_outcome(rewards, over)
 
         # Games begin again, and what follows belongs to the rows that learn from now on.
         self._begin_after_step(over)
         self._hand_over(out)
-        return results
+        return own_results
 
     def refresh(self, read: ReadPolicy) -> bool:
         are_ready = [opponent.refresh(read) for opponent in self._opponents]
@@ -526,20 +583,19 @@ class Matches:
         return {
             "env": self.env.state_dict(),
             "obs": self._obs.copy(),
-            "turn": self._turn.copy(),
+            "turn": self._roles.turn.copy(),
             "plays": self._plays.copy(),
-            "returns": self._returns.copy(),
+            "returns": self._results.returns.copy(),
             "opponents": [opponent.state_dict() for opponent in self._opponents],
         }
 
     def load_state_dict(self, state: Any) -> None:
         self.env.load_state_dict(state["env"])
         self._obs[...] = state["obs"]
-        self._turn[...] = state["turn"]
-        self._seat_games(np.arange(len(self._turn)))
+        self._roles.restore(state["turn"])
         self._plays = np.array(state["plays"], np.bool_)
         self._all_play = bool(self._plays.all())
-        self._returns[...] = state["returns"]
+        self._results.returns[...] = state["returns"]
         for opponent, opponent_state in zip(self._opponents, state["opponents"], strict=True):
             opponent.load_state_dict(opponent_state)
         self._note_draws()
@@ -552,27 +608,14 @@ class Matches:
 
     # ------------------------------------------------------------------------------ one step
 
-    def _take_outcome(self, rewards: npt.NDArray[Any], over: Flags) -> None:
-        """Find the results of the episodes that have ended.
-
-        Args:
-            rewards: of all rows in the step.
-            over: the rows whose episode has ended with it.
-        """
-        self._returns += rewards
+    def _take_outcome(self, over: Flags) -> None:
+        """Write the results of the episodes that have ended, by the rows that are over."""
+        learning = self._roles.learning
         self.outcome[:] = 0.0
-        ended = over[self._learning]
-        if not ended.any():
-            return
-
-        if self.env.outcome is not None:
-            outcomes = np.asarray(self.env.outcome, np.float32)
-        else:
-            returns = self._returns.reshape(-1, self._seats)
-            lead = np.round(returns @ self._comparison.T, RETURN_DECIMALS)
-            ends_together = over.reshape(lead.shape).all(1, keepdims=True)
-            outcomes = np.where(ends_together, np.sign(lead), np.nan).reshape(-1)
-        self.outcome[ended] = outcomes[self._learning[ended]]
+        ended = over[learning]
+        if ended.any():
+            outcomes = self._results.of_ended(over, self.env.outcome)
+            self.outcome[ended] = outcomes[learning[ended]]
 
     def _begin_after_step(self, over: Flags) -> None:
         """Begin the episodes that the last step has reset.
@@ -580,19 +623,18 @@ class Matches:
         Args:
             over: the rows whose episode has ended with it.
         """
-        plays = self._playing_rows(over)
         previously = self._plays
-        any_paused = not self._all_play
-        self._plays = plays
-        self._all_play = bool(plays.all())
-        if not any_paused:
+        all_played = self._all_play
+        self._plays = self._playing_rows(over)
+        self._all_play = bool(self._plays.all())
+        if all_played:
             return
 
-        first = plays & ~previously
+        first = self._plays & ~previously
         if first.any():
             was_live = previously.reshape(-1, self._seats).any(1)
-            is_live = plays.reshape(-1, self._seats).any(1)
-            self._begin(first, is_live & ~was_live)
+            is_live = self._plays.reshape(-1, self._seats).any(1)
+            self._begin(first, np.asarray(is_live & ~was_live))
 
     def _playing_rows(self, over: Flags) -> Flags:
         """Returns the rows whose next step is a decision, by those whose episode is over."""
@@ -606,36 +648,30 @@ class Matches:
             first: the rows whose next observation is the first of an episode.
             new_games: the games that have begun.
         """
-        self._returns.reshape(-1, self._seats)[new_games] = 0.0
-        matches = np.flatnonzero(new_games[self._mirror_games :])
-        self._turn[matches] = (self._turn[matches] + 1) % len(self._learning_seats)
-        self._seat_games(matches)
+        self._results.begin(new_games)
+        self._roles.take_turns(new_games)
 
-        for opponent, rows in zip(self._opponents, self._opposing, strict=True):
-            rows_first = first[rows]
-            rows_new = new_games[rows // self._seats]
-            if rows_first.any() or rows_new.any():
-                opponent.begin(rows_first, rows_new)
+        new_rows = new_games.repeat(self._seats)
+        for opponent, rows in zip(self._opponents, self._roles.opposing, strict=True):
+            first_of_opponent = first[rows]
+            new_of_opponent = new_rows[rows]
+            if first_of_opponent.any() or new_of_opponent.any():
+                opponent.begin(first_of_opponent, new_of_opponent)
         self._note_draws()
 
-    def _seat_games(self, matches: Rows) -> None:
-        """Mark which rows of these games against opponents learn, by the games' turns."""
-        turn = self._turn[matches]
-        first_row = ((self._mirror_games + matches) * self._seats)[:, None]
-        self._learning_of_game[matches] = first_row + self._learning_seats[turn]
-        self._opposing_of_game[matches] = first_row + self._other_seats[turn]
-
     def _note_draws(self) -> None:
-        """Record who plays each game, in its first row that learns."""
-        others = self._opposing_of_game.shape[1]
-        draws = [opponent.draws.reshape(-1, others)[:, 0] for opponent in self._opponents]
-        self._opponent_of_game[:, 0] = np.concatenate(draws)
+        """Record who plays each game, in its first row that learns; the others have none."""
+        seats = self._seats - len(self._plan.turns[0])
+        draws = [opponent.draws[::seats] for opponent in self._opponents]
+        mirror_rows = self._plan.mirror_games * self._seats
+        self._opponent[mirror_rows :: len(self._plan.turns[0])] = np.concatenate(draws)
 
     def _hand_over(self, out: Array) -> None:
         """Write the observations of the rows that learn, and which of them play."""
-        np.take(self._obs, self._learning, 0, out=out, mode="clip")
+        learning = self._roles.learning
+        np.take(self._obs, learning, 0, out=out, mode="clip")
         if self.env.playing is not None:
-            self.playing = self.env.playing[self._learning]
+            self.playing = self.env.playing[learning]
 
 
 def make_environments(
@@ -644,6 +680,7 @@ def make_environments(
     ledger: TimeLedger,
     beat: Callable[[], object] | None = None,
     *,
+    first: int | None = None,
     timed: bool = True,
 ) -> Environments:
     """Make the environments of an actor, and those who play against it.
@@ -653,6 +690,7 @@ def make_environments(
         actor: its number on its host.
         ledger: the time ledger of the thread that steps them.
         beat: as of `envs.make`.
+        first: as of `envs.make`; by default that of the actor.
         timed: whether opponents compute in the form that is fastest on this host
             (`autotune.forms`), where the options leave it open.
 
@@ -664,25 +702,25 @@ def make_environments(
     rows = config.actor_envs
     league = config.league
     if not league.has_matches:
-        return make_env(rows, first=first_index(actor, rows))
+        return make_env(rows, first=first_index(actor, rows) if first is None else first)
 
     # Only a game that has been made says how many seats it has.
-    seating = probe(config.env, threads, first=first_index(actor, 1)).seating
+    seating = probe(config.env, threads).seating
     plan = Plan.of(league, seating, rows, actor, league.chair_count)
     env_rows = plan.games * seating.seats
-    env = make_env(env_rows, first=first_index(actor, env_rows))
+    env = make_env(env_rows, first=first_index(actor, env_rows) if first is None else first)
     if timed:
         config, _ = with_acting_form(config, env.info)
 
     size = network_shape(config, env.info).layout.size
-    opponents: list[Opponent] = []
-    for opponent, count in zip((*plan.chairs, *plan.bots), plan.opponent_rows, strict=True):
-        if isinstance(opponent, str):
-            opponents.append(BotPlayer(env, opponent, count))
-        else:
-            policy_of = _policy_maker(config, env, count, actor)
-            opponents.append(Chair(opponent, count, size, policy_of))
-    return Matches(env, plan, opponents, ledger)
+    chair_rows = plan.opponent_rows[: len(plan.chairs)]
+    bot_rows = plan.opponent_rows[len(plan.chairs) :]
+    chairs = [
+        Chair(policy_id, count, size, _policy_maker(config, env, count, actor))
+        for policy_id, count in zip(plan.chairs, chair_rows, strict=True)
+    ]
+    bots = [BotPlayer(env, bot, count) for bot, count in zip(plan.bots, bot_rows, strict=True)]
+    return Matches(env, plan, [*chairs, *bots], ledger)
 
 
 def _policy_maker(

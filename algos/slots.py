@@ -125,15 +125,15 @@ def _results(
     first of its team.
     """
     rows = ends_episode & (columns[OPPONENT] != NO_DRAW)
-    numbers = columns[OPPONENT][rows]
     outcomes = columns[OUTCOME][rows]
+
+    # A hostile actor may name another opponent in each row, so each number is counted in one pass.
+    numbers, index = np.unique(columns[OPPONENT][rows], return_inverse=True)
+    kinds = (outcomes > 0, outcomes == 0, outcomes < 0)
+    counts = [np.bincount(index[kind], minlength=len(numbers)).tolist() for kind in kinds]
     return {
-        int(number): GameCounts(
-            wins=int(np.count_nonzero(outcomes[numbers == number] > 0)),
-            draws=int(np.count_nonzero(outcomes[numbers == number] == 0)),
-            losses=int(np.count_nonzero(outcomes[numbers == number] < 0)),
-        )
-        for number in np.unique(numbers)
+        number: GameCounts(wins=wins, draws=draws, losses=losses)
+        for number, wins, draws, losses in zip(numbers.tolist(), *counts, strict=True)
     }
 
 

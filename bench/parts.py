@@ -22,6 +22,7 @@ from penstock.algos.samples import network_shape, process, slot_spec
 from penstock.autotune.forms import with_acting_form
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.bench.traffic import receiving
+from penstock.configs.league import LeagueConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference
 from penstock.core.memory import keep_freed_memory
@@ -84,6 +85,8 @@ class Parts:
         """
         keep_freed_memory()  # torch actors, connectors and learners do so too
         self.notes: dict[str, dict[str, Any]] = {}
+        # Opponents are left out: the stages are of games that the newest weights play alone.
+        config = config.model_copy(update={"league": LeagueConfig()})
         self._config = config
         self._stack = stack
 

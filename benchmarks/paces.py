@@ -34,7 +34,8 @@ import psutil
 from common import finish, machine, parser, saved_tasks
 from linked import train_on_hosts
 from penstock.envs.make import make
-from penstock.evaluation.evaluate import find_policy, of_checkpoint, play
+from penstock.evaluation.evaluate import play
+from penstock.evaluation.policy_source import find_policy, of_checkpoint
 from penstock.learner.checkpoints import checkpoint_format
 
 LEARNERS = 4

@@ -121,6 +121,15 @@ Allow = Annotated[
         "are refused. May be repeated.",
     ),
 ]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="OPPONENT",
+        help="Opponent in a game of several sides: bot:NAME, a scripted player of the environment; "
+        "initial, the policy before training; the folder of a run; or an exported file. By default "
+        "the agent plays all seats.",
+    ),
+]
 GameSeed = Annotated[
     int,
     typer.Option(min=0, help="Seed of the environments. The same seed gives the same episodes."),

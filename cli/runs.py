@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from penstock.cli.options import (
+    Against,
     Agent,
     Allow,
     Checkpoint,
@@ -74,6 +75,16 @@ def evaluate(
     greedy: Greedy = False,
     seed: GameSeed = 0,
     max_episode_steps: MaxSteps = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPPONENT",
+            help="Opponent in a game of several sides, each side of which is played in turn: "
+            "bot:NAME, a scripted player of the environment; initial, the policy before training; "
+            "the folder of a run; or an exported file. May be repeated: the episodes are divided. "
+            "By default the agent plays all seats.",
+        ),
+    ] = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
@@ -93,6 +104,7 @@ def evaluate(
                 seed=seed,
                 max_steps=max_episode_steps,
                 allow=allow or (),
+                against=against or (),
             )
         answer(evaluation.describe_seeds(result), result, as_json)
         return
@@ -107,6 +119,7 @@ def evaluate(
             seed=seed,
             max_steps=max_episode_steps,
             allow=allow or (),
+            against=against or (),
         )
     answer(evaluation.describe(result), result, as_json)
 
@@ -115,6 +128,7 @@ def record(
     run_dir: Agent,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
     checkpoint: Checkpoint = "best",
+    against: Against = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -144,6 +158,7 @@ def record(
             seed=seed,
             max_steps=max_episode_steps,
             allow=allow or (),
+            against=against,
         )
     answer(video.describe(result), result, as_json)
 
@@ -152,6 +167,15 @@ def play(
     run_dir: Agent,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 5,
     checkpoint: Checkpoint = "best",
+    seat: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Play this seat yourself, by keys; the agent plays the others. The title of the "
+            "window says the keys.",
+        ),
+    ] = None,
+    against: Against = None,
     sample: Sample = False,
     greedy: Greedy = False,
     seed: GameSeed = 0,
@@ -159,7 +183,7 @@ def play(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Show the agent of a run playing, in a window."""
+    """Show the agent of a run playing, in a window, or play against it."""
     from penstock.evaluation import video
 
     samples_actions = samples(sample, greedy)
@@ -172,6 +196,8 @@ def play(
             seed=seed,
             max_steps=max_episode_steps,
             allow=allow or (),
+            against=against,
+            seat=seat,
         )
     answer(video.describe(result), result, as_json)
 

@@ -403,6 +403,12 @@ def _check_league(cfg: Sections) -> Iterator[Contradiction]:
             f"league.draw nash needs sides that are alike, and with league.seats {league.seats} "
             "they are not; set league.draw=pfsp:squared",
         )
+    if league.draw == "nash" and not cfg.has_evaluator:
+        yield Contradiction(
+            ("league.draw", "eval.every_steps", "eval.every_s", "transport.kind"),
+            "league.draw nash goes by games that the evaluator plays, and this run has no "
+            "evaluator; set eval.every_s=60, or league.draw=uniform",
+        )
     if league.reset and cfg.learner.most_count > 1:
         yield Contradiction(
             ("league.reset", "learner.count"),

@@ -15,6 +15,9 @@ from penstock.configs.schema import Config
 SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
 """The sections that concern actors. In the others an actor has the defaults."""
 
+OPPONENTS = ("mirror", "bots", "chairs", "seats")
+"""The options of `league` that actors read; they are sent only where opponents play."""
+
 LEARNERS_ALONE = {
     "env": ("kind",),
     "run": ("log", "metrics_host", "metrics_insecure", "metrics_port", "restarts"),
@@ -53,6 +56,8 @@ def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> 
     sections["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}
     for section in SECTIONS:
         _withhold(sections[section], config.algo.name if section == "algo" else section)
+    if config.league.has_matches:
+        sections["league"] = config.league.model_dump(mode="json", include=set(OPPONENTS))
     return sections
 
 

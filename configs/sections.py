@@ -234,7 +234,9 @@ class EvalConfig(Section):
     share: Share | None = 0.05
     """Upper limit on the CPU time of evaluations by steps, as a fraction of one core, on average.
     Where one takes longer, the next ones are further apart, up to four minutes, or else have fewer
-    episodes. null: no limit; all are complete, and at each multiple of `every_steps`."""
+    episodes. null: no limit; all are complete, and at each multiple of `every_steps`. Games between
+    members of the pool (`league`) take as much again at most; with `league.draw` `nash` half a
+    core."""
     episodes: Count = 20
     """Episodes of a complete evaluation, played once with the most probable actions (greedy) and
     once with sampled ones; returns are raw scores. More make the means more precise and take
@@ -244,9 +246,10 @@ class EvalConfig(Section):
     of `penstock eval`, `record` and `play`. 27,000 steps are half an hour of Atari."""
     against: Names | None = None
     """Opponents of an evaluation, in a game of several sides: `bot:NAME`, `initial` (the policy
-    before training), the folder of a run, or an exported file. The episodes are divided among them,
-    and the policy plays each side in turn; returns then rank checkpoints, and reach `stop.return`.
-    null: `initial` in such a game."""
+    before training), the folder of a run, or an exported file. The episodes are divided equally
+    among them, and the policy plays each side in turn; these returns rank checkpoints, and reach
+    `stop.return`. More opponents say more and need more `episodes`. null: `initial` in such a
+    game."""
     video: bool = True
     """Whether an episode of each new best is recorded in the folder `videos` of the run, where the
     environment can be shown and the extra [video] is installed. A process at the lowest priority

@@ -84,6 +84,8 @@ class FirstIndex(IntEnum):
     MEASURED = 12_000
     """Environments that are timed before a run."""
     EVALUATOR = 15_000
+    TOURNAMENT = 16_000
+    """Environments in which the evaluator plays members of a pool against each other."""
     VIDEO = 17_000
     CHECK = 18_000
     """Single environments of `penstock check-env`."""

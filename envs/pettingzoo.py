@@ -59,7 +59,7 @@ Flags = npt.NDArray[np.bool_]
 Space = spaces.Space[Any]
 
 
-class Results(NamedTuple):
+class GameStep(NamedTuple):
     """What a step or reset of one game gave, by the number of the agent."""
 
     observations: Sequence[Any]
@@ -79,9 +79,9 @@ class AgentGame(Protocol):
 
     env: Any
 
-    def reset(self, seed: int) -> Results: ...
+    def reset(self, seed: int) -> GameStep: ...
 
-    def step(self, actions: Sequence[Any]) -> Results:
+    def step(self, actions: Sequence[Any]) -> GameStep:
         """Take an action of each agent; those of agents that do not act count for nothing."""
 
 
@@ -95,13 +95,13 @@ class ParallelGame:
         self._ended: set[Any] = set()  # those whose episode in the present game has ended
         self._has_noted = False
 
-    def reset(self, seed: int) -> Results:
+    def reset(self, seed: int) -> GameStep:
         observations, infos = self.env.reset(seed=seed)
         self._ended = set()
         self._playing = {*self.env.agents}
         return self._results(observations, infos, {}, _NOBODY, _NOBODY)
 
-    def step(self, actions: Sequence[Any]) -> Results:
+    def step(self, actions: Sequence[Any]) -> GameStep:
         chosen = dict(zip(self._agents, actions, strict=True))
         acting = {agent: chosen[agent] for agent in self.env.agents}
         observations, rewards, terminations, truncations, infos = self.env.step(acting)
@@ -133,10 +133,10 @@ class ParallelGame:
         rewards: Mapping[Any, float],
         terminated: Set[Any],
         truncated: Set[Any],
-    ) -> Results:
+    ) -> GameStep:
         agents = self._agents
         playing = [agent in self._playing for agent in agents]
-        return Results(
+        return GameStep(
             observations=[observations.get(agent) for agent in agents],
             infos=[infos.get(agent) or {} for agent in agents],
             rewards=[rewards.get(agent, 0.0) for agent in agents],
@@ -156,13 +156,13 @@ class PlyGame:
         self._playing: set[Any] = set()  # as in a parallel game
         self._ended: set[Any] = set()
 
-    def reset(self, seed: int) -> Results:
+    def reset(self, seed: int) -> GameStep:
         self.env.reset(seed=seed)
         self._ended = set()
         self._playing = {*self.env.agents}
         return self._results({}, {}, _NOBODY, _NOBODY)
 
-    def step(self, actions: Sequence[Any]) -> Results:
+    def step(self, actions: Sequence[Any]) -> GameStep:
         env = self.env
         actor = env.agent_selection
         before = dict(env._cumulative_rewards)
@@ -194,13 +194,13 @@ class PlyGame:
         rewards: Mapping[Any, float],
         terminated: Set[Any],
         truncated: Set[Any],
-    ) -> Results:
+    ) -> GameStep:
         """Returns the results, with the ``final`` observations of agents that have ended."""
         env = self.env
         agents = self._agents
         selected = env.agent_selection if env.agents else None
         observed = {**final, **{agent: env.observe(agent) for agent in self._playing}}
-        return Results(
+        return GameStep(
             observations=[observed.get(agent) for agent in agents],
             infos=[env.infos.get(agent) or {} for agent in agents],
             rewards=[rewards.get(agent, 0.0) for agent in agents],
@@ -325,7 +325,7 @@ class ZooVectorEnv(VectorEnv):
         """Returns a seed for a game: some environments are seeded anew by every reset."""
         return int(self._rng.integers(SEEDS))
 
-    def _take(self, number: int, results: Results) -> None:
+    def _take(self, number: int, results: GameStep) -> None:
         """Take over the observations of a game, and which of its rows play.
 
         A row without an observation keeps its last one.

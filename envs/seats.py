@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig
+from penstock.configs.transports import TRANSPORTS
 
 if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
     from penstock.configs.schema import Config
 
 # Keys of a vector environment's metadata: the number of rows that belong to one game; the side of
@@ -29,11 +32,18 @@ if TYPE_CHECKING:
 SEATS = "seats"
 SIDES = "sides"
 BOTS = "bots"
+# And for each seat the keys by which a person plays it: names of keys, as pygame has them, with the
+# number of the choice, or of the button among several.
+KEYS = "keys"
 # Keys of the `info` of a step or reset: the rows within an episode after it, bool [num_envs], which
 # is left out where all seats of a game end together; and the result of each row's episode, -1 to 1,
 # which is read where an episode ends.
 PLAYING = "playing"
 OUTCOME = "outcome"
+# Opponents of an evaluation: the beginning of a scripted player's name, and the policy before
+# training.
+BOT = "bot:"
+INITIAL = "initial"
 
 # A share of the rows that is so close to a whole number of games is one.
 SMALL_REMAINDER = 1e-6
@@ -131,6 +141,39 @@ def chairs_of(actor: int, chairs: int) -> tuple[int, ...]:
     return tuple(1 + (2 * actor + i) % chairs for i in range(min(2, chairs)))
 
 
+def keys_of(env_id: str, vector: VectorEnv, seat: int) -> Mapping[str, int]:
+    """Returns the keys by which a person plays a seat of a game, each with its choice or button.
+
+    Args:
+        env_id: of the environment, for messages.
+        vector: of the games.
+        seat: that the person plays.
+
+    Raises:
+        UserError: if the game has no such seat, or no keys for it.
+    """
+    seats = seating_of(env_id, vector.metadata).seats
+    if seats == 1:
+        raise UserError(
+            f"environment {env_id} has one seat, so there is nobody to play against; leave out "
+            "--seat to watch the agent"
+        )
+    if seat >= seats:
+        raise UserError(f"environment {env_id} has no seat {seat}; choose from 0 to {seats - 1}")
+    keys = vector.metadata.get(KEYS)
+    if not keys:
+        raise UserError(
+            f"environment {env_id} does not say by which keys a person plays it; give it "
+            f'metadata[{KEYS!r}], a map for each seat, as in ({{"left": 0, "right": 1}},) * {seats}'
+        )
+    if len(keys) != seats or not all(isinstance(each, Mapping) for each in keys):
+        raise UserError(
+            f"environment {env_id} has metadata[{KEYS!r}] {keys!r:.80}, and it must have a map of "
+            f"keys for each of the {seats} seats"
+        )
+    return dict(keys[seat])
+
+
 def turns_of(seating: Seating, seats: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
     """Returns the seats that learn in turn, where opponents play the others.
 
@@ -185,10 +228,17 @@ def divide_rows(league: LeagueConfig, seating: Seating, rows: int) -> RowShares:
             )
 
     shares = [*_shares(league, seating)]
-    if not all(share.divides(rows) for share in shares):
+    if not rows_fit(league, seating, rows):
         raise _odd_split(shares, rows)
-    mirror, *bots, pool = (round(share.of_rows * rows) for share in shares)
-    return RowShares(mirror, dict(zip(league.bots, bots, strict=True)), pool)
+    mirror, *of_bots, pool = (round(share.of_rows * rows) for share in shares)
+    return RowShares(mirror, dict(zip(league.bots, of_bots, strict=True)), pool)
+
+
+def rows_fit(league: LeagueConfig, seating: Seating, rows: int) -> bool:
+    """Whether so many learning rows can be divided into whole games, as `divide_rows` does."""
+    if not league.has_matches:
+        return rows % seating.seats == 0
+    return all(share.divides(rows) for share in _shares(league, seating))
 
 
 class _Share(NamedTuple):
@@ -200,6 +250,7 @@ class _Share(NamedTuple):
     unit: int
     """So many rows belong together."""
     unit_name: str
+    """The same in words, which continue "whole games of"."""
 
     def divides(self, rows: int) -> bool:
         """Whether the share of so many ``rows`` is a whole number of units."""
@@ -212,12 +263,11 @@ def _shares(league: LeagueConfig, seating: Seating) -> Iterator[_Share]:
     learning = len(turns_of(seating, league.seats)[0])
     chairs = min(2, league.chairs)
 
-    game = f"{seating.seats} a game"
-    yield _Share("league.mirror", league.mirror_share, seating.seats, game)
+    yield _Share("league.mirror", league.mirror_share, seating.seats, f"{seating.seats}")
     for bot, share in league.bots.items():
-        yield _Share(f"league.bots.{bot}", share, learning, f"{learning} a game")
+        yield _Share(f"league.bots.{bot}", share, learning, f"{learning}")
     pool = "what league.mirror and league.bots leave to the pool,"
-    each_chair = f"{learning} a game, for each of {chairs} chairs"
+    each_chair = f"{learning}, as many for each of {chairs} chairs"
     yield _Share(pool, league.pool_share, learning * chairs, each_chair)
 
 
@@ -229,7 +279,7 @@ def _odd_split(shares: Sequence[_Share], rows: int) -> UserError:
     remedy = "choose shares that are" if more_rows is None else f"set actors.envs={more_rows}"
     return UserError(
         f"{odd.name} {odd.of_rows:g} of actors.envs {rows} is {odd.of_rows * rows:g} rows, and "
-        f"there are {odd.unit_name}; {remedy}"
+        f"they must be whole games of {odd.unit_name}; {remedy}"
     )
 
 
@@ -238,15 +288,17 @@ def check_options(config: Config, seating: Seating) -> None:
 
     Raises:
         UserError: for a number of rows that is not divisible by the seats, for options of a league
-            that do not fit the game, and for `stop.return` in a game of several sides.
+            or opponents of evaluations that do not fit the game, and for `stop.return` in a game
+            of several sides that is never evaluated.
     """
     _check_league(config, seating)
-    if seating.has_opponents and config.stop.return_ is not None:
+    _check_against(config, seating)
+    if seating.has_opponents and config.stop.return_ is not None and not _is_evaluated(config):
         raise UserError(
-            f"stop.return {config.stop.return_:g} would be compared with a mean over all seats, "
-            f"and the policy plays all {seating.side_count} sides of environment {config.env.id}: "
-            "that mean tells nothing of its strength, and is 0 in a zero-sum game; set "
-            "stop.return=null, and stop.minutes or stop.env_steps"
+            f"stop.return {config.stop.return_:g} is reached by evaluations in a game of several "
+            "sides, since returns in training against oneself tell nothing of its strength, and "
+            "there are no evaluations; set eval.every_steps=100000 and transport.kind=auto, or "
+            "stop.return=null with stop.minutes or stop.env_steps"
         )
 
 
@@ -273,12 +325,52 @@ def _check_league(config: Config, seating: Seating) -> None:
         check_rows(config.env.id, config.actor_envs, seating.seats)
 
 
-def ranking_note(seating: Seating) -> str:
+def _check_against(config: Config, seating: Seating) -> None:
+    """Raise UserError for opponents of evaluations that a game with these seats cannot have."""
+    if not config.eval.against:
+        return
+    check_opposed(config.env.id, config.eval.against, seating)
+    for name in config.eval.against:
+        check_bot(name, seating)
+
+
+def check_opposed(env_id: str, opponents: Sequence[str], seating: Seating) -> None:
+    """Raise UserError if there are to be ``opponents`` in a game of one side."""
+    if not seating.has_opponents:
+        raise UserError(
+            f"environment {env_id} has one side, against which {', '.join(opponents):.80} cannot "
+            "play; leave out --against, or set eval.against=null"
+        )
+
+
+def check_bot(opponent: str, seating: Seating) -> None:
+    """Raise UserError if ``opponent`` is `bot:NAME`, and the game has no such scripted player."""
+    bot = opponent.removeprefix(BOT)
+    if not opponent.startswith(BOT) or bot in seating.bots:
+        return
+    names = ", ".join(f"{BOT}{name}" for name in seating.bots)
+    advice = f"choose from {names}" if names else "name a run or a file, as it has none"
+    raise UserError(f"the environment has no scripted player {bot!r:.80}; {advice}")
+
+
+def _is_evaluated(config: Config) -> bool:
+    """Whether a run has evaluations whose results reach its learner."""
+    has_times = config.evaluates_by_steps or config.eval.every_s is not None
+    return has_times and not TRANSPORTS.one_process(config.transport.kind)
+
+
+def ranking_note(config: Config, seating: Seating) -> str:
     """Returns a sentence on what ranks the checkpoints of a game of several sides; else empty."""
     if not seating.has_opponents:
         return ""
-    return (
-        f"the policy plays all {seating.side_count} sides, so its mean return does not rank "
-        "checkpoints: checkpoints/best is not written, and a command that takes the best takes the "
-        "last"
+    reason = (
+        f"the game has {seating.side_count} sides, so the mean return in training does not rank "
+        "checkpoints"
     )
+    if not config.has_evaluator:
+        return (
+            f"{reason}: without evaluations checkpoints/best is not written, and a command that "
+            "takes the best takes the last"
+        )
+    opponents = ", ".join(config.eval.against or (INITIAL,))
+    return f"{reason}: evaluations against {opponents} do, and write checkpoints/best"

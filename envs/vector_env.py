@@ -381,6 +381,10 @@ class BatchedEnv:
     None if the environment does not say it."""
     recorded: Mapping[str, Array]
     """Values of the last step for `info.recorded`, each ``[count]``, in the same arrays always."""
+    game_of: Array
+    """The game of each row, int64 ``[count]``: the number of the row itself in games of one."""
+    seat_of: Array
+    """The seat of each row in its game, int64 ``[count]``."""
 
     def __init__(
         self,
@@ -419,6 +423,7 @@ class BatchedEnv:
                 "actions; give it one, or leave them out"
             )
         self.count = vector.num_envs
+        self.game_of, self.seat_of = np.divmod(np.arange(self.count), seating.seats)
 
         # What translates between the policy and the vector.
         self._to_env_actions = action_map(vector.single_action_space)

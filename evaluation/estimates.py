@@ -69,6 +69,28 @@ def pooled(one: Estimate, other: Estimate) -> Estimate:
     return Estimate(mean, math.sqrt((within + between) / (n - 1) / n), n)
 
 
+class WinRate(NamedTuple):
+    """The share of games that were won, where a draw counts half, with its 95 % interval."""
+
+    mean: float
+    lower: float
+    upper: float
+
+
+def win_rate(outcomes: Sequence[float]) -> WinRate:
+    """Returns the win rate of independent games, from their ``outcomes`` of -1 (lost) to 1 (won).
+
+    The interval is that of Wilson (1927) for a share of n games. With draws it is a little too wide
+    rather than too narrow, since a draw varies less than a win or a loss. Unlike mean ± 1.96 s /
+    sqrt(n) it does not shrink to nothing when all of a few games are won.
+    """
+    n = len(outcomes)
+    mean = (1 + statistics.fmean(outcomes)) / 2
+    centre = (mean + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    half = Z / (1 + Z**2 / n) * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n**2))
+    return WinRate(mean, max(0.0, centre - half), min(1.0, centre + half))
+
+
 def lower_end(measured: Estimate, spread: float | None) -> float:
     """Returns the figure by which evaluated weights are compared.
 

@@ -8,32 +8,25 @@ not end is cut at a number of steps, so that every evaluation ends.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.algos.acting import make_policy
-from penstock.algos.samples import network_shape
-from penstock.configs.code_references import references
+from penstock.actors.matches import Matches
 from penstock.configs.errors import UserError
-from penstock.configs.load import CONFIG_FILE, load_run
-from penstock.configs.schema import Config
-from penstock.core import used_names
+from penstock.configs.load import CONFIG_FILE
 from penstock.core.formatting import aligned, number
-from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, find_bad_observation, make
-from penstock.envs.seats import ONE_SEAT, Seating
-from penstock.envs.space_difference import difference
-from penstock.evaluation import exported
-from penstock.evaluation.estimates import way_of
-from penstock.learner.checkpoints import checkpoint_format
-from penstock.learner.checkpoints.checkpoint_format import Checkpoint
-from penstock.learner.checkpoints.checkpoint_history import PLAY
-from penstock.learner.checkpoints.checkpoint_spaces import check_spaces
+from penstock.envs.seats import Seating, check_opposed
+from penstock.evaluation.estimates import win_rate
+from penstock.evaluation.opponents import OpponentSource, find_opponent, pairings_of
+from penstock.evaluation.policy_source import PolicySource, find_policy
 from penstock.models.acting.policy import Policy
 
 ENVS = 16
@@ -43,37 +36,13 @@ MOST_DROPPED = 10
 SEEDS_APART = 10_007
 """Distance between the seeds of environments for two values of ``seed``: more than are played."""
 
+PlayedEnvs = BatchedEnv | Matches
+"""Environments whose rows are seats of games: all seats, or those that a policy plays."""
 Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Returns the actions for observations ``[count, *shape]``."""
 Flags = npt.NDArray[np.bool_]
 Begin = Callable[[Flags], None]
 """Receives the environments in which an episode begins, bool ``[count]``."""
-
-
-class PolicySource(NamedTuple):
-    """Where the weights of a policy are: in a checkpoint of a run, or in an exported file."""
-
-    config: Config
-    name: str
-    """Name of the checkpoint; "file" for an exported file."""
-    sampled: bool
-    """Whether it is played with sampled actions by default."""
-    weights: Callable[[BatchedEnv], Float32]
-    """Returns the flat vector of weights for environments, which from then on pack observations as
-    in training. Raises UserError if these have other spaces than in training, or another network.
-    """
-
-    def policy(self, envs: BatchedEnv, seed: int) -> Policy:
-        """Returns the policy with its weights, over the environments of ``envs``.
-
-        ``seed`` gives the random numbers of its actions. Raises UserError as `weights` does.
-        """
-        # Weights first: a config from elsewhere may ask for a network of any size.
-        weights = self.weights(envs)
-        actors = self.config.actors.model_copy(update={"envs": envs.count})
-        policy = make_policy(self.config.model_copy(update={"actors": actors}), envs.info, seed)
-        policy.load(weights)
-        return policy
 
 
 class Episode(NamedTuple):
@@ -83,12 +52,16 @@ class Episode(NamedTuple):
     length: int
     cut: bool = False
     game: int = 0
-    """Number of the game of several seats among those that were played side by side."""
+    """Number of its game among those that were played side by side."""
     seat: int = 0
     """The seat of its game that was played."""
     outcome: float | None = None
     """The result of its game for that seat, from -1 (lost) to 1 (won); None if the environment does
     not say it, and seats do not end together or have no opponents."""
+    number: int = 0
+    """Its number among the episodes of its row."""
+    opponent: str = ""
+    """Who played the seats that the policy did not; empty if it played all."""
 
 
 def evaluate(
@@ -99,6 +72,7 @@ def evaluate(
     seed: int,
     max_steps: int | None,
     allow: Sequence[str] = (),
+    against: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Play episodes with the weights of a run, or of an exported file.
 
@@ -107,10 +81,13 @@ def evaluate(
         episodes: how many to play.
         which: the checkpoint of a run, "best" or "last".
         sample: True draws actions as in training, False takes the most probable ones, and None
-            does what the run's evaluation found to be better.
+            does what the run's evaluation found to be better. Against another policy None samples,
+            as that does: neither then has an advantage, and games differ.
         seed: the same one plays the same episodes.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
         allow: patterns of names that may be imported (`find_policy`).
+        against: opponents in a game of several sides (`evaluation.opponents`), each of which gets
+            an equal share of the episodes. Without any the policy plays all seats itself.
 
     Returns: the returns and lengths of the episodes with their `summary`, and how they were played.
 
@@ -120,15 +97,30 @@ def evaluate(
     source = find_policy(run_dir, which, allow)
     config = source.config
     step_limit = max_steps or config.eval.max_episode_steps
+    folder = None if source.name == "file" else Path(run_dir)
+    opponents = [find_opponent(name, config, folder, allow) for name in against]
     if sample is None:
-        sample = source.sampled
+        has_policies = any(opponent.policy is not None for opponent in opponents)
+        sample = source.sampled or has_policies
 
-    rows = min(episodes, ENVS)
+    def choose(policy: Policy) -> Choose:
+        return policy.act if sample else policy.greedy
+
+    rows = min(share_of(episodes, max(1, len(opponents))), ENVS)
     envs = make(config.env, rows, config.actors.env_threads, whole_games=True)
+    seating = envs.info.seating
     try:
-        policy = source.policy(envs, seed)
-        choose: Choose = policy.act if sample else policy.greedy
-        played = play(envs, choose, episodes, seed=seed, max_steps=step_limit, begin=policy.reset)
+        if against:
+            check_opposed(config.env.id, against, seating)
+        played = play_policy(
+            envs,
+            source,
+            opponents,
+            episodes,
+            choose=choose,
+            seed=seed,
+            max_steps=step_limit,
+        )
     finally:
         envs.close()
 
@@ -137,7 +129,7 @@ def evaluate(
     result = {
         "run_dir": run_dir,
         "checkpoint": source.name,
-        "episodes": episodes,
+        "episodes": len(played),
         "sample": sample,
         "seed": seed,
         "return": summary(returns),
@@ -147,30 +139,83 @@ def evaluate(
         "returns": returns,
         "lengths": lengths,
     }
-    if envs.info.seating.seats > 1:
+    if opponents:
+        result["against"] = by_opponent(played)
+    elif seating.seats > 1:
         result["seats"] = by_seat(played)
     return result
+
+
+def by_opponent(played: Sequence[Episode]) -> list[dict[str, Any]]:
+    """Returns the episodes against each opponent in figures, in the order of the opponents.
+
+    They are the "opponent", the number of "episodes", the `summary` of their "return", the shares
+    of games that were "won", "drawn" and "lost" with the `estimates.WinRate` as "win_rate", None
+    where outcomes are not known, and the figures `by_seat` as "seats".
+    """
+    figures = []
+    for opponent in dict.fromkeys(episode.opponent for episode in played):
+        episodes = [episode for episode in played if episode.opponent == opponent]
+        figures.append(
+            {
+                "opponent": opponent,
+                "episodes": len(episodes),
+                "return": summary(tuple(episode.episode_return for episode in episodes)),
+                **shares_of(episodes),
+                "seats": by_seat(episodes),
+            }
+        )
+    return figures
+
+
+def shares_of(played: Sequence[Episode]) -> dict[str, Any]:
+    """Returns the shares of games that were "won", "drawn" and "lost", and the "win_rate".
+
+    None where outcomes are not known. A game counts once.
+    """
+    outcomes = [
+        fmean(outcomes)
+        for episodes in games_of(played)
+        if (outcomes := [each.outcome for each in episodes if each.outcome is not None])
+    ]
+    if not outcomes:
+        return dict.fromkeys(("won", "drawn", "lost", "win_rate"))
+
+    games = len(outcomes)
+    return {
+        "won": sum(outcome > 0 for outcome in outcomes) / games,
+        "drawn": sum(outcome == 0 for outcome in outcomes) / games,
+        "lost": sum(outcome < 0 for outcome in outcomes) / games,
+        "win_rate": win_rate(outcomes)._asdict(),
+    }
+
+
+def games_of(played: Sequence[Episode]) -> list[list[Episode]]:
+    """Returns the episodes of each game: of one in which the policy plays a seat, a single one.
+
+    Seats that play together are paid alike, so an interval must not count them as independent.
+    """
+    games: dict[tuple[int, int], list[Episode]] = {}
+    for episode in played:
+        games.setdefault((episode.game, episode.number), []).append(episode)
+    return [*games.values()]
 
 
 def by_seat(played: Sequence[Episode]) -> list[dict[str, Any]]:
     """Returns the episodes of each seat of a game in figures, for seats that have some.
 
-    They are "seat", the number of "episodes", the `summary` of their "return", and the
-    shares that were "won" and "lost", None where outcomes are not known.
+    They are "seat", the number of "episodes", the `summary` of their "return", and the shares that
+    were "won", "drawn" and "lost" with the "win_rate" (`shares_of`).
     """
     figures = []
     for seat in sorted({episode.seat for episode in played}):
         episodes = [episode for episode in played if episode.seat == seat]
-        outcomes = [episode.outcome for episode in episodes if episode.outcome is not None]
-        won = sum(outcome > 0 for outcome in outcomes)
-        lost = sum(outcome < 0 for outcome in outcomes)
         figures.append(
             {
                 "seat": seat,
                 "episodes": len(episodes),
                 "return": summary(tuple(episode.episode_return for episode in episodes)),
-                "won": won / len(outcomes) if outcomes else None,
-                "lost": lost / len(outcomes) if outcomes else None,
+                **shares_of(episodes),
             }
         )
     return figures
@@ -195,6 +240,7 @@ def evaluate_seeds(
     seed: int,
     max_steps: int | None,
     allow: Sequence[str] = (),
+    against: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluate each run in a folder of `train --seeds`.
 
@@ -210,7 +256,7 @@ def evaluate_seeds(
     failed = []
     for run_dir in seed_runs(folder):
         try:
-            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps, allow))
+            runs.append(evaluate(run_dir, episodes, which, sample, seed, max_steps, allow, against))
         except UserError as error:
             failed.append({"run_dir": run_dir, "error": str(error)})
     if not runs:
@@ -225,79 +271,8 @@ def evaluate_seeds(
     }
 
 
-def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
-    """Returns the folder of the checkpoint "best" or "last" of a run.
-
-    For "best" that is the last one if there is no best yet.
-    """
-    folder = Path(run_dir) / "checkpoints" / which
-    if which == "best" and not checkpoint_format.exists(folder):
-        folder = folder.with_name("last")
-    return folder
-
-
-def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> PolicySource:
-    """Returns the checkpoint ``which`` of a run, or the policy of an exported file.
-
-    Args:
-        source: folder of the run, or path of the file.
-        which: "best" or "last"; of no effect for a file.
-        allow: patterns of names that may be imported. A file may name no code without them; a
-            run's folder may name what runs of this user have used.
-
-    Raises:
-        UserError: if there is no policy, or if it names code that must not be imported.
-    """
-    if Path(source).is_file():
-        return _file_source(Path(source), allow)
-
-    config = load_run(source)
-    folder = checkpoint_folder(source, which)
-    used_names.check(references(config), allow, str(source))
-    sampled = way_of(checkpoint_format.read_meta(folder).get(PLAY)) == "sampled"
-    return of_checkpoint(config, folder, sampled)
-
-
-def of_checkpoint(config: Config, folder: Path, sampled: bool = False) -> PolicySource:
-    """Returns the checkpoint in ``folder``, of a run with ``config``, as the source of a policy."""
-
-    def weights(envs: BatchedEnv) -> Float32:
-        return fitting_weights(config, folder, checkpoint_format.load(folder), envs)
-
-    return PolicySource(config, folder.name, sampled, weights)
-
-
-def fitting_weights(config: Config, folder: Path, stored: Checkpoint, envs: BatchedEnv) -> Float32:
-    """Returns the weights of a checkpoint, after a check that they fit ``envs``.
-
-    It does what `PolicySource.weights` says. ``folder`` is the place of the checkpoint, for
-    messages.
-    """
-    envs.pack_as(check_spaces(folder, stored, envs.info, config.env.id))
-    layout = network_shape(config, envs.info).layout
-    checkpoint_format.check_layout(folder / checkpoint_format.FILE, stored.layout, layout)
-    return stored.weights
-
-
-def _file_source(path: Path, allow: Sequence[str]) -> PolicySource:
-    """Returns an exported file as the source of a policy, with the arguments of `find_policy`."""
-    stored = exported.read(path, allow, plays=True)
-
-    def weights(envs: BatchedEnv) -> Float32:
-        if differs := difference(stored.spaces, envs.info.spaces):
-            raise UserError(
-                f"{path} is a policy for {stored.config.env.id} with other observations or actions "
-                f"than that environment has here: {differs.column} {differs.trained} in training, "
-                f"{differs.present} here; install the version that it was trained with"
-            )
-        envs.pack_as(stored.spaces[0])
-        return stored.weights
-
-    return PolicySource(stored.config, "file", way_of(stored.play) == "sampled", weights)
-
-
 def play(
-    envs: BatchedEnv,
+    envs: PlayedEnvs,
     choose: Choose,
     episodes: int,
     seed: int,
@@ -309,7 +284,8 @@ def play(
     A single environment cannot be reset alone, so one whose episode was cut waits for the others.
 
     Args:
-        envs: the environments, each of which plays its share of the episodes.
+        envs: the environments, each of which plays its share of the episodes. Of games against
+            opponents they are the rows that do not belong to these.
         choose: returns the actions.
         episodes: how many to play.
         seed: the episodes of two values have nothing in common.
@@ -322,7 +298,7 @@ def play(
         UserError: for an observation or a reward that is not sound, or if far more episodes fail
             than are asked for.
     """
-    tally = _Tally(envs.count, episodes, max_steps, envs.info.seating)
+    tally = _Tally(envs.game_of, episodes, max_steps, envs.info.seating)
     space = envs.info.observation_space
     obs = np.empty((envs.count, *space.shape), space.dtype)
     parts = envs.info.parts
@@ -343,6 +319,7 @@ def play(
 
         # The step after an episode's end only resets: its reward and action count for nothing.
         idle = resetting
+        seats = envs.seat_of.copy()
         rewards, terminated, truncated = envs.step_into(choose(obs), obs)
         _check_rewards(rewards)
 
@@ -356,8 +333,65 @@ def play(
             begins |= envs.dropped
             tally.on_dropped(envs.dropped)
             idle = idle | envs.dropped
-        tally.on_step(rewards, played=~idle, ended=ended, outcome=envs.outcome)
+        tally.on_step(rewards, seats, played=~idle, ended=ended, outcome=envs.outcome)
     return [episode for of_one_env in tally.episodes for episode in of_one_env]
+
+
+def play_policy(
+    env: BatchedEnv,
+    source: PolicySource,
+    opponents: Sequence[OpponentSource],
+    episodes: int,
+    *,
+    choose: Callable[[Policy], Choose],
+    seed: int,
+    max_steps: int,
+) -> list[Episode]:
+    """Play episodes of a policy, equally many against each opponent.
+
+    Args:
+        env: the environments, with rows for all seats of a game.
+        source: of the policy.
+        opponents: who plays the other seats; without any the policy plays all seats itself.
+        episodes: how many to play; against several opponents they are rounded up to equal shares.
+        choose: returns what chooses the actions of the policy.
+        seed: the episodes of two values have nothing in common.
+        max_steps: agent steps at which an episode is cut.
+
+    Returns:
+        The episodes, which have the names of their opponents.
+
+    Raises:
+        UserError: as `play`, and if an opponent does not fit the environment.
+    """
+    # The policy comes first, as it decides how observations are packed.
+    source = source.read_once()
+    source.weights(env)
+    pairings = pairings_of(env, opponents, seats=source.config.league.seats, seed=seed)
+    share = share_of(episodes, len(pairings))
+
+    played: list[Episode] = []
+    games = 0
+    for pairing in pairings:
+        policy = source.policy(env, seed, pairing.envs.count)
+        found = play(
+            pairing.envs,
+            choose(policy),
+            share,
+            seed=seed,
+            max_steps=max_steps,
+            begin=policy.reset,
+        )
+        for episode in found:
+            game = games + episode.game
+            played.append(episode._replace(opponent=pairing.opponent, game=game))
+        games += env.count // env.info.seating.seats
+    return played
+
+
+def share_of(episodes: int, pairings: int) -> int:
+    """Returns the episodes of each of so many pairings."""
+    return math.ceil(episodes / pairings)
 
 
 def _check_rewards(rewards: npt.NDArray[Any]) -> None:
@@ -377,14 +411,24 @@ class _Tally:
     """Counts the episodes of each environment until it has played its share."""
 
     def __init__(
-        self, env_count: int, episodes: int, max_steps: int, seating: Seating = ONE_SEAT
+        self, games: npt.NDArray[Any], episodes: int, max_steps: int, seating: Seating
     ) -> None:
+        """Begin before the first reset.
+
+        Args:
+            games: the game of each environment, int ``[count]``.
+            episodes: how many to play.
+            max_steps: agent steps at which an episode is cut.
+            seating: the seats of a game.
+        """
+        env_count = len(games)
         self.episodes: list[list[Episode]] = [[] for _ in range(env_count)]
         """The episodes that each environment has played."""
         share, remainder = divmod(episodes, env_count)
         self._shares = [share + 1 if i < remainder else share for i in range(env_count)]
         self._max_steps = max_steps
-        self._seats = seating.seats
+        self._games = games
+        self._has_all_seats = env_count == seating.seats * len({*games.tolist()})
         self._sides = np.array(seating.sides)
         self._dropped = 0  # failed episodes of all environments
         # The present episode of each. Before the first reset all wait, as after a cut episode.
@@ -423,6 +467,7 @@ class _Tally:
     def on_step(
         self,
         rewards: npt.NDArray[Any],
+        seats: npt.NDArray[Any],
         played: Flags,
         ended: Flags,
         outcome: npt.NDArray[Any] | None = None,
@@ -431,6 +476,7 @@ class _Tally:
 
         Args:
             rewards: ``[count]``.
+            seats: int ``[count]``, the seats that the environments played in it.
             played: bool ``[count]``, whether it was a step of an episode, not one that resets.
             ended: bool ``[count]``, whether the episode has ended with it.
             outcome: ``[count]``, the environment's word on the games that have ended.
@@ -447,26 +493,34 @@ class _Tally:
                     float(self._returns[i]),
                     int(self._lengths[i]),
                     cut=bool(cut[i]),
-                    game=int(i // self._seats) if self._seats > 1 else 0,
-                    seat=int(i % self._seats),
-                    outcome=None if cut[i] else self._outcome(int(i), ended, outcome),
+                    game=int(self._games[i]),
+                    seat=int(seats[i]),
+                    outcome=None if cut[i] else self._outcome(int(i), seats, ended, outcome),
+                    number=len(self.episodes[i]),
                 )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0
         self._lengths[ended] = 0
 
-    def _outcome(self, row: int, ended: Flags, outcome: npt.NDArray[Any] | None) -> float | None:
+    def _outcome(
+        self,
+        row: int,
+        seats: npt.NDArray[Any],
+        ended: Flags,
+        outcome: npt.NDArray[Any] | None,
+    ) -> float | None:
         """Returns the outcome of the episode that has ended in a row.
 
         Without the environment's word it is the sign of the row's return minus the mean of the
         other sides, if all seats of the game have ended.
         """
         if outcome is not None:
-            return float(outcome[row])
+            return None if np.isnan(outcome[row]) else float(outcome[row])
 
-        seat = row % self._seats
-        game = slice(row - seat, row - seat + self._seats)
-        others = self._sides != self._sides[seat]
+        if not self._has_all_seats:
+            return None
+        game = self._games == self._games[row]
+        others = self._sides[seats[game]] != self._sides[seats[row]]
         if not others.any() or not ended[game].all():
             return None
         return float(np.sign(self._returns[row] - self._returns[game][others].mean()))
@@ -491,7 +545,8 @@ def of_checkpoint_text(result: dict[str, Any]) -> str:
 def describe(result: dict[str, Any]) -> str:
     """Returns the result of `evaluate` as text.
 
-    It is three lines, one for each seat of a game of several, and one if episodes were cut.
+    It is three lines, one for each seat of a game of several, for each opponent one more with those
+    of the seats played against it, and one if episodes were cut.
     """
     actions = "sampled" if result["sample"] else "greedy"
     policy = f"{result['run_dir']}{of_checkpoint_text(result)}"
@@ -499,15 +554,25 @@ def describe(result: dict[str, Any]) -> str:
     for name in ("return", "length"):
         figures = "  ".join(f"{key} {number(value)}" for key, value in result[name].items())
         lines.append(f"{name:6}  {figures}")
-    for seat in result.get("seats", ()):
-        line = f"seat {seat['seat']}  {seat['episodes']} episodes, mean return "
-        line += number(seat["return"]["mean"])
-        if seat["won"] is not None:
-            line += f", won {seat['won']:.0%}, lost {seat['lost']:.0%}"
-        lines.append(line)
+    lines += [f"seat {seat['seat']}  {_games_text(seat)}" for seat in result.get("seats", ())]
+    for opponent in result.get("against", ()):
+        lines.append(f"against {opponent['opponent']}: {_games_text(opponent)}")
+        lines += [f"  seat {seat['seat']}  {_games_text(seat)}" for seat in opponent["seats"]]
     if result["cut"]:
         lines.append(_cut_line(result["cut"], result["episodes"], result["max_episode_steps"]))
     return "\n".join(lines)
+
+
+def _games_text(figures: dict[str, Any]) -> str:
+    """Returns the figures of a seat, or of the games against an opponent, as text."""
+    mean_return = number(figures["return"]["mean"])
+    text = f"{figures['episodes']} episodes, mean return {mean_return}"
+    win_rate = figures["win_rate"]
+    if win_rate is None:
+        return text
+    shares = ", ".join(f"{name} {figures[name]:.0%}" for name in ("won", "drawn", "lost"))
+    low, high = win_rate["lower"], win_rate["upper"]
+    return f"{text}, {shares}: win rate {win_rate['mean']:.0%} ({low:.0%} to {high:.0%})"
 
 
 def describe_seeds(result: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ limits, such as `stop.env_steps`, its last weights are evaluated as well.
 Which episodes are played: every evaluation takes the same seeds, or the first of them, with greedy
 and with sampled actions, so that two evaluations differ in their weights and in nothing else. A
 closing evaluation, which decides whether `stop.return` is reached, plays these and then episodes
-with other seeds, in the better of the two ways only.
+with other seeds, in the better of the two ways only. In a game of several sides the episodes are
+matches against the opponents of `eval.against`, equally many against each.
 
 Which checkpoint is the best: that is decided by all episodes of each checkpoint
 (`evaluation.estimates.better_way`). The result of the best is stored in its own file, so that the
@@ -30,7 +31,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections import Counter
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from penstock.configs.schema import Config
 from penstock.core.formatting import count, falls_short, number
 from penstock.core.notes import note_logger
 from penstock.core.role import RoleContext
+from penstock.envs.seats import INITIAL
 from penstock.evaluation.best_videos import BestVideos
 from penstock.evaluation.estimates import (
     WAYS,
@@ -70,18 +71,22 @@ from penstock.learner.checkpoints.checkpoint_history import (
     usable_best_meta,
 )
 from penstock.learner.evaluation_requests import CLOSING, FIRST
+from penstock.learner.pool import PolicyPool, pool_folder
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
 
 logger = note_logger(__name__)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
     from penstock.envs import BatchedEnv
-    from penstock.evaluation.evaluate import Episode
+    from penstock.evaluation.evaluate import Choose, Episode
+    from penstock.evaluation.opponents import MissingInitialError, OpponentSource
+    from penstock.evaluation.tournament import Tournament
+    from penstock.models.acting.policy import Policy
 
 CHECKPOINTS = "checkpoints"
 HELD = ".evaluated"
@@ -100,6 +105,16 @@ CLOSING_SEEDS = 10_000
 POLL_S = 0.05
 IDLE_S = 1.0
 """Time between two reports of an idle evaluator."""
+MEMBER_GAMES = 5_000
+"""Games that each two members of the pool play, at most; their payoff then has a standard error of
+a seventieth of the deviation of a game."""
+NASH_SHARE = 0.5
+"""The share of a core that they may take at least where `league.draw: nash` trains against their
+equilibrium; with less, new members would enter it late."""
+PAIRS_S = 2.0
+"""Time after which a pair is looked for again where there was none."""
+FAULT_S = 600.0
+"""The same after a fault of the pool."""
 PROBED = 32
 """Steps by which the cost of a step is estimated."""
 PROBED_ENVS = 4
@@ -149,6 +164,7 @@ def _evaluate_until_stopped(ctx: RoleContext, config: Config, evaluator: Evaluat
     if config.confirms_return:
         # A closing evaluation may be needed soon.
         evaluator.envs()
+    evaluator.check_opponents()
     ctx.report("ready")
 
     every_s = config.eval.every_s
@@ -173,6 +189,7 @@ def _evaluate_until_stopped(ctx: RoleContext, config: Config, evaluator: Evaluat
             if time.monotonic() >= next_report_s:
                 ctx.report("evaluator", **evaluator.state())
                 next_report_s = time.monotonic() + IDLE_S
+            evaluator.play_members()
             ctx.ledger.switch(Part.WAIT)
             time.sleep(POLL_S)
             continue
@@ -238,13 +255,31 @@ class Evaluator:
 
         self._schedule = EvaluationSchedule(config.eval)
         self._closings = 0  # closing evaluations so far
+        self._opponents: list[OpponentSource] | None = None  # None: not looked for yet
+        self._noted_missing = False
         self._envs: BatchedEnv | None = None
         self._env_count = 0  # the least number of these, which were made in whole games
         self._noted_cut = False
+        self._tournament: Tournament | None = None
+        self._next_games_s = 0.0  # when members play again (CLOCK_MONOTONIC)
         self.videos = BestVideos(
             ctx.run_dir, VIDEO_SEED + config.run.seed, enabled=config.eval.video
         )
         """Records a video of each new best."""
+
+    def check_opponents(self) -> None:
+        """Raise UserError if one of `eval.against` does not fit the environment.
+
+        The policy before training fits, and may not be in the pool yet.
+        """
+        names = [name for name in self._config.eval.against or () if name != INITIAL]
+        if not names:
+            return
+
+        from penstock.evaluation.opponents import find_opponent
+
+        for name in names:
+            find_opponent(name, self._config, self._ctx.run_dir).identity(self.envs())
 
     def has_new_checkpoint(self) -> bool:
         """Whether `checkpoints/last` has not been evaluated by time yet."""
@@ -294,6 +329,8 @@ class Evaluator:
     def evaluate_next(self, *, last: bool = False) -> None:
         """Evaluate the checkpoint of the learner's request, or else the newest, and report on it.
 
+        It is skipped while the opponent `initial` is missing, since a disk is full for instance.
+
         Args:
             last: whether it is the run's last evaluation, which has as many episodes as fit.
 
@@ -302,12 +339,33 @@ class Evaluator:
             DamagedCheckpointError: if the checkpoint cannot be read.
             StoppedError: if the run ends meanwhile.
         """
+        from penstock.evaluation.opponents import MissingInitialError
+
         self._take_checkpoint()
         meta = checkpoint_format.read_meta(self._held)
-        request = meta.get(REQUEST)
-        progress = meta["progress"]
+        self._evaluated_steps = meta["progress"]["trained_steps"]
+        try:
+            self._evaluate_held(meta["progress"], meta.get(REQUEST), last=last)
+        except MissingInitialError as error:
+            self._skip(meta.get(REQUEST), error)
+
+    def _skip(self, request: str | None, error: MissingInitialError) -> None:
+        """Note, once, that there are no evaluations without an opponent."""
+        if not self._noted_missing:
+            self._noted_missing = True
+            logger.info("checkpoints are not evaluated: %s", error)
+        if request == CLOSING:
+            steps = self._evaluated_steps
+            self._ctx.report("verdict", trained_steps=steps, solved=False, seconds=0.0)
+
+    def _evaluate_held(
+        self, progress: Mapping[str, Any], request: str | None, *, last: bool
+    ) -> None:
+        """Evaluate the checkpoint in `_held` if it is due, and report on it.
+
+        Arguments and errors are those of `_evaluate` and `evaluate_next`.
+        """
         steps = progress["trained_steps"]
-        self._evaluated_steps = steps
 
         def probed_cost() -> PairCost:
             envs = min(PROBED_ENVS, self._config.eval.episodes) if request == FIRST else None
@@ -355,10 +413,11 @@ class Evaluator:
 
         Returns: the fields of the message "evaluation".
         """
-        from penstock.evaluation.evaluate import summary
+        from penstock.evaluation.evaluate import by_opponent, summary
 
         started_s = time.monotonic()
         steps = progress["trained_steps"]
+        self._find_opponents(self.envs(episodes))
         if not self._knows_best:
             self._find_best(progress, episodes)
 
@@ -404,6 +463,11 @@ class Evaluator:
             "every_steps": self._schedule.every or None,
             "env": self._conditions["env"],
         }
+        if self._opponents:
+            against = by_opponent(better_episodes)
+            win_rates = [each["win_rate"]["mean"] for each in against if each["win_rate"]]
+            result["against"] = against
+            result["win_rate"] = fmean(win_rates) if win_rates else None
 
         if is_best:
             self.videos.request()
@@ -421,10 +485,7 @@ class Evaluator:
 
         They do if the lower end of their mean is higher. Weights that are confirmed to reach
         `stop.return` (``solved``) also replace a best that is equal, or that may not reach it.
-        Where the policy plays several sides of a game, its mean return ranks nothing.
         """
-        if self.envs().info.seating.has_opponents:
-            return False
         best = self._best_choice
         goal = self._config.stop.return_
         if best is None or choice.beats(best):
@@ -457,17 +518,18 @@ class Evaluator:
         if out_of_reach(estimates[way], goal):
             intervals = ", ".join(f"{each} {with_interval(estimates[each])}" for each in WAYS)
             logger.info(
-                "stop.return %s was reached in training, but not in evaluation (%s, over %d "
-                "episodes each, at %s steps): the upper end of the better interval (95 %%) is "
-                "below it; training continues",
-                *(number(goal), intervals, estimates[way].episodes, count(steps)),
+                "stop.return %s was reached in %s, but not in evaluation (%s, over %d episodes "
+                "each, at %s steps): the upper end of the better interval (95 %%) is below it; "
+                "training continues",
+                *(number(goal), self._reached_in(), intervals),
+                *(estimates[way].episodes, count(steps)),
             )
             return _ClosingResult(None, solved=False)
 
         # The environments of `_envs` are open too, so these have indices of their own.
         envs = make(
             config.env,
-            min(episodes, max(ENVS, config.actor_envs)),
+            min(self._share_of(episodes), max(ENVS, config.actor_envs)),
             whole_games=True,
             first=FirstIndex.EVALUATOR + ENVS,
             beat=self._ctx.status.beat,
@@ -477,7 +539,9 @@ class Evaluator:
             further = estimate(returns_of(self._play(self._held, envs, way, episodes, seed)))
 
         solved = reaches(further, goal)
-        _log_confirmation(further, way, goal=goal, solved=solved, steps=steps)
+        _log_confirmation(
+            further, way, goal=goal, solved=solved, steps=steps, reached_in=self._reached_in()
+        )
         return _ClosingResult(further, solved)
 
     def _estimated_cost(self, envs: BatchedEnv, lengths: Sequence[int]) -> PairCost:
@@ -490,38 +554,104 @@ class Evaluator:
         """
         import numpy as np
 
-        from penstock.evaluation.evaluate import of_checkpoint
+        from penstock.evaluation.opponents import pairings_of
+        from penstock.evaluation.policy_source import of_checkpoint
 
-        space = envs.info.observation_space
-        obs = np.empty((envs.count, *space.shape), space.dtype)
-        policy = of_checkpoint(self._config, self._held).policy(envs, SEED)
+        source = of_checkpoint(self._config, self._held).read_once()
+        source.weights(envs)
+        opponents = self._find_opponents(envs)
+        seats = self._config.league.seats
+        pairings = pairings_of(envs, opponents, seats=seats, seed=SEED)
 
-        def step() -> None:
+        # Seconds for each step of a row, of all pairings together.
+        wall_s = 0.0
+        cpu_s = 0.0
+        for _, rows in pairings:
+            policy = source.policy(envs, SEED, rows.count)
+            space = rows.info.observation_space
+            obs = np.empty((rows.count, *space.shape), space.dtype)
             self._ctx.status.beat()
-            envs.step_into(policy.greedy(obs), obs)
+            rows.reset_into(SEED, obs)
 
-        self._ctx.status.beat()
-        envs.reset_into(SEED, obs)
-        step()  # not measured, since the first step includes imports
-        started_s = time.monotonic()
-        started_cpu_s = time.process_time()
-        for _ in range(PROBED):
-            step()
-        wall_s = time.monotonic() - started_s
-        cpu_s = time.process_time() - started_cpu_s
+            # The first step is not measured, since it includes imports.
+            rows.step_into(policy.greedy(obs), obs)
+            started_s = time.monotonic()
+            started_cpu_s = time.process_time()
+            for _ in range(PROBED):
+                self._ctx.status.beat()
+                rows.step_into(policy.greedy(obs), obs)
+            wall_s += (time.monotonic() - started_s) / (PROBED * rows.count)
+            cpu_s += (time.process_time() - started_cpu_s) / (PROBED * rows.count)
 
         episode_steps = min(sum(lengths) / len(lengths), self._config.eval.max_episode_steps)
-        probes = len(WAYS) * episode_steps / (PROBED * envs.count)
-        return PairCost(cpu_s=probes * cpu_s, wall_s=probes * wall_s)
+        steps = len(WAYS) * episode_steps / len(pairings)
+        return PairCost(cpu_s=steps * cpu_s, wall_s=steps * wall_s)
 
     def release_checkpoint(self) -> None:
         """Remove the checkpoint that was evaluated from `_held`."""
         _remove(self._held)
 
+    def play_members(self) -> None:
+        """Play some games between two members of the pool, if that is due.
+
+        It is if a pair has too few, and `eval.share` leaves time for them. It returns early if the
+        run ends meanwhile. A fault of the pool, such as a full disk, is noted, and ends nothing.
+        """
+        if time.monotonic() < self._next_games_s:
+            return
+        started_cpu_s = time.process_time()
+        pause_s = PAIRS_S
+        try:
+            if self._play_pair():
+                # The pause is as long as the games' share of a core demands.
+                cpu_s = time.process_time() - started_cpu_s
+                share = _share_of_members(self._config)
+                pause_s = 0.0 if share is None else cpu_s / share
+        except StoppedError:
+            return
+        except (UserError, OSError) as error:
+            logger.info("members of the pool do not play for %.0f s: %s", FAULT_S, error)
+            pause_s = FAULT_S
+        self._next_games_s = time.monotonic() + pause_s
+
+    def _play_pair(self) -> bool:
+        """Play games of the pair that has the fewest; returns whether there are results.
+
+        Raises:
+            StoppedError: if the run ends meanwhile.
+            UserError: if the pool or the environment cannot be used.
+            OSError: if the results cannot be written.
+        """
+        if self._tournament is None:
+            pool = PolicyPool(pool_folder(self._config, self._ctx.run_dir))
+            if len(pool.members()) < 2:
+                return False
+
+            from penstock.envs.make import FirstIndex
+            from penstock.evaluation.tournament import Tournament
+
+            self._tournament = Tournament(
+                pool,
+                {self._config.league.name: self._config},
+                first=FirstIndex.TOURNAMENT,
+                beat=self._ctx.status.beat,
+            )
+
+        from penstock.evaluation.tournament import GAMES_TOGETHER
+
+        self._ctx.status.phase = Phase.ENVIRONMENT
+        self._ctx.ledger.switch(Part.STEP)
+        pair = self._tournament.next_pair(MEMBER_GAMES)
+        if pair is None:
+            return False
+        return self._tournament.play(pair, GAMES_TOGETHER, self._choose("sampled"))
+
     def close_envs(self) -> None:
         """Close the environments of the evaluations."""
         if self._envs is not None:
             self._envs.close()
+        if self._tournament is not None:
+            self._tournament.close()
 
     def finish_video(self) -> None:
         """Give the video of the last best some seconds to be recorded, after the run has ended."""
@@ -644,7 +774,7 @@ class Evaluator:
         from penstock.envs.make import FirstIndex
         from penstock.evaluation.evaluate import ENVS
 
-        env_count = min(episodes or self._config.eval.episodes, ENVS)
+        env_count = min(self._share_of(episodes or self._config.eval.episodes), ENVS)
         if self._envs is not None and episodes is not None and self._env_count != env_count:
             self._envs.close()
             self._envs = None
@@ -659,6 +789,38 @@ class Evaluator:
             )
         return self._envs
 
+    def _share_of(self, episodes: int) -> int:
+        """Returns the episodes against each opponent."""
+        from penstock.evaluation.evaluate import share_of
+
+        return share_of(episodes, max(1, len(self._config.eval.against or ())))
+
+    def _find_opponents(self, envs: BatchedEnv) -> list[OpponentSource]:
+        """Returns the opponents of evaluations in ``envs``; none in a game of one side.
+
+        They stay the same until the process ends, and are part of the conditions.
+
+        Raises:
+            MissingInitialError: if the pool has no policy of before training.
+            UserError: if one does not fit the environment.
+        """
+        if self._opponents is not None:
+            return self._opponents
+
+        opponents = []
+        if envs.info.seating.has_opponents:
+            from penstock.evaluation.opponents import find_opponent
+
+            for name in self._config.eval.against or (INITIAL,):
+                opponents.append(find_opponent(name, self._config, self._ctx.run_dir))
+            self._conditions["against"] = [opponent.identity(envs) for opponent in opponents]
+        self._opponents = opponents
+        return opponents
+
+    def _reached_in(self) -> str:
+        """Returns where a return was found that is to be confirmed, in words."""
+        return "an evaluation" if self._opponents else "training"
+
     def _play_both(self, folder: Path, episodes: int) -> dict[Way, list[Episode]]:
         """Play the checkpoint in ``folder`` for ``episodes`` in each way, with the same seeds."""
         envs = self.envs(episodes)
@@ -672,43 +834,69 @@ class Evaluator:
 
         Raises StoppedError if the run ends meanwhile.
         """
-        from penstock.evaluation.evaluate import of_checkpoint, play, were_cut
+        from penstock.evaluation.evaluate import play_policy, were_cut
+        from penstock.evaluation.policy_source import of_checkpoint
 
         max_steps = self._config.eval.max_episode_steps
-        policy = of_checkpoint(self._config, folder).policy(envs, seed)
-        act = policy.greedy if way == "greedy" else policy.act
 
-        def choose_action(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            self._ctx.status.beat()
-            if self._ctx.stopping():
-                raise StoppedError
-            return act(obs)
-
-        played = play(
-            envs, choose_action, episodes, seed=seed, max_steps=max_steps, begin=policy.reset
+        played = play_policy(
+            envs,
+            of_checkpoint(self._config, folder),
+            self._find_opponents(envs),
+            episodes,
+            choose=self._choose(way),
+            seed=seed,
+            max_steps=max_steps,
         )
 
         # With produced steps, a later crash of this process does not count as one without progress.
         self._ctx.status.produced_steps += sum(episode.length for episode in played)
         cut = sum(episode.cut for episode in played)
         if cut and not self._noted_cut:
-            text = were_cut(cut, episodes, max_steps, option="eval.max_episode_steps")
+            text = were_cut(cut, len(played), max_steps, option="eval.max_episode_steps")
             logger.info("in an evaluation %s", text)
             self._noted_cut = True
         return played
 
+    def _choose(self, way: Way) -> Callable[[Policy], Choose]:
+        """Returns what plays a policy in one ``way``, and raises StoppedError if the run ends."""
+
+        def choose(policy: Policy) -> Choose:
+            act = policy.greedy if way == "greedy" else policy.act
+
+            def choose_action(obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+                self._ctx.status.beat()
+                if self._ctx.stopping():
+                    raise StoppedError
+                return act(obs)
+
+            return choose_action
+
+        return choose
+
+
+def _share_of_members(config: Config) -> float | None:
+    """Returns the share of a core for games between members of the pool; None: no limit."""
+    share = config.eval.share
+    if share is None or config.league.draw != "nash":
+        return share
+    return max(share, NASH_SHARE)
+
 
 def _log_confirmation(
-    further: Estimate, way: Way, *, goal: float, solved: bool, steps: int
+    further: Estimate, way: Way, *, goal: float, solved: bool, steps: int, reached_in: str
 ) -> None:
-    """Give the user the result of the ``further`` episodes of a closing evaluation."""
+    """Give the user the result of the ``further`` episodes of a closing evaluation.
+
+    ``reached_in`` says where the return was found, in words.
+    """
     if solved:
         finding = f"{with_interval(further)} (95 %)"
         text = "stop.return %s is confirmed by evaluation: %s, %s, over %d episodes at %s steps"
     else:
         finding = falls_short(further.mean, further.upper - further.mean, goal)
         text = (
-            "stop.return %s was reached in training, but evaluation does not confirm it: %s, "
+            f"stop.return %s was reached in {reached_in}, but evaluation does not confirm it: %s, "
             "%s, over %d episodes at %s steps; training continues"
         )
     logger.info(text, number(goal), way, finding, further.episodes, count(steps))
@@ -738,14 +926,9 @@ def returns_of(played: list[Episode]) -> list[float]:
     The returns of seats that play together are alike, so an interval must not count them as
     independent.
     """
-    # An episode is the n-th of its seat; those of a game begin together.
-    numbers: Counter[tuple[int, int]] = Counter()
-    returns_by_game: dict[tuple[int, int], list[float]] = {}
-    for episode in played:
-        number = numbers[episode.game, episode.seat]
-        numbers[episode.game, episode.seat] += 1
-        returns_by_game.setdefault((episode.game, number), []).append(episode.episode_return)
-    return [fmean(returns) for returns in returns_by_game.values()]
+    from penstock.evaluation.evaluate import games_of
+
+    return [fmean(each.episode_return for each in game) for game in games_of(played)]
 
 
 def with_interval(value: Estimate) -> str:

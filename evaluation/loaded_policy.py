@@ -29,8 +29,8 @@ from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.evaluate import checkpoint_folder, fitting_weights
 from penstock.evaluation.exported import Exported, read, write
+from penstock.evaluation.policy_source import checkpoint_folder, fitting_weights
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
 

@@ -26,7 +26,8 @@ from penstock.evaluation.decisions import decisions_path
 
 if TYPE_CHECKING:
     from penstock.evaluation.evaluate import Episode
-    from penstock.evaluation.video import FilmedPolicy, Picture, Show
+    from penstock.evaluation.video import FilmedPolicy, Show
+    from penstock.evaluation.window import Picture
 
 BEST = re.compile(r"best-at-[0-9]+\.mp4")
 KEPT = 5
@@ -94,7 +95,7 @@ def record(run_dir: Path, which: Checkpoint, seed: int, part_name: str) -> dict[
     """
     from penstock.configs.load import load_run
     from penstock.evaluation.estimates import way_of
-    from penstock.evaluation.evaluate import PolicySource, fitting_weights
+    from penstock.evaluation.policy_source import PolicySource, fitting_weights
     from penstock.evaluation.video import encoding, open_filmed_policy
     from penstock.learner.checkpoints import checkpoint_format
     from penstock.learner.checkpoints.checkpoint_history import PLAY

@@ -21,27 +21,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.actors.matches import Plan
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
 from penstock.core.formatting import number
 from penstock.core.observations import views
 from penstock.core.place import is_of_environment
 from penstock.envs import BatchedEnv, EnvInfo, find_bad_observation, make
 from penstock.envs.make import FirstIndex
 from penstock.envs.rendering import DISPLAYS, INSTALL, do_without_display, drawing
+from penstock.envs.seats import check_opposed, keys_of
 from penstock.evaluation.decisions import DecisionTrack, decisions_path
 from penstock.evaluation.evaluate import (
+    Begin,
     Choose,
     Episode,
-    PolicySource,
-    find_policy,
+    PlayedEnvs,
     of_checkpoint_text,
     were_cut,
 )
+from penstock.evaluation.opponents import OpponentSource, find_opponent, pairings_of
+from penstock.evaluation.policy_source import PolicySource, find_policy
+from penstock.evaluation.window import (
+    MOST_PICTURES_PER_S,
+    ClosedWindowError,
+    Person,
+    Picture,
+    open_window,
+)
 from penstock.models.acting.critic import make_critic
-from penstock.models.acting.policy import Policy
 
-MOST_PICTURES_PER_S = 120.0
 LEAST_HEIGHT = 320
 """Smaller pictures are enlarged by a whole number."""
 LEAST_SIDE = 8
@@ -50,7 +60,6 @@ COLOURS = 3
 GENTLY = ("-preset", "veryfast", "-threads", "1")
 """Options of the encoder beside a run."""
 
-Picture = npt.NDArray[np.uint8]
 Show = Callable[[list[Picture]], bool]
 """Shows pictures one after another, and returns whether more are wanted."""
 
@@ -73,22 +82,27 @@ class NotShownError(UserError):
 
 @dataclass(kw_only=True)
 class FilmedPolicy:
-    """One environment, or a game with all of its seats, and the policy that plays it.
+    """One environment, or a game with all of its seats or with an opponent, and who plays it.
 
-    Episodes, rewards and decisions are those of the first seat.
+    Episodes, rewards and decisions are those of the first seat that is played.
     """
 
     env_id: str
     env: BatchedEnv
     """One environment or game, which draws itself if it can."""
-    policy: Policy
+    rows: PlayedEnvs
+    """The rows of ``env`` that are played: all, or those that do not belong to the opponent."""
     choose: Choose
-    """Returns the policy's actions. If there is a ``track``, it is the track's method."""
+    """Returns the actions of these rows. If there is a ``track``, it is the track's method."""
+    begin: Begin
+    """Called where episodes begin."""
     checkpoint: str
     """Name of the checkpoint; "file" for an exported file."""
     max_steps: int
     """Agent steps at which an episode is cut."""
     sample: bool
+    opponent: str = ""
+    """Who plays the other seats; empty if there is nobody."""
     track: DecisionTrack | None = None
     """Keeps the decisions of a video."""
 
@@ -98,39 +112,44 @@ class FilmedPolicy:
         The same ``seed`` plays the same episodes. Raises UserError for an observation that is not
         sound.
         """
-        env = self.env
-        space = env.info.observation_space
-        obs = np.empty((env.count, *space.shape), space.dtype)
-        env.reset_into(seed, obs)
+        rows = self.rows
+        space = rows.info.observation_space
+        obs = np.empty((rows.count, *space.shape), space.dtype)
+        rows.reset_into(seed, obs)
         yield self._tracked(Shot(self._pictures(obs)))
 
-        begins = np.ones(env.count, np.bool_)
-        idle = np.zeros(env.count, np.bool_)
+        begins = np.ones(rows.count, np.bool_)
+        idle = np.zeros(rows.count, np.bool_)
         episode_return = 0.0
         length = 0
         while episodes:
-            if bad := find_bad_observation(obs[None], env.info.parts, ~idle[None], env.info.counts):
+            info = rows.info
+            if bad := find_bad_observation(obs[None], info.parts, ~idle[None], info.counts):
                 raise UserError(f"there is {bad}; correct the environment")
-            self.policy.reset(begins)
+            self.begin(begins)
 
             # The step after an episode's end only resets.
             begins = idle
             plays = not begins[0]
-            reward, terminated, truncated = env.step_into(self.choose(obs), obs)
+            seat = int(rows.seat_of[0])
+            reward, terminated, truncated = rows.step_into(self.choose(obs), obs)
             over = terminated | truncated
-            idle = over if env.playing is None else ~env.playing
+            idle = over if rows.playing is None else ~rows.playing
             episode_return += float(reward[0])
             if plays:
                 length += 1
 
             # The loss of a life ends an episode in training only. After a step that failed
             # (`dropped`) another episode has begun.
-            lost_life = env.life_lost is not None and bool(env.life_lost[0])
+            lost_life = rows.life_lost is not None and bool(rows.life_lost[0])
             has_ended = bool(over[0]) and not lost_life
-            is_cut = (length == self.max_steps and not has_ended) or env.dropped is not None
+            is_cut = (length == self.max_steps and not has_ended) or rows.dropped is not None
             episode = None
             if is_cut or has_ended:
-                episode = Episode(episode_return, length, is_cut)
+                outcome = None
+                if has_ended and rows.outcome is not None and np.isfinite(rows.outcome[0]):
+                    outcome = float(rows.outcome[0])
+                episode = Episode(episode_return, length, is_cut, seat=seat, outcome=outcome)
             shot = Shot(self._pictures(obs), episode, reward=float(reward[0]), plays=plays)
             yield self._tracked(shot)
 
@@ -140,9 +159,9 @@ class FilmedPolicy:
                 length = 0
             if is_cut and episodes:
                 seed += 1
-                env.reset_into(seed, obs)
-                begins = np.ones(env.count, np.bool_)
-                idle = np.zeros(env.count, np.bool_)
+                rows.reset_into(seed, obs)
+                begins = np.ones(rows.count, np.bool_)
+                idle = np.zeros(rows.count, np.bool_)
                 yield self._tracked(Shot(self._pictures(obs)))
 
     def _tracked(self, shot: Shot) -> Shot:
@@ -200,6 +219,7 @@ def record(
     seed: int,
     max_steps: int | None = None,
     allow: Sequence[str] = (),
+    against: str | None = None,
 ) -> dict[str, Any]:
     """Write a video of episodes, and the policy's decisions beside it (`evaluation.decisions`).
 
@@ -213,6 +233,8 @@ def record(
         seed: the same one shows the same episodes.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
         allow: patterns of names that may be imported (`find_policy`).
+        against: an opponent in a game of several sides (`evaluation.opponents`); None lets the
+            policy play all seats.
 
     Returns: the raw returns and lengths, how they were played, and the path in "file".
 
@@ -224,8 +246,11 @@ def record(
     _require("imageio_ffmpeg", "a video")
 
     source = find_policy(run_dir, which, allow)
+    opponent = _opponent(against, source, run_dir, allow)
     played: list[Episode] = []
-    with open_filmed_policy(source, sample, seed, max_steps, tracked=True) as filmed:
+    with open_filmed_policy(
+        source, sample, seed, max_steps, tracked=True, opponent=opponent
+    ) as filmed:
 
         def write_decisions(decisions: Path) -> None:
             filmed.write_decisions(decisions, played)
@@ -244,15 +269,23 @@ def play(
     seed: int,
     max_steps: int | None = None,
     allow: Sequence[str] = (),
+    against: str | None = None,
+    seat: int | None = None,
 ) -> dict[str, Any]:
     """Show episodes in a window, as fast as a person would play. Closing the window ends it.
 
-    The arguments have the same meaning as in `record`.
+    The arguments have the same meaning as in `record`, and one more:
 
-    Returns: the raw returns and lengths of the episodes that have ended, and how they were played.
+    Args:
+        seat: that a person plays, by keys; the policy plays the other seats, or else the opponent
+            ``against``. None lets the policy play.
+
+    Returns: the raw returns and lengths of the episodes that have ended, and how they were played;
+        with a ``seat`` those of the person.
 
     Raises:
-        UserError: if they cannot be shown, for instance without a display.
+        UserError: if they cannot be shown, for instance without a display, or if the game does not
+            say by which keys a person plays.
     """
     if not any(os.environ.get(name) for name in DISPLAYS):
         raise UserError(
@@ -262,12 +295,94 @@ def play(
     _require("pygame", "a window")
 
     source = find_policy(run_dir, which, allow)
+    opponent = _opponent(against, source, run_dir, allow)
+    if seat is not None:
+        if sample is None:
+            sample = source.sampled
+        agent = opponent or OpponentSource(run_dir, source)
+        return _play_as_person(
+            source,
+            agent,
+            seat,
+            episodes,
+            sample=sample,
+            seed=seed,
+            max_steps=max_steps or source.config.eval.max_episode_steps,
+        )
+
     with (
-        open_filmed_policy(source, sample, seed, max_steps) as filmed,
-        _window(run_dir, filmed.env) as show,
+        open_filmed_policy(source, sample, seed, max_steps, opponent=opponent) as filmed,
+        open_window(run_dir, run_dir, filmed.env.pictures_per_s) as window,
     ):
-        played = _show_episodes(filmed, episodes, seed, show)
+        played = _show_episodes(filmed, episodes, seed, window.show)
     return _result(run_dir, filmed, played)
+
+
+def _opponent(
+    name: str | None, source: PolicySource, run_dir: str, allow: Sequence[str]
+) -> OpponentSource | None:
+    """Returns the opponent of this name; None without a name. Errors as of `find_opponent`."""
+    if name is None:
+        return None
+    folder = None if source.name == "file" else Path(run_dir)
+    return find_opponent(name, source.config, folder, allow)
+
+
+def _play_as_person(
+    source: PolicySource,
+    agent: OpponentSource,
+    seat: int,
+    episodes: int,
+    *,
+    sample: bool,
+    seed: int,
+    max_steps: int,
+) -> dict[str, Any]:
+    """Let a person play a seat by keys, and an agent the others; arguments as of `play`.
+
+    ``source`` is of the policy whose environment is played, which usually is the agent.
+    """
+    config = source.config
+    with _filmed_env(config) as env:
+        keys = keys_of(config.env.id, env.vector, seat)
+        check_opposed(config.env.id, [agent.name], env.info.seating)
+        source.weights(env)  # packs observations
+        plan = Plan.against(env.info.seating, 1, [seat])
+        rows = agent.matches(env, plan, seed, sample=sample)
+
+        title = f"{agent.name}: seat {seat} by the keys {', '.join(keys)}"
+        with open_window(agent.name, title, env.pictures_per_s) as window:
+            person = Person(window, keys, rows)
+            filmed = FilmedPolicy(
+                env_id=config.env.id,
+                env=env,
+                rows=rows,
+                choose=person.choose,
+                begin=lambda begins: None,
+                checkpoint=source.name,
+                max_steps=max_steps,
+                sample=sample,
+                opponent=agent.name,
+            )
+            played: list[Episode] = []
+            with suppress(ClosedWindowError):
+                for shot in filmed.shots(episodes, seed):
+                    if shot.episode is not None:
+                        played.append(shot.episode)
+                    if not window.show(shot.pictures):
+                        break
+                    if shot.episode is not None and len(played) < episodes:
+                        person.on_end(_outcome_text(shot.episode.outcome) or "the end")
+    return _result("the person", filmed, played)
+
+
+def _outcome_text(outcome: float | None) -> str:
+    """Returns "won", "drawn" or "lost"; empty if the outcome is not known."""
+    if outcome is None:
+        return ""
+    if outcome == 0:
+        return "drawn"
+    return "won" if outcome > 0 else "lost"
 
 
 def video_path(source: str, name: str, seed: int) -> Path:
@@ -287,6 +402,12 @@ def describe(result: dict[str, Any]) -> str:
         f"episode {number_of_episode}: return {number(episode_return)} in {length:,} steps"
         for number_of_episode, (episode_return, length) in enumerate(episodes, 1)
     ]
+    if "against" in result:
+        matches = zip(result["seats"], result["outcomes"], strict=True)
+        for i, (seat, outcome) in enumerate(matches):
+            lines[i] += f" as seat {seat} against {result['against']}"
+            if outcome is not None:
+                lines[i] += f", {_outcome_text(outcome)}"
 
     if result["cut"]:
         lines.append(
@@ -330,6 +451,7 @@ def open_filmed_policy(
     max_steps: int | None,
     *,
     tracked: bool = False,
+    opponent: OpponentSource | None = None,
 ) -> Iterator[FilmedPolicy]:
     """Open one environment, which draws itself if it can, with the policy that plays it.
 
@@ -339,19 +461,22 @@ def open_filmed_policy(
         seed: seed of the policy's random actions.
         max_steps: agent steps at which an episode is cut; None takes `eval.max_episode_steps`.
         tracked: whether the policy's decisions are kept, for a file beside a video.
+        opponent: who plays the other seats; None lets the policy play all of them.
 
     Raises:
-        UserError: if the environment cannot be made, or the policy does not fit it.
+        UserError: if the environment cannot be made, or the policy or its opponent does not fit it.
     """
     config = source.config
     if sample is None:
         sample = source.sampled
-    do_without_display()
-    with drawing(config.env.id):
-        env = make(config.env, 1, whole_games=True, filmed=True, first=FirstIndex.VIDEO)
-
-    try:
-        policy = source.policy(env, seed)
+    with _filmed_env(config) as env:
+        rows: PlayedEnvs = env
+        if opponent is not None:
+            check_opposed(config.env.id, [opponent.name], env.info.seating)
+            source.weights(env)  # packs observations
+            # Of sides of unlike size the first is shown.
+            rows = pairings_of(env, [opponent], seats=config.league.seats, seed=seed)[0].envs
+        policy = source.policy(env, seed, rows.count)
         choose: Choose = policy.act if sample else policy.greedy
         track = None
         if tracked:
@@ -361,13 +486,28 @@ def open_filmed_policy(
         yield FilmedPolicy(
             env_id=config.env.id,
             env=env,
-            policy=policy,
+            rows=rows,
             choose=choose,
+            begin=policy.reset,
             checkpoint=source.name,
             max_steps=max_steps or config.eval.max_episode_steps,
             sample=sample,
+            opponent="" if opponent is None else opponent.name,
             track=track,
         )
+
+
+@contextmanager
+def _filmed_env(config: Config) -> Iterator[BatchedEnv]:
+    """Open one environment or game, which draws itself if it can.
+
+    Raises UserError if it cannot be made.
+    """
+    do_without_display()
+    with drawing(config.env.id):
+        env = make(config.env, 1, whole_games=True, filmed=True, first=FirstIndex.VIDEO)
+    try:
+        yield env
     finally:
         env.close()
 
@@ -495,47 +635,16 @@ def _writer(path: Path, picture: Picture, pictures_per_s: float, gently: bool) -
     return writer
 
 
-@contextmanager
-def _window(title: str, env: BatchedEnv) -> Iterator[Show]:
-    """Open a window that shows pictures at the pace of ``env``, until it is closed.
-
-    Raises UserError if there is no usable display.
-    """
-    import pygame
-
-    try:
-        pygame.display.init()
-    except pygame.error as error:
-        raise UserError(
-            f"the display cannot be used ({error}); make a video with `penstock record {title}`"
-        ) from error
-
-    clock = pygame.time.Clock()
-
-    def show(pictures: list[Picture]) -> bool:
-        for picture in pictures:
-            size = (picture.shape[1], picture.shape[0])
-            screen = pygame.display.get_surface()
-            if screen is None or screen.get_size() != size:
-                screen = pygame.display.set_mode(size)
-                pygame.display.set_caption(title)
-
-            # pygame has the horizontal axis first.
-            pygame.surfarray.blit_array(screen, picture.swapaxes(0, 1))
-            pygame.display.flip()
-            clock.tick(min(env.pictures_per_s, MOST_PICTURES_PER_S))
-
-        return not any(event.type == pygame.QUIT for event in pygame.event.get())
-
-    try:
-        yield show
-    finally:
-        pygame.display.quit()
-
-
 def _result(run_dir: str, filmed: FilmedPolicy, played: list[Episode]) -> dict[str, Any]:
     """Returns what `record` and `play` report on the episodes that were played."""
-    return {
+    matches: dict[str, Any] = {}
+    if filmed.opponent:
+        matches = {
+            "against": filmed.opponent,
+            "seats": [episode.seat for episode in played],
+            "outcomes": [episode.outcome for episode in played],
+        }
+    return matches | {
         "run_dir": run_dir,
         "checkpoint": filmed.checkpoint,
         "sample": filmed.sample,

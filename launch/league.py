@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TextIO
 from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig, LineConfig
-from penstock.configs.load import dump, line_names, resolve, resolve_target
+from penstock.configs.load import Resolved, dump, line_names, resolve, resolve_target
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.cores import usable_cores
@@ -54,7 +54,7 @@ SET_OPTIONS = ("league.name", "league.lines", "league.pool")
 _LINE_NAME = re.compile(r"\w[\w.-]*")
 
 
-class League(NamedTuple):
+class LeagueLines(NamedTuple):
     """The lines of a league, and its folder."""
 
     folder: Path
@@ -65,7 +65,7 @@ class League(NamedTuple):
 
 def is_league(folder: Path) -> bool:
     """Returns whether a folder is that of a league."""
-    return (folder / LINES).is_dir()
+    return any((folder / LINES).glob("*.yaml"))
 
 
 def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_json: bool) -> int:
@@ -110,8 +110,8 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
     )
     code = _exit_code(ends, len(commands))
 
-    # A full disk or a closed pipe does not hide the results from `as_json`.
-    with suppress(OSError):
+    # A full disk, a closed pipe or a damaged pool does not hide the results from `as_json`.
+    with suppress(OSError, UserError):
         _show(league, ends, stream)
     if as_json:
         lines = [{"line": name, **end.summary} for name, end in ends.items()]
@@ -119,7 +119,7 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
     return code
 
 
-def read_file(path: str, overrides: Sequence[str], resume: Resume) -> League:
+def read_file(path: str, overrides: Sequence[str], resume: Resume) -> LeagueLines:
     """Returns the league that a file describes.
 
     Args:
@@ -132,12 +132,8 @@ def read_file(path: str, overrides: Sequence[str], resume: Resume) -> League:
     """
     names = line_names(path)
     _check_names(path, names)
-    configs: dict[str, Config] = {}
-    for name in names:
-        config = resolve_target(path, overrides, line=name).config
-        resolved = resolve_target(path, [*overrides, *fixed_cores(config)], line=name)
-        configs[name] = resolved.config
-        _check_set_options(name, resolved.config.league)
+    lines = {name: _resolve_line(path, overrides, name) for name in names}
+    configs = {name: line.config for name, line in lines.items()}
 
     run_dirs = {config.run.dir for config in configs.values()}
     if len(run_dirs) > 1:
@@ -145,19 +141,14 @@ def read_file(path: str, overrides: Sequence[str], resume: Resume) -> League:
             f"{path}: run.dir is the folder of the league, and a line sets another one; set it "
             "beside `lines`"
         )
-    check_run_dir_given(config, resume)
-    folder = Path(config.run.dir or default_run_dir(resolved.name))
+    first = next(iter(lines.values()))
+    check_run_dir_given(first.config, resume)
+    folder = Path(first.config.run.dir or default_run_dir(first.name))
 
-    # Lines with the same seed would begin with the same weights.
-    if len({config.run.seed for config in configs.values()}) == 1:
-        configs = {
-            name: _with_seed(config, config.run.seed + number)
-            for number, (name, config) in enumerate(configs.items())
-        }
-    return _league(folder, configs)
+    return _league(folder, _with_seeds(configs))
 
 
-def read_folder(folder: Path, overrides: Sequence[str]) -> League:
+def read_folder(folder: Path, overrides: Sequence[str]) -> LeagueLines:
     """Returns the league in a folder.
 
     Args:
@@ -170,8 +161,8 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> League:
     """
     if not is_league(folder):
         raise UserError(
-            f"{folder} has no folder `{LINES}`, so it is no league; give the folder of a league, "
-            "or the file of a new one"
+            f"{folder} has no lines in a folder `{LINES}`, so it is no league; give the folder of "
+            "one, or the file of a new one"
         )
     for override in overrides:
         name = override.partition("=")[0].strip()
@@ -182,7 +173,7 @@ def read_folder(folder: Path, overrides: Sequence[str]) -> League:
     for path in sorted((folder / LINES).glob("*.yaml")):
         configs[path.stem] = resolve(str(path), overrides)
         references = references_in_training(configs[path.stem])
-        used_names.check(references, (), str(folder), f"train {path} run.dir=OTHER")
+        used_names.check(references, (), str(path), f"train {path} run.dir=OTHER")
     return _league(folder, configs)
 
 
@@ -268,7 +259,7 @@ def examine(configs: Mapping[str, Any]) -> dict[str, int]:
     from penstock.algos.samples import network_shape
     from penstock.envs import probe
     from penstock.envs.seats import check_options
-    from penstock.learner.league import playable_lines
+    from penstock.learner.chairs import playable_lines
 
     lines = {name: Config.model_validate(values) for name, values in configs.items()}
     first = next(iter(lines.values()))
@@ -283,6 +274,14 @@ def examine(configs: Mapping[str, Any]) -> dict[str, int]:
         check_options(config, info.seating)
         playable_lines(config.league, info.seating)
     return {name: network_shape(config, info).layout.hash for name, config in lines.items()}
+
+
+def _resolve_line(path: str, overrides: Sequence[str], name: str) -> Resolved:
+    """Returns the config of a line in the file of a league. Raises UserError."""
+    config = resolve_target(path, overrides, line=name).config
+    resolved = resolve_target(path, [*overrides, *fixed_cores(config)], line=name)
+    _check_set_options(name, resolved.config.league)
+    return resolved
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
@@ -311,7 +310,7 @@ def _check_set_options(name: str, league: LeagueConfig) -> None:
             )
 
 
-def _check_folder(league: League, resume: Resume) -> None:
+def _check_folder(league: LeagueLines, resume: Resume) -> None:
     """Raise UserError if ``resume`` does not allow the lines in their folders."""
     for name in league.lines:
         check(league.folder / name, resume)
@@ -323,12 +322,24 @@ def _check_folder(league: League, resume: Resume) -> None:
         )
 
 
-def _with_seed(config: Config, seed: int) -> Config:
-    """Returns the config with another seed."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+def _with_seeds(configs: Mapping[str, Config]) -> dict[str, Config]:
+    """Returns the configs with different seeds, as the same one gives the same initial weights.
+
+    A line whose seed an earlier one has gets the next that is free.
+    """
+    lines: dict[str, Config] = {}
+    seeds: set[int] = set()
+    for name, config in configs.items():
+        seed = config.run.seed
+        while seed in seeds:
+            seed += 1
+        seeds.add(seed)
+        run = config.run.model_copy(update={"seed": seed})
+        lines[name] = config.model_copy(update={"run": run})
+    return lines
 
 
-def _league(folder: Path, configs: Mapping[str, Config]) -> League:
+def _league(folder: Path, configs: Mapping[str, Config]) -> LeagueLines:
     """Returns the league of some lines, each of which knows the others and the pool."""
     lines: dict[str, Config] = {}
     for name, config in configs.items():
@@ -342,10 +353,10 @@ def _league(folder: Path, configs: Mapping[str, Config]) -> League:
         league = config.league.model_copy(update={"name": name, "lines": others, "pool": pool})
         run = config.run.model_copy(update={"dir": str(folder / name)})
         lines[name] = config.model_copy(update={"league": league, "run": run})
-    return League(folder, lines)
+    return LeagueLines(folder, lines)
 
 
-def _write_lines(league: League) -> dict[str, Path]:
+def _write_lines(league: LeagueLines) -> dict[str, Path]:
     """Write the config of each line, and remove those of lines that the league has no more.
 
     Returns: the file of each line, by its name.
@@ -375,7 +386,7 @@ def _exit_code(ends: Mapping[str, RunEnd], requested: int) -> int:
     return failure or group_exit_code(ends, requested)
 
 
-def _show(league: League, ends: Mapping[str, RunEnd], stream: TextIO) -> None:
+def _show(league: LeagueLines, ends: Mapping[str, RunEnd], stream: TextIO) -> None:
     """Print a table of the lines, then errors and where the files are."""
     from rich.console import Console
     from rich.table import Table

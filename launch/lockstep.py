@@ -77,7 +77,7 @@ def run(ctx: RoleContext) -> None:
     spaces = probe(config.env, config.actors.env_threads)
     check_options(config, spaces.seating)
     logger.info("%s", spaces.how)
-    if note := ranking_note(spaces.seating):
+    if note := ranking_note(config, spaces.seating):
         logger.info("%s", note)
 
     # The learner's state is resumed first, and then what the next turn needs beside it.
@@ -158,7 +158,9 @@ class LockstepSource:
         self._not_savable = ""
         """Why environments cannot be saved; empty if they can, or if there are none."""
         if not isinstance(self._data, Dataset):
-            self._not_savable = why_not_savable(lambda: self._make_env(TESTED_ENVS))
+            self._not_savable = why_not_savable(
+                lambda: self._make_env(TESTED_ENVS, whole_games=True)
+            )
         self.drained = True
         """Whether `next` has returned all batches that can be trained on now."""
         self._begin()

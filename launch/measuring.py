@@ -24,9 +24,9 @@ from penstock.launch.alone import call_in_process
 
 if TYPE_CHECKING:
     from penstock.actors.rollout import Rollout
+    from penstock.core.interfaces import Environments
     from penstock.core.observations import Spaces
     from penstock.core.params import Float32, Stamp
-    from penstock.envs import BatchedEnv
 
 PASS_S = 0.01
 """An unroll that is timed takes about so long."""
@@ -119,14 +119,14 @@ def time_steps(config: Mapping[str, Any]) -> list[list[Any]]:
     Returns: for each number that was tried, the number and the seconds of an agent step.
     """
     from penstock.envs import probe
-    from penstock.envs.seats import check_rows
+    from penstock.envs.seats import check_options, rows_fit
 
     settings = Config.model_validate(config)
     spaces = probe(settings.env)
-    seats = spaces.seating.seats
-    choices = [envs for envs in settings.envs_choices if envs % seats == 0]
+    seating = spaces.seating
+    choices = [envs for envs in settings.envs_choices if rows_fit(settings.league, seating, envs)]
     if not choices:
-        check_rows(settings.env.id, settings.actor_envs, seats)
+        check_options(settings, seating)
     settings = _prepared(with_number(settings, choices[0]), spaces)
 
     seconds: Seconds = {}
@@ -340,29 +340,30 @@ def race(plays: Sequence[Callable[[], float]], rounds: int = LEAST_ROUNDS) -> li
 
 
 @contextmanager
-def playing(config: Config) -> Iterator[tuple[BatchedEnv, Rollout]]:
+def playing(config: Config) -> Iterator[tuple[Environments, Rollout]]:
     """Yields the environments of one actor, and what plays them, with made-up weights.
 
     Imports the libraries of both.
     """
+    from penstock.actors.matches import make_environments
     from penstock.actors.rollout import Rollout
     from penstock.algos.acting import make_inference
     from penstock.algos.recorded import make_recorders
-    from penstock.envs import make
     from penstock.envs.make import FirstIndex
     from penstock.profiling.ledger import TimeLedger
 
     # The indices of these environments begin after those of half as many, which may be open too.
-    threads = config.actors.env_threads
-    envs = config.actor_envs
-    first = FirstIndex.MEASURED + envs
-    with closing(make(config.env, envs, threads, first=first, stagger=True)) as env:
+    first = FirstIndex.MEASURED + config.actor_envs
+    ledger = TimeLedger()
+    with closing(make_environments(config, 0, ledger, first=first, timed=False)) as env:
         inference = make_inference(config, env.info, 0)
         inference.refresh(_read_made_up_weights)
-        yield env, Rollout(env, inference, 0, TimeLedger(), make_recorders(config, env))
+        rollout = Rollout(env, inference, 0, ledger, make_recorders(config, env))
+        env.refresh(_read_made_up_weights)
+        yield env, rollout
 
 
-def _read_made_up_weights(out: Float32, newer_than: Stamp | None) -> Stamp:
+def _read_made_up_weights(out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp:
     """Write made-up weights to ``out``, in place of `Link.read_weights`."""
     from penstock.core.params import Stamp
 

@@ -549,6 +549,10 @@ def _preflight(config: Config, path: Path) -> None:
     check_libraries(config)
     resolve(config.env)
     check_not_replaced(path)
+    if config.eval.against:
+        from penstock.evaluation.opponents import check_opponents
+
+        check_opponents(config)
 
 
 def _record_start(run_dir: Path, config: Config) -> None:

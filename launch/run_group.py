@@ -75,7 +75,7 @@ def check_shared(config: Config, at_once: int) -> None:
     if at_once > 1 and port:
         raise UserError(
             f"run.metrics_port={port} is one port, and {at_once} runs at a time would each need "
-            "it; set run.metrics_port=0, or --parallel 1"
+            "it; set run.metrics_port=0, or do one run at a time"
         )
 
 

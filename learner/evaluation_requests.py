@@ -5,7 +5,8 @@ one for an evaluation only while the evaluator is idle. The evaluator's messages
 supervisor, at every learner:
 
     evaluator   it is idle, sent again every second: the distance `every` between evaluations, the
-                trained steps `done` of the last checkpoint that it took, and how to play
+                trained steps `done` of the last checkpoint that it took, and how to play that,
+                with the mean returns
     verdict     the result of a closing evaluation, by the `trained_steps` of its checkpoint
     gone        the evaluator keeps failing and is not started again
 
@@ -16,6 +17,9 @@ is as frequent as without evaluation.
 Requests are at multiples of the distance. An evaluator that has not evaluated anything after
 `FIRST_S` of training is asked at once: multiples may be far apart in a slow environment, and the
 evaluator passes over those that come too soon for a complete evaluation.
+
+In a game of several sides an evaluation that reaches `stop.return` is what another one must
+confirm; elsewhere it is the return in training.
 """
 
 from __future__ import annotations
@@ -61,6 +65,8 @@ class EvaluationRequests:
         progress: Progress,
         play: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_opponents: bool = False,
     ) -> None:
         """Begin at the present steps of ``progress``.
 
@@ -69,12 +75,14 @@ class EvaluationRequests:
             progress: of the run, whose goal may need an evaluation to confirm it.
             play: how to play the policy, if an earlier evaluation has found it out.
             clock: returns seconds that never go back.
+            has_opponents: whether the policy plays several sides of a game.
         """
         self._progress = progress
         self._clock = clock
         self.play = play
         """How to play the policy, by the last evaluation."""
         progress.goal.needs_confirmation = config.confirms_return
+        progress.goal.by_evaluations = has_opponents
 
         # Requests by trained steps.
         self._by_steps = config.evaluates_by_steps
@@ -119,7 +127,10 @@ class EvaluationRequests:
     def _on_idle(self, message: Message) -> None:
         """Note that the evaluator is idle, unless a request is still on its way to it."""
         self._every = message["every"]
-        self.play = message["play"] or self.play
+        play = message["play"]
+        self.play = play or self.play
+        if self._progress.goal.by_evaluations and play is not None:
+            self._progress.goal.evaluated_mean = play[play["way"]]["mean"]
         self._unevaluated = message["play"] is None
         if not self._unevaluated:
             self._first_s = None
@@ -143,8 +154,14 @@ class EvaluationRequests:
         self._idle = False
         self._by_steps = False
         self._first_s = None
-        if self._progress.goal.needs_confirmation:
-            self._progress.goal.stop_confirming()
+        goal = self._progress.goal
+        if goal.by_evaluations:
+            logger.info(
+                "there are no evaluations any more, so nothing ranks the weights of this game of "
+                "several sides, and stop.return cannot be reached"
+            )
+        elif goal.needs_confirmation:
+            goal.stop_confirming()
             logger.info(
                 "there are no evaluations any more, so the return in training decides "
                 "whether stop.return is reached"

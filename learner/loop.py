@@ -90,8 +90,7 @@ class TrainingLoop(ABC, StepHooks, Generic[B]):
             self._source.release(planned.batch, StepResult(0))
         self._ledger.switch(Part.OTHER)
         if self._league is not None:
-            self._league.count_results(self._progress.take_results())
-            self._league.turn(time.monotonic())
+            self._league.turn(self._progress.take_results(), time.monotonic())
 
         if control.checkpoint or control.stop:
             self._keep_state(write=not control.stop)

@@ -132,7 +132,11 @@ class TrainingClock:
 
 
 class ReturnGoal:
-    """Whether the run has reached `stop.return`, in training or, if needed, by an evaluation."""
+    """Whether the run has reached `stop.return`, in training or, if needed, by an evaluation.
+
+    Where the policy plays several sides of a game, its returns in training say nothing of its
+    strength. There the last evaluation takes their place.
+    """
 
     def __init__(self, stop: StopConfig, returns: ReturnWindow, clock: TrainingClock) -> None:
         """``returns`` and ``clock`` are those of the run's progress."""
@@ -142,14 +146,19 @@ class ReturnGoal:
         self._clock = clock
         self.needs_confirmation = False
         """Whether an evaluation must confirm the return; `learner.evaluation_requests` sets it."""
+        self.by_evaluations = False
+        """Whether evaluations take the place of returns in training; it is set there too."""
+        self.evaluated_mean: float | None = None
+        """Mean return of the last evaluation, in the better way to play."""
         self.reached_at_s: float | None = None
-        """Seconds of training when the return in training first reached `stop.return`."""
+        """Seconds of training when the return in training first reached `stop.return`; of an
+        evaluation with `by_evaluations`."""
         self.solved_at_s: float | None = None
         """Seconds of training when `stop.return` was reached: by an evaluation if one must confirm
         it."""
 
     def update(self) -> None:
-        """Note the time at which the return in training reaches `stop.return` first."""
+        """Note the time at which the return reaches `stop.return` first."""
         if self.reached_at_s is None and self._is_met():
             self.reached_at_s = self._clock.now_s
             if not self.needs_confirmation:
@@ -166,8 +175,7 @@ class ReturnGoal:
 
     @property
     def awaits_confirmation(self) -> bool:
-        """Whether the return in training reaches `stop.return`, and an evaluation must confirm it
-        now."""
+        """Whether the return reaches `stop.return`, and an evaluation must confirm it now."""
         if not self.needs_confirmation:
             return False
         if self.solved_at_s is not None or self.reached_at_s is None:
@@ -192,9 +200,12 @@ class ReturnGoal:
         self.solved_at_s = None
 
     def _is_met(self) -> bool:
-        """Whether the mean of a hundred episodes in training reaches `stop.return`."""
-        mean = self._returns.mean
-        if self._return is None or mean is None or self._returns.agreed.episodes < EPISODES:
+        """Whether the mean of a hundred episodes in training reaches `stop.return`, or that of the
+        last evaluation."""
+        mean = self.evaluated_mean if self.by_evaluations else self._returns.mean
+        if self._return is None or mean is None:
+            return False
+        if not self.by_evaluations and self._returns.agreed.episodes < EPISODES:
             return False
         return mean >= self._return
 

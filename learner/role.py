@@ -37,6 +37,7 @@ from penstock.envs import EnvInfo, probe
 from penstock.envs.make import FirstIndex
 from penstock.envs.seats import check_options, ranking_note
 from penstock.envs.space_json import brief_spaces
+from penstock.learner.chairs import new_session
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
 from penstock.learner.factory import (
     AnyTrainer,
@@ -46,7 +47,7 @@ from penstock.learner.factory import (
     on_own_gpu,
 )
 from penstock.learner.group.elastic_group import ElasticGroup
-from penstock.learner.league import League, make_league, new_session
+from penstock.learner.league import League, make_league
 from penstock.learner.loop import TrainingLoop
 from penstock.learner.nonfinite import DIVERGED, NonFiniteGuard
 from penstock.learner.offpolicy import OffPolicyTrainer
@@ -89,7 +90,7 @@ def run(ctx: RoleContext) -> None:
     check_options(config, info.seating)
     logger.info("%s", info.how)
     if ctx.learner == 0:
-        for note in (kind_note(config, info), ranking_note(info.seating)):
+        for note in (kind_note(config, info), ranking_note(config, info.seating)):
             if note:
                 logger.info("%s", note)
 

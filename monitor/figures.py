@@ -43,7 +43,10 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
 
     trained_per_s = count(m("trained_steps_per_s"))
     shown["trained"] = f"{trained_per_s}/s, {count(m('learner_steps'))} updates"
-    shown["return"] = _training_return(metrics, None if stop is None else stop.return_)
+    goal = None if stop is None else stop.return_
+    # In a game of several sides evaluations alone reach the goal.
+    is_opposed = "eval_win_rates" in metrics
+    shown["return"] = _training_return(metrics, None if is_opposed else goal)
     if "league_members" in metrics:
         shown["league"] = _league(metrics)
     shown |= _losses(metrics)
@@ -99,7 +102,8 @@ def evaluated(metrics: Metrics) -> str:
     """Returns the last evaluation as text, and the mean return of the best weights so far.
 
     Each way to play, greedy and sampled, has its mean return with the 95 % confidence interval, and
-    the number of episodes behind it.
+    the number of episodes behind it. In a game of several sides there are also the win rates by
+    opponent.
     """
     m = metrics.get
     returns = [
@@ -113,7 +117,12 @@ def evaluated(metrics: Metrics) -> str:
         text += f" ({_evaluated_episodes(metrics)} each)"
 
     trained_steps = count(m("eval_trained_steps"))
-    return f"{text} at {trained_steps} steps, best {number(m('eval_return_best'))}"
+    text += f" at {trained_steps} steps, best {number(m('eval_return_best'))}"
+    win_rates = m("eval_win_rates") or {}
+    if win_rates:
+        rates = (f"{percent(rate)} against {name}" for name, rate in win_rates.items())
+        text += f", win rate {', '.join(rates)}"
+    return text
 
 
 def _evaluated_episodes(metrics: Metrics) -> str:

@@ -164,7 +164,8 @@ def _solved(summary: Metrics) -> str:
     if solved_s is None:
         return _not_solved(summary, closing)
     if closing is None or not closing["solved"]:
-        return f"by the return in training, after {solved_s:.2f} s; no evaluation confirmed it"
+        by = "an evaluation" if "eval_win_rates" in summary else "the return in training"
+        return f"by {by}, after {solved_s:.2f} s; no evaluation confirmed it"
 
     estimate = closing["estimate"]
     return (
@@ -175,15 +176,15 @@ def _solved(summary: Metrics) -> str:
 
 
 def _not_solved(summary: Metrics, closing: Mapping[str, Any] | None) -> str:
-    """Returns why `stop.return`, which the return in training reached, does not count as reached.
+    """Returns why `stop.return`, which was reached at first, does not count as reached.
 
     Args:
         summary: the contents of `summary.json`.
         closing: its last evaluation that was to confirm the return; None without one.
     """
-    reached = (
-        f"the return in training reached stop.return after {summary['return_reached_at_s']:.2f} s"
-    )
+    # In a game of several sides evaluations take the place of returns in training.
+    what = "an evaluation" if "eval_win_rates" in summary else "the return in training"
+    reached = f"{what} reached stop.return after {summary['return_reached_at_s']:.2f} s"
     if closing is None and summary["exit_reason"] == STOPPED:
         return f"{reached}; rank 0 evaluates, and its summary says whether that was confirmed"
     if closing is None or closing["estimate"] is None:

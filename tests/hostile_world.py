@@ -43,6 +43,7 @@ from penstock.transport.zmq.sockets import SENT, IsReleased
 RUN_ID = 0x1234_5678_9ABC_DEF0
 SLOTS = 8
 VERSION = 20  # of the learner
+CHAIRS = 1  # of the learner
 HONEST = 7  # the honest actor's id
 PEER = b"honest"
 
@@ -64,7 +65,7 @@ class Clock:
 
 
 class LocalLink(ShmLink):
-    """A connector's link to a store and board of the same process."""
+    """A connector's link to a store and boards of the same process."""
 
     def __init__(self, welcome: Welcome, store: SlotStore, boards: list[WeightsBoard]) -> None:
         self.welcome, self.boards = welcome, boards
@@ -138,11 +139,16 @@ class World:
         self._patched = patch.object(receiver_module, "time", self.clock)
         self._patched.start()
         self.store = SlotStore(SPEC, SLOTS, lanes=4, shared=False)
-        self.board = WeightsBoard.create(LAYOUT.size, shared=False)
-        self.board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, VERSION))
-        welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, CONFIG.model_dump(mode="json"))
+        self.boards = [
+            WeightsBoard.create(LAYOUT.size, shared=False, policy_id=policy_id)
+            for policy_id in range(1 + CHAIRS)
+        ]
+        for policy_id, board in enumerate(self.boards):
+            board.publish(np.zeros(LAYOUT.size, np.float32), Stamp(1, VERSION), policy_id)
+        config = CONFIG.model_dump(mode="json")
+        welcome = Welcome(RUN_ID, 1, SPEC, LAYOUT, config, chairs=CHAIRS)
         self.receiver = LocalReceiver(
-            LocalLink(welcome, self.store, [self.board]),
+            LocalLink(welcome, self.store, self.boards),
             "inproc://connector",
             Path("/nonexistent"),
             process=samples.make_receive(CONFIG.algo, INFO),
@@ -299,7 +305,8 @@ class World:
         self._patched.stop()
         self.receiver.close()
         self.store.close()
-        self.board.close()
+        for board in self.boards:
+            board.close()
 
     def begin(self) -> None:
         """The honest actor joins."""

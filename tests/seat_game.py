@@ -157,3 +157,17 @@ class TwoPly(VectorEnv):
             "action_mask": np.stack([np.ones_like(acts), acts], 1).astype(np.int8),
             "observation": np.stack(columns, 1).astype(np.float32),
         }
+
+
+class BotGame(Script):
+    """Has a scripted player, which always chooses the same."""
+
+    def __init__(self, num_games: int, action_space: Any, chosen: Any) -> None:
+        super().__init__(num_games, [{}])
+        self.metadata["bots"] = ("scripted",)
+        self.single_action_space = action_space
+        self.action_space = batch_space(action_space, self.num_envs)
+        self._chosen = chosen
+
+    def bot(self, name: str, rows: Any) -> Any:
+        return np.array(self._chosen)

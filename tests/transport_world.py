@@ -197,7 +197,7 @@ class Learner:
 
     def publish(self, version: int, policy_id: int = 0) -> npt.NDArray[np.float32]:
         """Publishes weights that encode version and policy; exact in bfloat16 up to 256."""
-        weights = np.arange(LAYOUT.size, dtype=np.float32) + version + 50 * policy_id
+        weights = np.arange(LAYOUT.size, dtype=np.float32) + version + 40 * policy_id
         stamp = Stamp(self.welcome.generation, version)
         self.boards[policy_id].publish(weights, stamp, policy_id)
         return weights

@@ -19,7 +19,7 @@ class InprocLink:
     def __init__(
         self, welcome: Welcome, store: SlotStore, boards: Sequence[WeightsBoard], want: int
     ) -> None:
-        """Join; ``boards[i]`` has the weights of policy i, and ``want`` slots are held at a time."""
+        """Join with ``want`` slots at a time; ``boards[i]`` has the weights of policy i."""
         assert len(boards) == 1 + welcome.chairs
         self.welcome = welcome
         self._boards = boards

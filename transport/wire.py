@@ -245,7 +245,7 @@ def release_of(meta: Any) -> str:
 
 def welcome_meta(welcome: Welcome) -> dict[str, Any]:
     """Return a learner's description for its answer to an actor; `read_welcome` is the inverse."""
-    meta = {
+    meta: dict[str, Any] = {
         "spec": welcome.spec.to_dict(),
         "layout": welcome.layout.to_list(),
         "config": welcome.config,

@@ -62,7 +62,7 @@ _COLOURS = ((230, 200, 30), (200, 40, 40))
 
 
 class ConnectFour(TurnGames):
-    """Choices are the columns, from the left."""
+    """Choices are the columns, from the left; a person drops a stone by the keys 1 to 7."""
 
     metadata = {  # noqa: RUF012
         "autoreset_mode": AutoresetMode.NEXT_STEP,
@@ -71,6 +71,7 @@ class ConnectFour(TurnGames):
         "seats": 2,
         "sides": (0, 1),
         "bots": (RANDOM, *_DEPTHS),
+        "keys": ({str(column + 1): column for column in range(COLUMNS)},) * 2,
     }
 
     def __init__(self, num_games: int = 1, *, render_mode: str | None = None) -> None:

@@ -42,6 +42,11 @@ MAX_STEPS = 3000
 # Steps for which the ball is held still before a point.
 DELAY = 30
 
+# The buttons.
+_FORWARD = 0
+_BACKWARD = 1
+_JUMP = 2
+
 # Lengths in units of the original: the field is 48 wide, and x is 0 at the fence.
 _WIDTH = 48.0
 _GROUND = 1.5
@@ -90,7 +95,8 @@ _SLIME_COLOURS = ((255, 236, 0), (35, 93, 188))
 
 
 class SlimeVolley(SeatGames):
-    """Actions are three buttons, 0 or 1 each: forward, backward, jump."""
+    """Actions are three buttons, 0 or 1 each: forward, backward, jump. A person presses them by the
+    arrow keys."""
 
     metadata = {  # noqa: RUF012
         "autoreset_mode": AutoresetMode.NEXT_STEP,
@@ -99,6 +105,11 @@ class SlimeVolley(SeatGames):
         "seats": 2,
         "sides": (0, 1),
         "bots": (RANDOM, BASELINE),
+        # The right slime, seat 0, goes forward to the left.
+        "keys": (
+            {"left": _FORWARD, "right": _BACKWARD, "up": _JUMP},
+            {"right": _FORWARD, "left": _BACKWARD, "up": _JUMP},
+        ),
     }
 
     def __init__(self, num_games: int = 1, *, render_mode: str | None = None) -> None:

@@ -30,8 +30,8 @@ class BestCheckpoint:
         layout: of the run's network; a best checkpoint of another one is moved aside.
         env: the run's environment; a best checkpoint of another one is moved aside.
         has_evaluator: whether the run has an evaluator, which may replace the checkpoint.
-        has_opponents: whether the policy plays several sides of a game, so that its mean return
-            ranks nothing, and no checkpoint is the best.
+        has_opponents: whether the policy plays several sides of a game, so that its mean return in
+            training ranks nothing, and evaluations alone find the best.
     """
 
     def __init__(

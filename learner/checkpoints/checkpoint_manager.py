@@ -319,7 +319,12 @@ class CheckpointManager:
         """Returns the learner's requests to the run's evaluator, whose checkpoints this manager
         writes from now on. Call it after `resume`."""
         trainer = self._trainer
-        self._requests = EvaluationRequests(trainer.config, trainer.progress, self.play)
+        self._requests = EvaluationRequests(
+            trainer.config,
+            trainer.progress,
+            self.play,
+            has_opponents=trainer.info.seating.has_opponents,
+        )
         return self._requests
 
     def resumes_same_env(self) -> bool:

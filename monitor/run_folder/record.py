@@ -39,7 +39,7 @@ WHOLE = {
     "replay_size", "samples_per_insert", "league_members", "league_games", "actors_restarted", "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
     "eval_return_greedy", "eval_return_greedy_se", "eval_return_sampled", "eval_return_sampled_se",
-    "eval_play", "eval_episodes", "closing_evaluation",
+    "eval_play", "eval_episodes", "eval_win_rate", "eval_win_rates", "closing_evaluation",
 }  # fmt: skip
 # Metrics of a moment, although they stand beside the last counts.
 OF_A_MOMENT = {"actors_alive", "learners_alive"}
@@ -359,6 +359,12 @@ def evaluation_figures(evaluation: Json) -> Json:
         for play in ("greedy", "sampled"):
             figures[f"eval_return_{play}"] = evaluation[play]["mean"]
             figures[f"eval_return_{play}_se"] = evaluation[play]["se"]
+    if "against" in evaluation:  # in games of several sides
+        figures["eval_win_rate"] = evaluation["win_rate"]
+        figures["eval_win_rates"] = {
+            each["opponent"]: each["win_rate"] and each["win_rate"]["mean"]
+            for each in evaluation["against"]
+        }
     return without_nan(figures)  # type: ignore[no-any-return]
 
 

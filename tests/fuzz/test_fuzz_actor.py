@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hostile_world import CONFIG, LAYOUT, RUN_ID, SPEC
+from hostile_world import CHAIRS, CONFIG, LAYOUT, RUN_ID, SPEC
 from mutations import (
     DEEP,
     HEAD_FIELDS,
@@ -25,7 +25,7 @@ from mutations import (
 )
 from penstock.actors.join import find_learner
 from penstock.configs.errors import UserError
-from penstock.core.interfaces import LearnerGoneError
+from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError
 from penstock.core.params import Stamp
 from penstock.transport import wire
 from penstock.transport.shm.arena import Arena
@@ -37,10 +37,11 @@ from penstock.transport.zmq import sockets
 from penstock.transport.zmq.client import Client
 from transport_world import context
 
-REFUSED = (UserError, LearnerGoneError)
+REFUSED = (UserError, LearnerGoneError, UnknownPolicyError)
 META: dict[str, Any] = {
     "spec": SPEC.to_dict(),
     "layout": LAYOUT.to_list(),
+    "chairs": CHAIRS,
     "config": CONFIG.model_dump(mode="json"),
     "boot_id": "0",
     "unix_path": "/nowhere",
@@ -77,8 +78,9 @@ class LocalClient:
 def build(client: Client) -> None:
     """What an actor and a relay make of a welcome."""
     welcome = client.welcome
-    board = WeightsBoard.create(welcome.layout.size)
-    board.close()
+    for policy_id in range(1 + welcome.chairs):
+        board = WeightsBoard.create(welcome.layout.size, policy_id=policy_id)
+        board.close()
     geometry = Geometry(welcome.spec, slots=1, lanes=0)
     slot = geometry.slot(Arena.private(geometry.nbytes), 0)
     SlotEncoder(welcome.spec, "none").encode(slot.header, slot.payload, welcome.run_id)
@@ -102,8 +104,11 @@ def test_an_actor_survives_any_learner(
                 parts = _message(local, data)
                 with bounded():
                     local.take(parts)
-                    fresh = client.take_weights() if hasattr(client, "welcome") else None
-                    client.take_weights_at()
+                    policy_id = data.draw(st.integers(0, CHAIRS + 1))
+                    fresh = None
+                    if hasattr(client, "welcome"):
+                        fresh = client.take_weights(policy_id)
+                    client.take_weights_at(policy_id)
                     if fresh is not None:
                         board.publish(fresh[1], fresh[0])
                         board.read(out)
@@ -131,7 +136,10 @@ def _message(local: LocalClient, data: st.DataObject) -> list[bytes]:
     frames: list[bytes] = []
     if head.kind == MessageKind.WEIGHTS:
         dtype = data.draw(st.sampled_from(["fp32", "bf16"]))
-        meta, frames = {"dtype": dtype}, [bytes(LAYOUT.size * (4 if dtype == "fp32" else 2))]
+        policy_id = data.draw(st.integers(0, CHAIRS + 1))
+        local.client.ask_weights(None, policy_id)
+        meta = {"dtype": dtype} | wire.policy_meta(policy_id)
+        frames = [bytes(LAYOUT.size * (4 if dtype == "fp32" else 2))]
         head = head._replace(spec_hash=LAYOUT.hash)
         if data.draw(st.booleans()):
             head = head._replace(

@@ -132,7 +132,9 @@ class Attacker(RuleBasedStateMachine):
         meta = {"have": have}
         if data.draw(st.booleans()):
             meta["policy_id"] = data.draw(
-                st.sampled_from([0, 1, -1, 2**31, 2**64 - 1, True, 0.0, None, "0", [0], {}, *DEEP])
+                st.sampled_from(
+                    [0, 1, 2, -1, 2**31, 2**64 - 1, True, 0.0, None, "0", [0], {}, *DEEP]
+                )
             )
         if data.draw(st.booleans()):
             sound = {"port": 7, "key": "", "failed": ""}

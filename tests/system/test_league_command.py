@@ -7,12 +7,14 @@ import random
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from league_checks import DrawNumbers, assert_pool_grew, chairs, league_state, pool_ids
+from league_checks import DrawNumbers, assert_continued, assert_pool_grew, league_state, pool_ids
 from train_command import Command, Penstock, assert_balanced, last, metrics
 
 pytestmark = pytest.mark.system
@@ -31,6 +33,8 @@ lines:
     league: {draw: main_exploiter, mirror: 0}
 """
 NAMES = ("main", "exploiter")
+RUN_GROUP = "penstock.launch.run_group"
+GAMES = 50  # of a draw
 MOMENTS = 20
 
 
@@ -97,8 +101,8 @@ def folder_of(process: psutil.Process) -> str:
     """The line of a role's process, by the arguments of the run above it."""
     for parent in process.parents():
         words = parent.cmdline()
-        if "penstock.launch.run_group" in words:
-            return Path(words[words.index("penstock.launch.run_group") + 2]).name
+        if RUN_GROUP in words:
+            return Path(words[words.index(RUN_GROUP) + 2]).name
     return ""
 
 
@@ -129,21 +133,24 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
     penstock: Penstock, league: Path
 ) -> None:
     """At each moment either the command alone is killed, or all processes, as by a power cut."""
-    moments = random.Random(0)
+    rng = random.Random(0)
     numbers = {name: DrawNumbers() for name in NAMES}
+    before: dict[str, list[str]] = {}
     for moment in range(MOMENTS):
-        command = start(penstock, resume="auto" if moment else "no")
-        if moment == 0:
-            command.wait_until(lambda: runs(league))
-        time.sleep(moments.uniform(0.3, 6))
-        before = pool_ids(league / "pool")
-        kill(command, all_processes=moments.random() < 0.5)
+        # It has trained for a while, or has only begun.
+        command = start(penstock, resume="auto")
+        if moment == 0 or rng.random() < 0.8:
+            wait_for_reports(command, league)
+        else:
+            command.wait_until(partial(lines_of, command))
+        time.sleep(rng.uniform(0, 3))
+        kill(command, all_processes=rng.random() < 0.5)
 
         assert_pool_grew(before, league / "pool")
         before = pool_ids(league / "pool")
         states = {name: league_state(league / name) for name in NAMES}
 
-        # A run that has reached its end trains on nothing, so its state is that with which it began.
+        # A run that has reached its end trains on nothing: its state is that with which it began.
         code, answer, err = start(penstock, "stop.learner_steps=1", resume="auto").end()
         assert code == 0, err
         assert_pool_grew(before, league / "pool")
@@ -152,9 +159,7 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
             assert resumed is not None
             if state is not None:
                 numbers[name].add(state, new_process=False)
-                assert resumed["results"] == state["results"]
-                assert resumed["games"] == state["games"]
-                assert chairs(resumed) == chairs(state)
+                assert_continued(state, resumed, league / "pool", GAMES)
             numbers[name].add(resumed, new_process=True)
 
     steps = max(last(league / name)["trained_steps"] for name in NAMES) + 20_000
@@ -162,6 +167,23 @@ def test_a_killed_league_resumes_with_its_pool_results_and_draws(
     assert code == 0, err
     for summary in answer["lines"]:
         assert_balanced(summary)
+    assert all(len(pool_ids(league / "pool")[name]) > 5 for name in NAMES)
+
+
+def lines_of(command: Command) -> list[psutil.Process]:
+    """Returns the processes of the lines."""
+    lines = []
+    for child in psutil.Process(command.process.pid).children():
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if RUN_GROUP in child.cmdline():
+                lines.append(child)
+    return lines
+
+
+def wait_for_reports(command: Command, league: Path) -> None:
+    """Waits until each line has reported metrics since this call."""
+    lines = {name: len(metrics(league / name)) for name in NAMES}
+    command.wait_until(lambda: all(len(metrics(league / name)) > lines[name] for name in NAMES))
 
 
 def kill(command: Command, *, all_processes: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -18,14 +19,14 @@ from penstock.launch import run
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.pool import PolicyPool, PoolMember
-from train_command import Command, Penstock, assert_balanced, metrics
+from train_command import Command, Penstock, assert_balanced, last, metrics
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(150)]
 
-# Two actors play half of their rows against the pool; opponents change every 20 games.
+# Two actors play half of their rows against the pool; opponents change every four games.
 LEAGUE = (
     *("actors.count=2", "actors.envs=8", "actors.unroll=8"),
-    *("league.mirror=0.5", "league.chairs=3", "league.games=20", "league.snapshot_win_rate=null"),
+    *("league.mirror=0.5", "league.chairs=3", "league.games=4", "league.snapshot_win_rate=null"),
 )
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version", "returns")
 
@@ -162,7 +163,7 @@ def test_a_league_that_is_killed_at_any_moment_keeps_pool_results_and_draws(
         assert summary["exit_reason"] == "learner_steps"
         resumed = league_state(folder)
         assert resumed is not None
-        assert_continued(saved, resumed)
+        assert_continued(saved, resumed, folder / "pool", games=50)
         numbers.add(resumed, new_process=True)
         session = resumed["session"]
         assert_pool_grew(members_before, folder / "pool")
@@ -174,3 +175,47 @@ def test_a_league_that_is_killed_at_any_moment_keeps_pool_results_and_draws(
     assert_balanced(summary)
     assert resumes >= MOMENTS // 4
     assert len(pool_ids(folder / "pool")["main"]) > 5
+
+
+POOL = (
+    *("actors.count=1", "actors.envs=16", "actors.unroll=8", "eval.every_steps=null"),
+    *("league.mirror=0.5", "league.snapshot_steps=5000", "run.interval_s=0.2"),
+)
+
+
+def test_steps_of_before_a_reset_are_dropped_as_lag_and_accounted_for(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    options = (*POOL, "league.reset=true", "stop.env_steps=40000", "run.dir=run")
+    code, summary, err = penstock("train", "kuhn", *options, "--json").end()
+
+    assert code == 0, err
+    assert_balanced(summary)
+    assert summary["accounting"]["dropped"]["lag"] > 0
+    assert len(pool_ids(tmp_path / "run/pool")["main"]) >= 4
+
+
+def test_a_full_disk_keeps_the_pool_and_the_run_goes_on(penstock: Penstock, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = (*POOL, "stop.env_steps=null", "run.dir=run", "--json")
+    command = penstock("train", "kuhn", *options)
+
+    def members() -> int:
+        return len(pool_ids(folder / "pool").get("main", []))
+
+    command.wait_until(lambda: members() > 1)
+    learner, (_, most) = command.pid_of("learner-0"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(learner, resource.RLIMIT_FSIZE, (100, most))  # no file of it may be larger
+    full, steps = members(), last(folder)["trained_steps"]
+    command.wait_until(lambda: last(folder)["trained_steps"] > steps + 20_000)
+    assert members() <= full + 1  # one may have been under way
+
+    resource.prlimit(learner, resource.RLIMIT_FSIZE, (most, most))
+    kept = pool_ids(folder / "pool")
+    command.wait_until(lambda: members() > full + 2)
+    assert_pool_grew(kept, folder / "pool")
+    os.kill(command.process.pid, signal.SIGTERM)
+    code, summary, err = command.end()
+    assert code == 143, err
+    assert_balanced(summary)
+    assert "the pool stays as it was, and the run continues" in err

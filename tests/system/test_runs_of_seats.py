@@ -45,15 +45,21 @@ def test_games_of_one_side_are_trained_to_their_optimum(penstock: Penstock, tmp_
     assert (tmp_path / "run/checkpoints/best").is_dir()
 
 
-def test_a_run_against_itself_has_no_best_and_evaluates_wins_and_losses(
+def test_a_run_without_evaluations_has_no_best_and_evaluates_wins_and_losses(
     penstock: Penstock, tmp_path: Path
 ) -> None:
-    options = ("env.kwargs.rivals=true", "stop.env_steps=60000", "run.dir=run", "eval.every_s=1")
+    options = ("env.kwargs.rivals=true", "stop.env_steps=60000", "run.dir=run")
     code, summary, err = penstock(
-        "train", "synthetic", f"env.id={GAMES}", "stop.return=null", *options, "--json"
+        "train",
+        "synthetic",
+        f"env.id={GAMES}",
+        "stop.return=null",
+        "eval.every_steps=null",
+        *options,
+        "--json",
     ).end()
     assert code == 0, err
-    assert "the policy plays all 2 sides, so its mean return does not rank checkpoints" in err
+    assert "the game has 2 sides, so the mean return in training does not rank checkpoints" in err
     assert_balanced(summary)
     assert not (tmp_path / "run/checkpoints/best").exists()
 
@@ -68,7 +74,11 @@ def test_a_run_against_itself_has_no_best_and_evaluates_wins_and_losses(
     ("option", "words"),
     [
         ("actors.envs=7", "actors.envs 7 is not divisible by 2"),
-        ("stop.return=5", "stop.return 5 would be compared with a mean over all seats"),
+        ("stop.return=5", "stop.return 5 is reached by evaluations in a game of several sides"),
+        ("eval.against=[bot:rndom]", "no scripted player 'rndom'"),
+        ("eval.against=[nobody]", "there is no opponent nobody; give bot:NAME"),
+        ("league.bots={random: 1}", "the game has no scripted players"),
+        ("league.mirror=0.7", "league.mirror 0.7 of actors.envs 8 is 5.6 rows"),
     ],
 )
 def test_options_that_do_not_fit_a_game_end_a_run_in_one_sentence(
@@ -78,6 +88,23 @@ def test_options_that_do_not_fit_a_game_end_a_run_in_one_sentence(
     code, _, err = penstock("train", GAMES, "algo.name=ppo", rivals, *SMALL, option, "--json").end()
     assert code == 2
     assert words in err
+
+
+def test_a_run_against_a_scripted_player_learns_to_beat_it_and_counts_its_own_steps_alone(
+    penstock: Penstock, tmp_path: Path
+) -> None:
+    small = ("actors.envs=128", "model.hidden=[64]", "eval.every_steps=null", "run.interval_s=0.5")
+    options = ("league.bots={random: 1.0}", "stop.env_steps=200000", "run.dir=run", *small)
+    code, summary, err = penstock("train", "connect_four", *options, "--json").end()
+    assert code == 0, err
+    assert_balanced(summary)
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    returns = [json.loads(line)["episode_return_mean"] for line in lines]
+    first = next(mean for mean in returns if mean is not None)
+    assert first < 0.3
+    assert returns[-1] > 0.45
+    # A game of connect four ends after 42 moves at most, so a row plays so many steps.
+    assert summary["episodes"] > 200_000 / 42
 
 
 def test_check_env_plays_games_of_several_seats(penstock: Penstock, tmp_path: Path) -> None:

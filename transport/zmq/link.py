@@ -66,7 +66,7 @@ class ZmqLink:
         self._ctx = ctx
         self._relay_path = relay_path
         self._relay: ShmLink | None = None  # attached while it serves this run
-        self._last_read: Stamp | None = None  # the version of the weights read last
+        self._last_read: Stamp | None = None  # the version of the run's weights read last
         self._client = Client(
             ctx, address, actor=actor, spec=spec, want=want, patience_s=patience_s
         )
@@ -112,7 +112,8 @@ class ZmqLink:
         if weights is None or weights.stamp == newer_than:
             client.ask_weights(newer_than, policy_id)
             return None
-        self._last_read = weights.stamp
+        if policy_id == POLICY_ID:
+            self._last_read = weights.stamp
         np.copyto(out, to_float32(weights.values))
         client.ask_weights(weights.stamp, policy_id)
         return weights.stamp

@@ -38,7 +38,7 @@ from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import drain_event
 from penstock.transport.wire import Buffer, Header, MessageKind, WireError
 from penstock.transport.zmq.keys import load_learner
-from penstock.transport.zmq.relay import WeightsResponder
+from penstock.transport.zmq.relay import HeldCopies, WeightsResponder
 from penstock.transport.zmq.relay_tree import RelayTree
 from penstock.transport.zmq.server_socket import ServerSocket
 from penstock.transport.zmq.sockets import GONE, IsReleased, Sender, WasWritten, boot_id
@@ -230,8 +230,16 @@ class Receiver:
         self._lending = True  # whether grants are given, until `drain`
         self._by_batch = by_batch
         self._learner_gone = False  # whether the learner was gone at the last turn
+        # The run's weights come first, in each turn. Only they are passed on by relays.
+        held = HeldCopies()
         self._responders = {
-            board.policy_id: WeightsResponder(board, link.welcome, dtype, tree)
+            board.policy_id: WeightsResponder(
+                board,
+                link.welcome,
+                dtype,
+                tree=tree if board.policy_id == POLICY_ID else None,
+                held=held,
+            )
             for board in link.boards
         }
 
@@ -503,7 +511,7 @@ class Receiver:
             self._refuse(peer, text, policy_id=policy_id)
             return
 
-        if offer is not None:
+        if offer is not None and policy_id == POLICY_ID:
             address = None if offer.port is None else self._relay_address(offer, sender.host)
             responder.tree.on_request(
                 peer, address=address, key=offer.key, failure=offer.failed, now_s=time.monotonic()

@@ -13,10 +13,12 @@ each older on arrival than the one before.
 
 A peer may claim to have read a copy that it did not. So it is sent no further one while the socket
 holds it, and the copies that the socket holds for all connections of a host are limited: each
-takes memory, of a version that is needed for nothing else.
+takes memory, of a version that is needed for nothing else. Both hold for the copies of all policies
+together, and the run's own weights have the first turn. So another member on a chair, which is
+rare, delays them by one copy at most.
 
-With many relays the connector sends a part of them to other relays for a version
-(`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
+With many relays the connector sends a part of them to other relays for a version of the run's
+weights (`transport.zmq.relay_tree`), which they fetch as `transport.zmq.relay_peers` describes.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.core.interfaces import LearnerGoneError, Welcome
-from penstock.core.params import Stamp, WireDtype
+from penstock.core.interfaces import LearnerGoneError, UnknownPolicyError, Welcome
+from penstock.core.params import POLICY_ID, Stamp, WireDtype
 from penstock.core.role import EXIT_REJOIN, RoleContext, relay_socket
 from penstock.profiling.ledger import Part
 from penstock.profiling.status import Phase
@@ -84,6 +86,29 @@ class EncodedVersion:
         return 1 + HOST_NBYTES // self.nbytes
 
 
+class HeldCopies:
+    """The copies of any policy that the connector's socket has not released yet: one a peer."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[bytes, SentCopy] = {}
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._by_peer
+
+    def add(self, peer: bytes, copy: SentCopy) -> None:
+        """Note a copy that was sent."""
+        self._by_peer[peer] = copy
+
+    def drop_released(self) -> None:
+        """Forget the copies that the socket has released."""
+        by_peer = self._by_peer
+        self._by_peer = {peer: copy for peer, copy in by_peer.items() if not copy.is_released()}
+
+    def count_by_host(self) -> Counter[str]:
+        """Return the number of copies for each host."""
+        return Counter(copy.host for copy in self._by_peer.values())
+
+
 class WeightsResponder:
     """Answers requests for weights; encodes each version of the board's policy at most once.
 
@@ -97,6 +122,7 @@ class WeightsResponder:
         welcome: Welcome,
         dtype: WireDtype,
         tree: RelayTree | None = None,
+        held: HeldCopies | None = None,
     ) -> None:
         """Make the responder.
 
@@ -105,6 +131,7 @@ class WeightsResponder:
             welcome: the description of the learner.
             dtype: the type in which weights are sent.
             tree: the tree of relays; None for one with the usual limits.
+            held: the copies that the socket holds, also those of other policies; None: of this one.
         """
         nbytes = welcome.layout.size * (2 if dtype == "bf16" else 4)
         self.tree = tree or RelayTree(nbytes)
@@ -119,10 +146,9 @@ class WeightsResponder:
         # that had the newest version.
         self._requests: dict[bytes, WeightsRequest] = {}
         self._up_to_date: dict[bytes, str] = {}
-        # By peer: the last copy until it has arrived, and the last copy until the socket has
-        # released it.
+        # By peer: the last copy until it has arrived.
         self._sent: dict[bytes, SentCopy] = {}
-        self._held: dict[bytes, SentCopy] = {}
+        self._held = HeldCopies() if held is None else held
 
     def on_request(self, peer: bytes, have: Stamp | None, host: str = "") -> bool:
         """Note a request of a peer that has the version ``have``.
@@ -147,7 +173,7 @@ class WeightsResponder:
         if not self._requests:
             return
 
-        self._held = {peer: copy for peer, copy in self._held.items() if not copy.is_released()}
+        self._held.drop_released()
         requests = self._take_answerable(newest, now_s)
         if not requests:
             return
@@ -156,7 +182,7 @@ class WeightsResponder:
         encoded = self._encoded
 
         # A peer or a host for which the socket holds enough copies has its turn later.
-        copies_of_host = Counter(copy.host for copy in self._held.values())
+        copies_of_host = self._held.count_by_host()
         for peer in self.tree.ordered(requests):
             host = requests[peer].host
             if peer in self._held or copies_of_host[host] >= encoded.max_host_copies:
@@ -207,7 +233,7 @@ class WeightsResponder:
             del self._sent[next(iter(self._sent))]
         copy = SentCopy(encoded.stamp, is_released, sent_s=now_s, host=host)
         self._sent[peer] = copy
-        self._held[peer] = copy
+        self._held.add(peer, copy)
         return True
 
     def _answer_to(self, peer: bytes, encoded: EncodedVersion, now_s: float) -> wire.Parts:
@@ -256,7 +282,7 @@ def run(ctx: RoleContext) -> None:
     try:
         client.join()
         _serve(ctx, client)
-    except LearnerGoneError:
+    except (LearnerGoneError, UnknownPolicyError):  # the latter: it has fewer chairs than before
         if not ctx.stopping():
             raise SystemExit(EXIT_REJOIN) from None
     finally:
@@ -264,9 +290,13 @@ def run(ctx: RoleContext) -> None:
 
 
 def _serve(ctx: RoleContext, client: Client) -> None:
-    """Publish version after version on this host's board, until asked to stop."""
-    board = WeightsBoard.create(client.welcome.layout.size)
-    host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), client.welcome, [board])
+    """Publish version after version on this host's boards, until asked to stop."""
+    welcome = client.welcome
+    boards = [
+        WeightsBoard.create(welcome.layout.size, policy_id=policy_id)
+        for policy_id in range(POLICY_ID, 1 + welcome.chairs)
+    ]
+    host = ShmHost(relay_socket(ctx.runtime_dir, ctx.learner), welcome, boards)
     host.watch(client.socket.FD)
     puller = WeightsPuller(
         client,
@@ -281,10 +311,13 @@ def _serve(ctx: RoleContext, client: Client) -> None:
     try:
         while not ctx.stopping():
             ledger.switch(Part.RECEIVE)
+            # This comes before the puller's turn, which reads what has arrived.
+            for board in boards[1:]:
+                _follow_chair(client, board)
             turn = puller.turn()
             if turn.weights is not None:
                 ledger.switch(Part.PUBLISH)
-                board.publish(turn.weights.values, turn.weights.stamp)
+                boards[POLICY_ID].publish(turn.weights.values, turn.weights.stamp)
                 ledger.switch(Part.RECEIVE)
             ledger.switch(Part.WAIT)
             host.poll(0 if turn.busy else puller.wait_s(TICK_S))
@@ -292,4 +325,18 @@ def _serve(ctx: RoleContext, client: Client) -> None:
         ctx.status.phase = Phase.STOPPING
         puller.close()
         host.close()
-        board.close()
+        for board in boards:
+            board.close()
+
+
+def _follow_chair(client: Client, board: WeightsBoard) -> None:
+    """Publish the weights of a chair that have arrived, and request the next ones.
+
+    Relays fetch them from the connector alone: they are rare. Raises LearnerGoneError, and
+    UnknownPolicyError where the learner has no such chair.
+    """
+    policy_id = board.policy_id
+    weights = client.take_weights(policy_id)
+    if weights is not None:
+        board.publish(weights.values, weights.stamp, policy_id)
+    client.ask_weights(board.stamp, policy_id)

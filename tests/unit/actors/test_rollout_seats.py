@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fake_inference import given
+from penstock.actors.matches import Matches, make_environments
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_policy
 from penstock.algos.ops.vtrace import vtrace
@@ -18,8 +19,9 @@ from penstock.algos.unrolled import unrolled
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.interfaces import Environments
 from penstock.core.params import Float32, Stamp
-from penstock.envs import BatchedEnv, make
+from penstock.envs import make
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy
 from penstock.models.distributions import distribution
@@ -41,7 +43,7 @@ def weights_of(net: nn.Module) -> Float32:
     return torch.cat([tensor.detach().flatten() for tensor in net.parameters()]).numpy()
 
 
-def random_net(cfg: Config, env: BatchedEnv, seed: int) -> Any:
+def random_net(cfg: Config, env: Environments, seed: int) -> Any:
     torch.manual_seed(seed)
     net = build_net(network_shape(cfg, env.info))
     with torch.no_grad():
@@ -61,7 +63,13 @@ class Watched(Policy):
         return self.decider.sample()
 
 
-def play(cfg: Config, env: BatchedEnv, weights: Float32, slots: int) -> tuple[Any, list[Columns]]:
+def random_members(out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp:
+    """Reads the weights of chairs, each of which has others."""
+    out[...] = np.random.default_rng(policy_id).normal(0, 0.4, out.shape)
+    return Stamp(0, policy_id)
+
+
+def play(cfg: Config, env: Environments, weights: Float32, slots: int) -> tuple[Any, list[Columns]]:
     """Returns the logits of each row before its mask, and the columns of each slot."""
     policy = make_policy(cfg, env.info, 3)
     policy.__class__ = Watched
@@ -69,6 +77,7 @@ def play(cfg: Config, env: BatchedEnv, weights: Float32, slots: int) -> tuple[An
     inference = LocalInference(policy, len(weights))
     inference.refresh(given(weights, Stamp(0, 1)))
     rollout = Rollout(env, inference, 0, TimeLedger())
+    assert env.refresh(random_members)
     spec = slot_spec(cfg, env.info)
     filled = []
     for _ in range(slots):
@@ -122,10 +131,17 @@ def test_a_reward_of_a_seat_that_is_out_is_refused() -> None:
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 @pytest.mark.parametrize(
-    "kwargs", ["{turns: true}", "{turns: true, ends_apart: true, seats: 4}", "{ends_apart: true}"]
+    ("kwargs", "mirror"),
+    [
+        ("{turns: true}", 1.0),
+        ("{turns: true, ends_apart: true, seats: 4}", 1.0),
+        ("{ends_apart: true}", 1.0),
+        ("{turns: true, rivals: true}", 0.5),
+        ("{turns: true, rivals: true, seats: 3}", 0.0),
+    ],
 )
 def test_a_recurrent_learner_reproduces_the_actors_logits_of_seats_that_wait(
-    core: str, kwargs: str
+    core: str, kwargs: str, mirror: float
 ) -> None:
     """In all rows that are alive, over several unrolls, with the actor's own weights."""
     cfg = config(
@@ -136,8 +152,10 @@ def test_a_recurrent_learner_reproduces_the_actors_logits_of_seats_that_wait(
         f"model.core={core}",
         "model.core_size=8",
         "model.hidden=[8]",
+        *([f"league.mirror={mirror}"] if mirror < 1 else []),
     )
-    env = make(cfg.env, ROWS)
+    env = make_environments(cfg, 0, TimeLedger(), timed=False)
+    assert isinstance(env, Matches) == (mirror < 1)
     net = random_net(cfg, env, 4)
     logits, slots = play(cfg, env, weights_of(net), 4)
     env.close()
@@ -162,11 +180,15 @@ def softmax(logits: Any) -> Any:
     return exponentials / exponentials.sum(-1, keepdims=True)
 
 
-def test_targets_of_a_game_of_two_plies_equal_a_computation_by_hand() -> None:
-    """The actor's weights are others than the learner's, so that each move has a weight."""
+@pytest.mark.parametrize("options", [[], ["league.mirror=0"]])
+def test_targets_of_a_game_of_two_plies_equal_a_computation_by_hand(options: list[str]) -> None:
+    """The actor's weights are others than the learner's, so that each move has a weight.
+
+    Against members of the pool, a row learns the first seat and the second in turn.
+    """
     discount = 0.9
-    cfg = config("seat_game:TwoPly", "model.hidden=[6]", "algo.reward_clip=null")
-    env = make(cfg.env, ROWS)
+    cfg = config("seat_game:TwoPly", "model.hidden=[6]", "algo.reward_clip=null", *options)
+    env = make_environments(cfg, 0, TimeLedger(), timed=False)
     actor, learner = random_net(cfg, env, 1), random_net(cfg, env, 2)
     logits, [columns] = play(cfg, env, weights_of(actor), 1)
     env.close()
@@ -190,33 +212,37 @@ def test_targets_of_a_game_of_two_plies_equal_a_computation_by_hand() -> None:
 
     value = values.view(UNROLL + 1, ROWS).numpy()
     learned = outputs.view(UNROLL + 1, ROWS, 2).numpy()
+    acts: Any = mask.view(UNROLL + 1, ROWS, 2).numpy().all(2)
     seen_payoffs = set()
     for begin in (0, 3):  # a game is two plies and a row that only resets
         assert columns["alive"][begin : begin + 3].all(1).tolist() == [YES, YES, NO]
-        for first in range(0, ROWS, 2):
-            second = first + 1
-            move, reply = columns["action"][begin, first], columns["action"][begin + 1, second]
-            payoff = PAYOFFS[move, reply]
-            seen_payoffs.add(payoff)
+        is_first = acts[begin]
+        assert (acts[begin + 1] == ~is_first).all()
+        assert is_first.tolist() == [(row + begin * bool(options)) % 2 == 0 for row in range(ROWS)]
+        for row in range(ROWS):
+            ply = begin if is_first[row] else begin + 1
+            move = columns["action"][ply, row]
+            gain = columns["reward"][begin + 1, row]
+            payoffs = PAYOFFS[move] if is_first[row] else -PAYOFFS[:, move]
+            assert gain in payoffs
+            if not options:
+                assert gain == payoffs[columns["action"][2 * begin + 1 - ply, row ^ 1]]
+            seen_payoffs.add(gain)
 
             # The weight of a move is min(1, pi / mu); that of a seat that waits is 1.
-            acted = softmax(logits[begin][first]), softmax(logits[begin + 1][second])
-            wanted = softmax(learned[begin, first]), softmax(learned[begin + 1, second])
-            rho = min(1, wanted[0][move] / acted[0][move])
-            rho_of_reply = min(1, wanted[1][reply] / acted[1][reply])
-
-            v0, v1 = value[begin, first], value[begin + 1, first]
-            assert found[begin + 1, first] == pytest.approx(payoff, abs=1e-5)
-            assert found[begin, first] == pytest.approx(
-                v0 + rho * (discount * v1 - v0) + discount * rho * (payoff - v1), abs=1e-5
-            )
-
-            w0, w1 = value[begin, second], value[begin + 1, second]
-            target = w1 + rho_of_reply * (-payoff - w1)
-            assert found[begin + 1, second] == pytest.approx(target, abs=1e-5)
-            assert found[begin, second] == pytest.approx(discount * target, abs=1e-5)
-            assert w0 != pytest.approx(discount * target)
-    assert len(seen_payoffs) > 1
+            wanted, acted = softmax(learned[ply, row]), softmax(logits[ply][row])
+            rho = min(1, wanted[move] / acted[move])
+            v0, v1 = value[begin, row], value[begin + 1, row]
+            if is_first[row]:
+                target = gain
+                first_target = v0 + rho * (discount * v1 - v0) + discount * rho * (gain - v1)
+            else:
+                target = v1 + rho * (gain - v1)
+                first_target = discount * target
+            assert found[begin + 1, row] == pytest.approx(target, abs=1e-5)
+            assert found[begin, row] == pytest.approx(first_target, abs=1e-5)
+            assert v0 != pytest.approx(first_target)
+    assert len(seen_payoffs) > 2
 
 
 def test_frames_that_are_written_once_are_refused_when_a_game_says_who_plays() -> None:

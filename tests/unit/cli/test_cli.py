@@ -26,7 +26,7 @@ COMMANDS = (
     ["plot"], ["compare"], ["report"],
     ["runs"], ["status"], ["stacks"], ["bench"], ["check-env"], ["doctor"], ["config", "show"],
     ["config", "list"], ["config", "schema"], ["keys", "new"], ["replay", "serve"],
-    ["bench", "reduce"], ["tune"],
+    ["bench", "reduce"], ["tune"], ["league"],
 )  # fmt: skip
 
 

@@ -30,6 +30,12 @@ CASES = {
         "set league.draw=pfsp:squared",
         ["league.draw=pfsp:squared"],
     ),
+    "equilibrium without the games that it goes by": (
+        ["league.draw=nash", "eval.every_steps=null"],
+        "league.draw nash goes by games that the evaluator plays, and this run has no evaluator; "
+        "set eval.every_s=60, or league.draw=uniform",
+        ["eval.every_s=60"],
+    ),
     "reset of several learners": (
         ["league.reset=true", "learner.count=2", "actors.count=2"],
         "league.reset resets the weights of one learner, and learner.count is 2; set "

@@ -69,6 +69,16 @@ def test_an_option_with_an_effect_is_sent() -> None:
     assert for_actors(two)["transport"]["connectors"] == 2
 
 
+def test_what_an_actor_plays_of_a_league_is_sent_and_a_mirror_game_needs_nothing() -> None:
+    assert "league" not in for_actors(resolve("cartpole", ["league.snapshot_steps=5"]))
+    league = ["league.mirror=0.5", "league.pool=/home/me/pool", "league.bots={random: 0.25}"]
+    config = resolve("cartpole", league)
+    sent = for_actors(config)
+    assert sent["league"] == {"mirror": 0.5, "bots": {"random": 0.25}, "chairs": 4, "seats": None}
+    received = read_for_actor(json.loads(json.dumps(sent))).league
+    assert received.pool_share == config.league.pool_share == 0.25
+
+
 def test_a_scale_that_is_not_sent_is_that_of_earlier_releases() -> None:
     config = resolve("cartpole")
     assert read_for_actor(for_actors(config)).model.scale == "bytes"

@@ -1,6 +1,6 @@
 """Kuhn and Leduc poker, played along every path of trees that were written from the rules alone.
 
-One tree is that of `tests/poker_trees.py`, the other OpenSpiel's where that is installed.
+One tree is that of `benchmarks/poker_trees.py`, the other OpenSpiel's where that is installed.
 """
 
 from __future__ import annotations

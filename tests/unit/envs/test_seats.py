@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import VectorEnv
 
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
@@ -18,7 +19,7 @@ from penstock.envs import make, probe
 from penstock.envs.checking.checks import Checker
 from penstock.envs.checking.vector import check_vector
 from penstock.envs.games.synthetic import SyntheticGames
-from penstock.envs.seats import Seating, check_options, ranking_note, seating_of
+from penstock.envs.seats import Seating, check_options, keys_of, ranking_note, seating_of
 from seat_game import Script
 
 GAMES = "penstock/SyntheticGames-v0"
@@ -91,13 +92,112 @@ def test_metadata_that_does_not_fit_together_is_refused(
         seating_of("mine", metadata)
 
 
-def test_stop_return_is_refused_where_the_policy_plays_several_sides() -> None:
-    cfg = config("stop.return=5", "actors.envs=8")
-    with pytest.raises(UserError, match=r"is 0 in a zero-sum game; set stop.return=null"):
-        check_options(cfg, Seating(2, (0, 1)))
-    check_options(cfg, Seating(2, (0, 0)))
-    assert "checkpoints/best is not written" in ranking_note(Seating(2, (0, 1)))
-    assert ranking_note(Seating(2, (0, 0))) == ""
+NEVER = ("eval.every_steps=null",)
+IN_ONE_PROCESS = ("transport.kind=inproc", "actors.count=1")
+DUEL = Seating(2, (0, 1), ("random", "minimax2"))
+TEAM = Seating(2, (0, 0))
+
+
+@pytest.mark.parametrize("options", [NEVER, IN_ONE_PROCESS])
+def test_stop_return_without_evaluations_is_refused_in_a_game_of_several_sides(
+    options: tuple[str, ...],
+) -> None:
+    cfg = config("stop.return=5", "actors.envs=8", *options)
+    with pytest.raises(UserError, match=r"there are no evaluations; set eval.every_steps=100000"):
+        check_options(cfg, DUEL)
+    check_options(cfg, TEAM)
+    check_options(config("stop.return=5", "actors.envs=8"), DUEL)
+
+
+@pytest.mark.parametrize(
+    ("against", "seating", "words"),
+    [
+        ("bot:randm", DUEL, "no scripted player 'randm'; choose from bot:random, bot:minimax2"),
+        ("bot:random", Seating(2, (0, 1)), "name a run or a file, as it has none"),
+        ("initial", TEAM, "has one side, against which initial cannot play"),
+    ],
+)
+def test_an_opponent_that_a_game_cannot_have_is_refused(
+    against: str, seating: Seating, words: str
+) -> None:
+    cfg = config(f"eval.against=[{against}]", "actors.envs=8")
+    with pytest.raises(UserError, match=words):
+        check_options(cfg, seating)
+
+
+def test_a_note_says_what_ranks_the_checkpoints_of_a_game_of_several_sides() -> None:
+    assert "evaluations against initial do" in ranking_note(config(), DUEL)
+    bots = config("eval.against=[bot:random, initial]")
+    assert "evaluations against bot:random, initial do" in ranking_note(bots, DUEL)
+    assert "checkpoints/best is not written" in ranking_note(config(*NEVER), DUEL)
+    assert ranking_note(config(), TEAM) == ""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "seat", "words"),
+    [
+        ({"seats": 2}, 0, "does not say by which keys a person plays it"),
+        ({"seats": 2, "keys": ({"a": 0},)}, 0, "a map of keys for each of the 2 seats"),
+        ({"seats": 2, "keys": ({"a": 0},) * 2}, 2, "has no seat 2; choose from 0 to 1"),
+        ({}, 0, "has one seat"),
+    ],
+)
+def test_keys_that_a_game_does_not_have_are_refused(
+    metadata: dict[str, Any], seat: int, words: str
+) -> None:
+    vector = VectorEnv()
+    vector.metadata = metadata
+    with pytest.raises(UserError, match=words):
+        keys_of("mine", vector, seat)
+
+
+def test_each_seat_has_keys_of_its_own() -> None:
+    vector = VectorEnv()
+    vector.metadata = {"seats": 2, "keys": ({"a": 0}, {"b": 1})}
+    assert keys_of("mine", vector, 1) == {"b": 1}
+
+
+DUEL = Seating(2, (0, 1), ("random", "minimax2"))
+HUNT = Seating(4, (0, 0, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("seating", "options", "words"),
+    [
+        (DUEL, ["league.bots={randm: 1}"], "those of the game are random, minimax2; name one"),
+        (HUNT, ["league.bots={random: 1}"], "the game has no scripted players; leave it out"),
+        (DUEL, ["league.mirror=0.7"], r"league.mirror 0.7 of actors.envs 8 is 5.6 rows, and they "
+         r"must be whole games of 2; set actors.envs=20"),
+        (DUEL, ["league.bots={random: 0.1}"], r"league.mirror 0.9 .* is 7.2 rows"),
+        (DUEL, ["league.mirror=0.75", "league.bots={random: 0.125}"],
+         r"what league.mirror and league.bots leave to the pool, 0.125 of actors.envs 8 is 1 rows, "
+         r"and they must be whole games of 1, as many for each of 2 chairs; set actors.envs=16"),
+        (DUEL, ["league.mirror=0.333"], "is 2.664 rows, .*choose shares that are"),
+        (HUNT, ["league.mirror=0"], r"have 3 and 1 seats, .*set league.seats.* such as .*0, 1, 2"),
+        (HUNT, ["league.mirror=0", "league.seats=[4]"], "has seat 4, and the game has 4, counted"),
+        (HUNT, ["league.mirror=0", "league.seats=[1, 1]"], "must be different seats"),
+        (HUNT, ["league.mirror=0", "league.seats=[0, 1, 2, 3]"], "leave one of 4 to an opponent"),
+        (HUNT, ["league.seats=[3]"], r"league.mirror 1 lets the policy play all .*league.mirror=0"),
+        (Seating(2, (0, 0)), ["league.mirror=0.5"], "league.mirror is for a game of several sides"),
+        (Seating(), ["league.games=3"], "league.games is for a game of several sides, and .* has"),
+    ],
+)  # fmt: skip
+def test_options_of_a_league_that_do_not_fit_the_game_are_refused(
+    seating: Seating, options: list[str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        check_options(config("actors.envs=8", *options), seating)
+
+
+def test_options_of_a_league_that_fit_the_game_are_taken() -> None:
+    for options in (
+        ["league.mirror=0.5"],
+        ["league.mirror=0.5", "league.bots={random: 0.25, minimax2: 0.25}"],
+        ["league.bots={random: 1.0}", "actors.envs=7"],
+        ["league.mirror=0.2", "actors.envs=20"],
+    ):
+        check_options(config("actors.envs=8", *options), DUEL)
+    check_options(config("actors.envs=6", "league.mirror=0", "league.seats=[3]"), HUNT)
 
 
 @pytest.mark.parametrize(

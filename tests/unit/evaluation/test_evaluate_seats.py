@@ -12,8 +12,9 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
-from penstock.evaluation.evaluate import Episode, by_seat, checkpoint_folder, play
+from penstock.evaluation.evaluate import Episode, by_seat, play
 from penstock.evaluation.evaluator import returns_of
+from penstock.evaluation.policy_source import checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 from seat_game import PAYOFFS
@@ -82,7 +83,7 @@ def test_an_interval_counts_a_game_once_whose_seats_are_paid_alike() -> None:
         *[(0, 5), (0, 0), (0, 7), (0, 0), (1, 5), (1, 0), (1, 7)]
     ]
     assert returns_of(episodes) == [6, 0, 6, 0]
-    alone = [Episode(1.0, 3), Episode(2.0, 3), Episode(1.0, 4)]
+    alone = [Episode(1.0, 3), Episode(2.0, 3, number=1), Episode(1.0, 4, game=1)]
     assert returns_of(alone) == [1, 2, 1]
 
 
@@ -91,15 +92,17 @@ def test_figures_of_a_seat_are_those_of_its_episodes() -> None:
         [
             Episode(1.0, 3, seat=0, outcome=1.0),
             Episode(-1.0, 3, seat=1, outcome=-1.0),
-            Episode(0.0, 3, seat=0, outcome=0.0),
-            Episode(2.0, 3, seat=1, outcome=1.0),
-            Episode(5.0, 3, seat=1, outcome=1.0),
+            Episode(0.0, 3, seat=0, outcome=0.0, number=1),
+            Episode(2.0, 3, seat=1, outcome=1.0, number=1),
+            Episode(5.0, 3, seat=1, outcome=1.0, number=2),
         ]
     )
     assert [each["episodes"] for each in figures] == [2, 3]
     assert [each["return"]["mean"] for each in figures] == [0.5, 2.0]
     assert [each["won"] for each in figures] == pytest.approx([1 / 2, 2 / 3])
+    assert [each["drawn"] for each in figures] == pytest.approx([1 / 2, 0])
     assert [each["lost"] for each in figures] == pytest.approx([0, 1 / 3])
+    assert [each["win_rate"]["mean"] for each in figures] == pytest.approx([3 / 4, 2 / 3])
     assert by_seat([Episode(1.0, 3)])[0]["won"] is None
 
 

@@ -21,7 +21,7 @@ from penstock.core import used_names
 from penstock.core.params import ParamLayout
 from penstock.envs import EnvInfo, make, probe
 from penstock.envs.space_difference import difference
-from penstock.evaluation.evaluate import find_policy
+from penstock.evaluation.policy_source import find_policy
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager

@@ -19,7 +19,8 @@ from penstock.envs import BatchedEnv, make
 from penstock.envs.games.synthetic import SyntheticVectorEnv
 from penstock.envs.lives import LIFE_LOST
 from penstock.evaluation import video
-from penstock.evaluation.evaluate import PolicySource
+from penstock.evaluation.policy_source import PolicySource
+from penstock.evaluation.window import open_window
 
 
 def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +53,9 @@ def test_missing_window_library_is_named_with_what_to_install(
 def test_unusable_display_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "no_such_driver")
-    game: Any = None
     with (
         pytest.raises(UserError, match=r"the display cannot be used .*; make a video"),
-        video._window("run", game),
+        open_window("run", "a game", 30.0),
     ):
         raise AssertionError("there is no window")
 
@@ -78,7 +78,8 @@ def test_video_shows_first_observation_and_every_step_even_of_cut_episodes(
     filmed = video.FilmedPolicy(
         env_id="synthetic",
         env=game,
-        policy=policy,
+        rows=game,
+        begin=policy.reset,
         choose=first,
         checkpoint="last",
         max_steps=max_steps,
@@ -130,7 +131,8 @@ def test_episode_cut_at_a_lost_life_is_followed_by_a_complete_one() -> None:
     filmed = video.FilmedPolicy(
         env_id="synthetic",
         env=game,
-        policy=policy,
+        rows=game,
+        begin=policy.reset,
         choose=first,
         checkpoint="last",
         max_steps=4,

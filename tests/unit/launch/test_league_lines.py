@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.app import main
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
@@ -232,3 +233,30 @@ def test_exit_code_of_a_league_is_that_of_the_failure_before_that_of_a_signal(
 ) -> None:
     ends = {str(number): RunEnd(each, {}) for number, each in enumerate(codes)}
     assert league._exit_code(ends, 2) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["FOLDER", "learner.lr=1e-3"], "learner.lr=1e-3 is an option of training"),
+        (["FOLDER", "--resume", "auto"], "so it is no league"),
+        (["FOLDER", "--resume", "auto", "--rate", "9"], "--rate plays games of the members"),
+        (["league.yaml", "--rate", "9"], "--rate plays games of the members"),
+        (["missing.yaml"], "missing.yaml cannot be read: No such file or directory"),
+    ],
+)
+def test_a_folder_is_shown_and_a_file_trained(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FOLDER").mkdir()
+    written(tmp_path, EXPLOITED)
+    monkeypatch.setattr("sys.argv", ["penstock", "league", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    assert sentence in capsys.readouterr().err

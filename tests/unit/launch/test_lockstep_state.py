@@ -59,6 +59,10 @@ CASES: dict[str, tuple[str, ...]] = {
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
         "env.kwargs={turns: true, ends_apart: true, episode_steps: 5}",
     ),
+    "scripted players": (
+        *("penstock/Kuhn-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
+        "league.bots={nash: 0.25, random: 0.25}",
+    ),
     "minatar": ("minatar_breakout", "actors.unroll=5", "learner.updates_per_batch=2"),
 }
 

@@ -13,7 +13,7 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.evaluation.evaluate import checkpoint_folder
+from penstock.evaluation.policy_source import checkpoint_folder
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
 from penstock.learner.checkpoints.checkpoint_history import best_locked

@@ -27,11 +27,13 @@ from penstock.learner.progress import Progress
 class Run:
     """A learner's counters and a clock, both set by the test."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, has_opponents: bool = False) -> None:
         config = resolve("cartpole", ["eval.every_steps=100", "stop.return=10", *options])
         self.progress = Progress(config.stop, 1)
         self.now_s = 1000.0
-        self.requests = EvaluationRequests(config, self.progress, clock=lambda: self.now_s)
+        self.requests = EvaluationRequests(
+            config, self.progress, clock=lambda: self.now_s, has_opponents=has_opponents
+        )
 
     def hear(self, kind: str, **fields: Any) -> None:
         message: Message = {"kind": kind, **fields}
@@ -39,6 +41,11 @@ class Run:
 
     def idle(self, done: int = 0, every: int = 100, play: Any = None) -> None:
         self.hear("evaluator", every=every, done=done, play=play)
+
+    def evaluated(self, mean: float, done: int = 0) -> None:
+        """The evaluator is idle after an evaluation with this mean return in the better way."""
+        play = {"way": "sampled", "sampled": {"mean": mean}, "greedy": {"mean": mean - 1}}
+        self.idle(done=done, play=play)
 
     def trained(self, steps: int) -> str | None:
         """The request after a turn that ends at so many steps."""
@@ -124,6 +131,47 @@ def test_training_return_only_requests_a_confirmation() -> None:
     assert run.progress.goal.solved_at_s is not None
     run.idle(done=20)
     assert run.trained(40) is None
+
+
+def test_in_a_game_of_several_sides_an_evaluation_requests_a_confirmation() -> None:
+    run = Run(has_opponents=True)
+    run.idle()
+    run.reach(20.0)  # in training, against oneself
+    assert run.trained(10) is None
+    run.evaluated(9.9)
+    run.reach(20.0)
+    assert run.trained(20) is None
+    run.evaluated(10.0)
+    run.reach(-20.0)
+    assert run.progress.goal.reached_at_s is not None
+    assert run.trained(30) == CLOSING
+    run.requests.on_requested(CLOSING)
+    run.hear("verdict", trained_steps=30, solved=False, seconds=1.0)
+    run.now_s += 10.0
+    run.evaluated(9.0, done=30)  # by all episodes of the closing evaluation
+    assert run.trained(40) is None
+    run.evaluated(10.0, done=30)
+    assert run.trained(50) == CLOSING
+    run.requests.on_requested(CLOSING)
+    run.hear("verdict", trained_steps=50, solved=True, seconds=1.0)
+    assert run.progress.stop_reason() == "return"
+
+
+def test_without_confirmation_an_evaluation_of_several_sides_ends_the_run() -> None:
+    run = Run("stop.confirm_episodes=0", has_opponents=True)
+    run.reach(20.0)
+    assert run.progress.stop_reason() is None
+    run.evaluated(10.0)
+    run.reach(-20.0)
+    assert run.progress.stop_reason() == "return"
+
+
+def test_a_lost_evaluator_lets_no_return_against_oneself_end_the_run(notes: list[str]) -> None:
+    run = Run(has_opponents=True)
+    run.hear("gone", role="evaluator")
+    run.reach(20.0)
+    assert run.progress.stop_reason() is None
+    assert "stop.return cannot be reached" in notes[0]
 
 
 def test_refuted_goal_is_evaluated_again_after_a_pause() -> None:

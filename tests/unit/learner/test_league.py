@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,9 @@ from penstock.core.params import ParamLayout
 from penstock.envs import probe
 from penstock.envs.seats import Seating
 from penstock.league.results import GameCounts
+from penstock.learner.chairs import playable_lines
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
-from penstock.learner.league import League, make_league, playable_lines
+from penstock.learner.league import League, make_league
 from penstock.learner.pool import PolicyPool
 from penstock.learner.state import set_weights, weights_of
 from penstock.learner.trainer import Trainer
@@ -28,8 +29,15 @@ from penstock.learner.trainer import Trainer
 WON = GameCounts(wins=1, draws=0, losses=0)
 
 
-def make(folder: Path, *options: str, events: list[str] | None = None) -> League:
-    """Makes the league of a fresh run of Kuhn poker, half of whose rows play against the pool."""
+class Run(NamedTuple):
+    """A learner and its league."""
+
+    trainer: Trainer
+    league: League
+
+
+def make(folder: Path, *options: str, events: list[str] | None = None) -> Run:
+    """Makes a fresh run of Kuhn poker, half of whose rows play against the pool."""
     own_options = [
         *("league.mirror=0.5", "league.chairs=2", "league.games=10", "league.snapshot_steps=1000"),
         *("learner.device=cpu", "actors.envs=8", *options),
@@ -43,34 +51,33 @@ def make(folder: Path, *options: str, events: list[str] | None = None) -> League
 
     league = make_league(trainer, folder, on_event, shared=False)
     assert league is not None
-    return league
+    return Run(trainer, league)
 
 
-def numbers(league: League) -> list[int]:
+def numbers(run: Run) -> list[int]:
     """Returns the number of each chair's draw, as actors would record it."""
-    stamps = [board.stamp for board in league.boards]
+    stamps = [board.stamp for board in run.league.boards]
     return [draw_number(stamp) for stamp in stamps if stamp is not None]
 
 
-def seated(league: League, chair: int) -> npt.NDArray[np.float32]:
+def seated(run: Run, chair: int) -> npt.NDArray[np.float32]:
     """Returns the weights on a chair."""
-    board = league.boards[chair - 1]
+    board = run.league.boards[chair - 1]
     weights = np.empty(board.size, np.float32)
     board.read(weights, policy_id=chair)
     return weights
 
 
-def train(league: League, steps: int, *, move: float = 0.01) -> None:
+def train(run: Run, steps: int, *, move: float = 0.01) -> None:
     """Pretends that the trainer has trained: its weights move, and the steps are counted."""
-    trainer = league._trainer
-    set_weights(trainer, weights_of(trainer) + np.float32(move))
-    trainer.progress.trained_steps += steps
+    set_weights(run.trainer, weights_of(run.trainer) + np.float32(move))
+    run.trainer.progress.trained_steps += steps
 
 
-def win(league: League, games: int) -> None:
-    """Counts so many games that were won against each chair."""
+def win(run: Run, games: int) -> None:
+    """Counts so many games that were won against each chair, in a turn."""
     counts = GameCounts(wins=games, draws=0, losses=0)
-    league.count_results(dict.fromkeys(numbers(league), counts))
+    run.league.turn(dict.fromkeys(numbers(run), counts), now_s=0.0)
 
 
 def pool_of(folder: Path) -> PolicyPool:
@@ -79,15 +86,15 @@ def pool_of(folder: Path) -> PolicyPool:
 
 
 def test_a_fresh_run_adds_its_initial_policy_and_seats_it(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    initial = weights_of(league._trainer)
+    run = make(tmp_path)
+    initial = weights_of(run.trainer)
 
-    league.open(1)
+    run.league.open(1)
 
     (member,) = pool_of(tmp_path).members()
     assert (member.line, member.steps, member.initial) == ("main", 0, True)
-    np.testing.assert_array_equal(seated(league, 1), initial)
-    np.testing.assert_array_equal(seated(league, 2), initial)
+    np.testing.assert_array_equal(seated(run, 1), initial)
+    np.testing.assert_array_equal(seated(run, 2), initial)
 
 
 def test_a_game_of_one_side_has_no_league(tmp_path: Path) -> None:
@@ -98,24 +105,24 @@ def test_a_game_of_one_side_has_no_league(tmp_path: Path) -> None:
 
 
 def test_a_run_of_mirror_games_fills_its_pool_and_has_no_chairs(tmp_path: Path) -> None:
-    league = make(tmp_path, "league.mirror=null")
-    league.open(1)
-    train(league, 1000)
-    league.snapshot()
+    run = make(tmp_path, "league.mirror=null")
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
 
-    assert league.boards == []
+    assert run.league.boards == []
     assert [member.steps for member in pool_of(tmp_path).members()] == [0, 1000]
-    assert league.figures() == {"league_members": 2}
+    assert run.league.figures() == {"league_members": 2}
 
 
 def test_numbers_of_draws_differ_between_chairs_and_sessions(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(7)
-    first = numbers(league)
+    run = make(tmp_path)
+    run.league.open(7)
+    first = numbers(run)
 
     resumed = make(tmp_path)
-    resumed.load_state_dict(league.state_dict())
-    resumed.open(7)  # a clock that stands still
+    resumed.league.load_state_dict(run.league.state_dict())
+    resumed.league.open(7)  # a clock that stands still
 
     assert len({*first, *numbers(resumed)}) == 4
 
@@ -129,70 +136,66 @@ def test_learners_of_one_run_have_different_numbers(tmp_path: Path) -> None:
         pool = PolicyPool(tmp_path)
         league = League(trainer, pool, rank=rank, shared=False)
         league.open(1)
-        seen += numbers(league)
+        seen += numbers(Run(trainer, league))
 
     assert len(seen) == len({*seen}) == 8
 
 
 def test_a_chair_is_drawn_anew_after_its_games_and_only_one_in_a_turn(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    first, second = numbers(league)
-    win(league, 9)
-    league.turn(0.0)
-    assert numbers(league) == [first, second]
+    run = make(tmp_path)
+    run.league.open(1)
+    first, second = numbers(run)
+    win(run, 9)
+    assert numbers(run) == [first, second]
 
-    win(league, 1)
-    league.turn(0.0)
-    assert numbers(league)[1] == second
-    assert numbers(league)[0] != first
-    league.turn(0.0)
-    assert numbers(league)[1] != second
+    win(run, 1)
+    assert numbers(run)[1] == second
+    assert numbers(run)[0] != first
+    run.league.turn({}, 0.0)
+    assert numbers(run)[1] != second
 
 
 def test_results_of_the_draw_before_are_counted_and_do_not_end_the_next_one(
     tmp_path: Path,
 ) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    former = numbers(league)[0]
-    league.count_results({former: GameCounts(10, 0, 0)})
-    league.turn(0.0)
-    present = numbers(league)
+    run = make(tmp_path)
+    run.league.open(1)
+    former = numbers(run)[0]
+    run.league.turn({former: GameCounts(10, 0, 0)}, 0.0)
+    present = numbers(run)
 
-    league.count_results({former: GameCounts(10, 0, 0)})
-    league.turn(0.0)
+    run.league.turn({former: GameCounts(10, 0, 0)}, 0.0)
 
-    assert league.figures()["league_games"] == 20
-    assert numbers(league) == present
+    assert run.league.figures()["league_games"] == 20
+    assert numbers(run) == present
 
 
 def test_results_of_unknown_draws_are_ignored(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
+    run = make(tmp_path)
+    run.league.open(1)
 
-    league.count_results({999: WON, BOT_DRAW + 77: WON})
+    run.league.turn({999: WON, BOT_DRAW + 77: WON}, 0.0)
 
-    figures = league.figures()
+    figures = run.league.figures()
     assert figures["league_games"] == 0
     assert figures["win_rate"] is None
 
 
 def test_figures_are_those_of_a_count_by_hand(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    number, _ = numbers(league)
+    run = make(tmp_path)
+    run.league.open(1)
+    number, _ = numbers(run)
 
-    league.count_results({number: GameCounts(wins=1, draws=0, losses=0)})
-    league.count_results({number: GameCounts(wins=0, draws=1, losses=0)})
-    figures = league.figures()
+    run.league.turn({number: GameCounts(wins=1, draws=0, losses=0)}, 0.0)
+    run.league.turn({number: GameCounts(wins=0, draws=1, losses=0)}, 0.0)
+    figures = run.league.figures()
 
     # One win, which counts 0.99 after the draw, and a draw; two games are assumed, one of them won.
     assert figures["win_rate_worst"] == pytest.approx((0.99 + 0.5 + 1) / (1.99 + 2))
     assert figures["win_rate"] == 0.75
     assert (figures["league_members"], figures["league_games"]) == (1, 2)
     assert figures["opponent_age_s"] >= 0.0
-    assert league.figures()["win_rate"] is None
+    assert run.league.figures()["win_rate"] is None
 
 
 def test_games_against_a_bot_have_a_win_rate_of_their_own(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_games_against_a_bot_have_a_win_rate_of_their_own(tmp_path: Path) -> Non
     league.open(1)
     index = trainer.info.seating.bots.index("random")
 
-    league.count_results({BOT_DRAW + index: GameCounts(wins=2, draws=0, losses=0)})
+    league.turn({BOT_DRAW + index: GameCounts(wins=2, draws=0, losses=0)}, 0.0)
 
     figures = league.figures()
     assert figures["bot_win_rates"] == {"random": pytest.approx((1.99 + 1) / (1.99 + 2))}
@@ -212,28 +215,28 @@ def test_games_against_a_bot_have_a_win_rate_of_their_own(tmp_path: Path) -> Non
 
 
 def test_a_snapshot_is_due_after_its_steps_and_becomes_a_member(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    train(league, 999)
-    assert not league.snapshot_is_due()
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 999)
+    assert not run.league.snapshot_is_due()
 
-    train(league, 1)
-    assert league.snapshot_is_due()
-    league.snapshot()
+    train(run, 1)
+    assert run.league.snapshot_is_due()
+    run.league.snapshot()
 
-    assert not league.snapshot_is_due()
+    assert not run.league.snapshot_is_due()
     member = pool_of(tmp_path).members()[-1]
-    weights = pool_of(tmp_path).weights(member, league._trainer.layout)
-    np.testing.assert_array_equal(weights, weights_of(league._trainer))
+    weights = pool_of(tmp_path).weights(member, run.trainer.layout)
+    np.testing.assert_array_equal(weights, weights_of(run.trainer))
     assert (member.steps, member.initial) == (1000, False)
 
 
 def test_a_save_before_a_snapshot_is_due_adds_nothing(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    train(league, 500)
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 500)
 
-    league.snapshot()
+    run.league.snapshot()
 
     assert len(pool_of(tmp_path).members()) == 1
 
@@ -241,114 +244,108 @@ def test_a_save_before_a_snapshot_is_due_adds_nothing(tmp_path: Path) -> None:
 def test_a_policy_that_beats_each_member_is_added_after_a_tenth_of_the_steps(
     tmp_path: Path,
 ) -> None:
-    league = make(tmp_path, "league.snapshot_win_rate=0.8")
-    league.open(1)
-    win(league, 10)
-    league.turn(0.0)
-    assert not league.snapshot_is_due()
-    train(league, 99)
-    assert not league.snapshot_is_due()
+    run = make(tmp_path, "league.snapshot_win_rate=0.8")
+    run.league.open(1)
+    win(run, 10)
+    assert not run.league.snapshot_is_due()
+    train(run, 99)
+    assert not run.league.snapshot_is_due()
 
-    train(league, 1)
-    assert league.snapshot_is_due()
+    train(run, 1)
+    assert run.league.snapshot_is_due()
 
     # The new member has not been beaten yet.
-    league.snapshot()
-    train(league, 500)
-    win(league, 10)
-    league.turn(0.0)
-    league.turn(0.0)
-    assert not league.snapshot_is_due()
+    run.league.snapshot()
+    train(run, 500)
+    win(run, 10)
+    run.league.turn({}, 0.0)
+    assert not run.league.snapshot_is_due()
 
 
 def test_without_a_win_rate_only_steps_count(tmp_path: Path) -> None:
-    league = make(tmp_path, "league.snapshot_win_rate=null")
-    league.open(1)
-    win(league, 10)
-    league.turn(0.0)
-    train(league, 999)
+    run = make(tmp_path, "league.snapshot_win_rate=null")
+    run.league.open(1)
+    win(run, 10)
+    train(run, 999)
 
-    assert not league.snapshot_is_due()
+    assert not run.league.snapshot_is_due()
 
 
 def test_the_newest_member_is_drawn_with_the_rule_newest(tmp_path: Path) -> None:
-    league = make(tmp_path, "league.draw=newest")
-    league.open(1)
-    train(league, 1000)
-    league.snapshot()
-    newest = weights_of(league._trainer)
-    train(league, 10)
+    run = make(tmp_path, "league.draw=newest")
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
+    newest = weights_of(run.trainer)
+    train(run, 10)
 
-    win(league, 10)
-    league.turn(0.0)
-    league.turn(0.0)
+    win(run, 10)
+    run.league.turn({}, 0.0)
 
-    np.testing.assert_array_equal(seated(league, 1), newest)
-    np.testing.assert_array_equal(seated(league, 2), newest)
+    np.testing.assert_array_equal(seated(run, 1), newest)
+    np.testing.assert_array_equal(seated(run, 2), newest)
 
 
 def test_a_damaged_member_is_left_out_with_one_event(tmp_path: Path) -> None:
     events: list[str] = []
-    league = make(tmp_path, "league.draw=newest", events=events)
-    league.open(1)
-    initial = weights_of(league._trainer)
-    train(league, 1000)
-    league.snapshot()
+    run = make(tmp_path, "league.draw=newest", events=events)
+    run.league.open(1)
+    initial = weights_of(run.trainer)
+    train(run, 1000)
+    run.league.snapshot()
     pool = pool_of(tmp_path)
     (pool.checkpoint_folder(pool.members()[-1]) / FILE).write_bytes(b"nothing")
     events.clear()
 
     for _ in range(3):
-        win(league, 10)
-        league.turn(0.0)
-        league.turn(0.0)
+        win(run, 10)
+        run.league.turn({}, 0.0)
 
-    np.testing.assert_array_equal(seated(league, 1), initial)
+    np.testing.assert_array_equal(seated(run, 1), initial)
     assert len(events) == 1
     assert "is left out" in events[0]
 
 
 def test_a_damaged_list_keeps_the_opponents_with_one_event(tmp_path: Path) -> None:
     events: list[str] = []
-    league = make(tmp_path, events=events)
-    league.open(1)
-    present = numbers(league)
+    run = make(tmp_path, events=events)
+    run.league.open(1)
+    present = numbers(run)
     (tmp_path / "pool/main.json").write_text("[")
 
     for _ in range(3):
-        win(league, 10)
-        league.turn(0.0)
+        win(run, 10)
 
-    assert numbers(league) == present
+    assert numbers(run) == present
     assert len(events) == 1
     assert "is no list of members" in events[0]
 
 
 def test_a_full_disk_keeps_the_pool_and_a_later_save_tries_again(tmp_path: Path) -> None:
     events: list[str] = []
-    league = make(tmp_path, events=events)
-    league.open(1)
-    train(league, 1000)
+    run = make(tmp_path, events=events)
+    run.league.open(1)
+    train(run, 1000)
 
     with full_disk():
-        league.snapshot()
+        run.league.snapshot()
     assert len(events) == 1
     assert "could not be written" in events[0]
-    assert not league.snapshot_is_due()  # only with the next checkpoint
+    assert not run.league.snapshot_is_due()  # only with the next checkpoint
 
-    league.snapshot()
+    run.league.snapshot()
     assert [member.steps for member in pool_of(tmp_path).members()] == [0, 1000]
 
 
 def test_a_full_disk_at_the_start_still_seats_the_initial_policy(tmp_path: Path) -> None:
     events: list[str] = []
-    league = make(tmp_path, events=events)
+    run = make(tmp_path, events=events)
     with full_disk():
-        league.open(1)
+        run.league.open(1)
 
-    np.testing.assert_array_equal(seated(league, 1), weights_of(league._trainer))
+    np.testing.assert_array_equal(seated(run, 1), weights_of(run.trainer))
     assert len(events) == 1
-    league.snapshot()
+    run.league.snapshot()
     assert [member.initial for member in pool_of(tmp_path).members()] == [True]
 
 
@@ -356,10 +353,10 @@ def test_a_pool_of_another_network_is_refused_before_anything_is_added(tmp_path:
     other = ParamLayout((("policy.weight", (3, 5)),))
     checkpoint = Checkpoint(other, np.zeros(other.size, np.float32))
     pool_of(tmp_path).add("main", checkpoint, steps=5, time_s=1.0)
-    league = make(tmp_path)
+    run = make(tmp_path)
 
     with pytest.raises(UserError, match="is of another network"):
-        league.open(1)
+        run.league.open(1)
 
     assert len(pool_of(tmp_path).members()) == 1
 
@@ -369,7 +366,7 @@ def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path:
     checkpoint = Checkpoint(other, np.zeros(other.size, np.float32))
     pool_of(tmp_path).add("main", checkpoint, steps=0, time_s=0.0, initial=True)
 
-    make(tmp_path).open(1)
+    make(tmp_path).league.open(1)
 
     (member,) = pool_of(tmp_path).members()
     assert member.initial
@@ -377,60 +374,57 @@ def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path:
 
 
 def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open()
+    run = make(tmp_path)
+    run.league.open()
     for _ in range(3):  # members to choose among
-        train(league, 1000)
-        league.snapshot()
-    win(league, 10)
-    league.turn(0.0)
-    state = json.loads(json.dumps(league.state_dict()))
+        train(run, 1000)
+        run.league.snapshot()
+    win(run, 10)
+    state = json.loads(json.dumps(run.league.state_dict()))
 
     resumed = make(tmp_path)
-    resumed._trainer.progress.generation = 1
-    resumed._trainer.progress.trained_steps = 3000
-    resumed.load_state_dict(state)
-    resumed.open()
-    assert resumed.state_dict() == state
+    resumed.trainer.progress.generation = 1
+    resumed.trainer.progress.trained_steps = 3000
+    resumed.league.load_state_dict(state)
+    resumed.league.open()
+    assert resumed.league.state_dict() == state
 
     for _ in range(20):
-        for each in (league, resumed):
+        for each in (run, resumed):
             win(each, 10)
-            each.turn(0.0)
-        assert numbers(league) == numbers(resumed)
-        np.testing.assert_array_equal(seated(league, 1), seated(resumed, 1))
-    assert league.state_dict() == resumed.state_dict()
+        assert numbers(run) == numbers(resumed)
+        np.testing.assert_array_equal(seated(run, 1), seated(resumed, 1))
+    assert run.league.state_dict() == resumed.league.state_dict()
 
 
 def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
-    train(league, 1000)
-    league.snapshot()
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
     for _ in range(4):
-        win(league, 10)
-        league.turn(0.0)
-    former = numbers(league)
+        win(run, 10)
+    former = numbers(run)
 
     resumed = make(tmp_path)
-    resumed._trainer.progress.generation = 1
-    resumed.load_state_dict(league.state_dict())
-    resumed.open(2)
+    resumed.trainer.progress.generation = 1
+    resumed.league.load_state_dict(run.league.state_dict())
+    resumed.league.open(2)
 
     for chair in (1, 2):
-        np.testing.assert_array_equal(seated(resumed, chair), seated(league, chair))
-    resumed.count_results({former[0]: WON, numbers(resumed)[0]: WON})
-    assert resumed.figures()["league_games"] == league.figures()["league_games"] + 2
+        np.testing.assert_array_equal(seated(resumed, chair), seated(run, chair))
+    resumed.league.turn({former[0]: WON, numbers(resumed)[0]: WON}, 0.0)
+    assert resumed.league.figures()["league_games"] == run.league.figures()["league_games"] + 2
 
 
 def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Path) -> None:
-    league = make(tmp_path)
-    league.open(1)
+    run = make(tmp_path)
+    run.league.open(1)
     resumed = make(tmp_path, "league.chairs=3")
-    resumed._trainer.progress.generation = 1
-    resumed.load_state_dict(league.state_dict())
+    resumed.trainer.progress.generation = 1
+    resumed.league.load_state_dict(run.league.state_dict())
 
-    resumed.open(2)
+    resumed.league.open(2)
 
     assert len(numbers(resumed)) == 3
 
@@ -438,97 +432,96 @@ def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Pat
 def test_a_reset_returns_to_the_initial_weights_and_makes_old_unrolls_too_old(
     tmp_path: Path,
 ) -> None:
-    league = make(tmp_path, "league.reset=true", "transport.max_policy_lag=40")
-    league.open(1)
-    initial = weights_of(league._trainer)
-    optimizer = {name: each.copy() for name, each in league._trainer.state_dict().items()}
-    train(league, 1000)
-    version = league._trainer.progress.version
+    run = make(tmp_path, "league.reset=true", "transport.max_policy_lag=40")
+    run.league.open(1)
+    initial = weights_of(run.trainer)
+    optimizer = {name: each.copy() for name, each in run.trainer.state_dict().items()}
+    train(run, 1000)
+    version = run.trainer.progress.version
 
-    league.snapshot()
+    run.league.snapshot()
 
-    np.testing.assert_array_equal(weights_of(league._trainer), initial)
-    for name, array in league._trainer.state_dict().items():
+    np.testing.assert_array_equal(weights_of(run.trainer), initial)
+    for name, array in run.trainer.state_dict().items():
         np.testing.assert_array_equal(array, optimizer[name])
-    assert league._trainer.progress.version == version + 41
-    assert league._trainer.progress.trained_steps == 1000
-    assert league.take_reset()
-    assert not league.take_reset()
+    assert run.trainer.progress.version == version + 41
+    assert run.trainer.progress.trained_steps == 1000
+    assert run.league.take_reset()
+    assert not run.league.take_reset()
 
 
 def test_a_kill_between_a_snapshot_and_its_checkpoint_does_not_lose_the_reset(
     tmp_path: Path,
 ) -> None:
-    league = make(tmp_path, "league.reset=true")
-    league.open(1)
-    initial = weights_of(league._trainer)
-    train(league, 900)
-    state = league.state_dict()
-    weights = weights_of(league._trainer)
-    train(league, 100)
-    league.snapshot()
+    run = make(tmp_path, "league.reset=true")
+    run.league.open(1)
+    initial = weights_of(run.trainer)
+    train(run, 900)
+    state = run.league.state_dict()
+    weights = weights_of(run.trainer)
+    train(run, 100)
+    run.league.snapshot()
 
     resumed = make(tmp_path, "league.reset=true")
-    set_weights(resumed._trainer, weights)
-    resumed._trainer.progress.generation = 1
-    resumed.load_state_dict(state)
-    resumed.open(2)
+    set_weights(resumed.trainer, weights)
+    resumed.trainer.progress.generation = 1
+    resumed.league.load_state_dict(state)
+    resumed.league.open(2)
 
-    np.testing.assert_array_equal(weights_of(resumed._trainer), initial)
+    np.testing.assert_array_equal(weights_of(resumed.trainer), initial)
 
 
 def test_lines_of_a_league_play_against_members_of_all(tmp_path: Path) -> None:
     other = make(tmp_path, "league.name=other", f"league.pool={tmp_path / 'pool'}", "run.seed=5")
-    other.open(1)
+    other.league.open(1)
     lines = "league.lines={other: {draw: main}}"
-    league = make(tmp_path, lines, "league.draw=uniform")
-    league.open(1)
+    run = make(tmp_path, lines, "league.draw=uniform")
+    run.league.open(1)
 
     members = {each.line for each in pool_of(tmp_path).members()}
     assert members == {"main", "other"}
     drawn = set()
     for _ in range(40):
-        win(league, 10)
-        league.turn(0.0)
-        drawn.add(seated(league, 1).tobytes())
+        win(run, 10)
+        drawn.add(seated(run, 1).tobytes())
     assert len(drawn) == 2
-    assert league.figures()["league_members"] == 2
+    assert run.league.figures()["league_members"] == 2
 
 
 def test_a_line_waits_for_the_first_member_of_another_one(tmp_path: Path) -> None:
-    league = make(tmp_path, "league.lines={other: {}}")
+    run = make(tmp_path, "league.lines={other: {}}")
     other = make(tmp_path, "league.name=other", "run.seed=5")
     beats: list[int] = []
 
     def beat() -> None:
         beats.append(1)
         if len(beats) == 2:
-            other.open(1)
+            other.league.open(1)
 
-    league.open(1, beat=beat)
+    run.league.open(1, beat=beat)
 
     assert len(beats) == 2
-    assert len(numbers(league)) == 2
+    assert len(numbers(run)) == 2
 
 
 def test_a_wait_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
-    league = make(tmp_path, "league.lines={other: {}}")
+    run = make(tmp_path, "league.lines={other: {}}")
 
-    league.open(1, stopping=lambda: True)
+    run.league.open(1, stopping=lambda: True)
 
-    assert numbers(league) == []
+    assert numbers(run) == []
 
 
 @pytest.mark.parametrize(("rule", "shows"), [("newest", True), ("pfsp:squared", False)])
 def test_the_latest_weights_are_shown_to_lines_that_play_against_them(
     tmp_path: Path, rule: str, shows: bool
 ) -> None:
-    league = make(tmp_path, f"league.lines={{other: {{draw: {rule}}}}}", "league.mirror=null")
-    league.open(1)
-    train(league, 10)
-    league.turn(100.0)
-    train(league, 10)
-    league.turn(129.0)
+    run = make(tmp_path, f"league.lines={{other: {{draw: {rule}}}}}", "league.mirror=null")
+    run.league.open(1)
+    train(run, 10)
+    run.league.turn({}, 100.0)
+    train(run, 10)
+    run.league.turn({}, 129.0)
     assert (pool_of(tmp_path).latest("main") is not None) == shows
     if not shows:
         return
@@ -536,7 +529,7 @@ def test_the_latest_weights_are_shown_to_lines_that_play_against_them(
     first = pool_of(tmp_path).latest("main")
     assert first is not None
     assert first.steps == 10
-    league.turn(130.0)
+    run.league.turn({}, 130.0)
     second = pool_of(tmp_path).latest("main")
     assert second is not None
     assert second.steps == 20

@@ -78,6 +78,21 @@ def test_results_are_counts_by_opponent_of_the_rows_that_end_a_match_game() -> N
     }
 
 
+def test_results_of_many_opponents_equal_those_counted_row_by_row() -> None:
+    """As a hostile actor may send them: any numbers, and outcomes that are none."""
+    rng, rows = np.random.default_rng(0), 3000
+    ended = batch([0.0] * rows)
+    ended["opponent"] = rng.choice(rng.integers(0, 2**63, 900, np.uint64), (1, rows))
+    ended["outcome"] = rng.integers(-3, 4, (1, rows), np.int8)
+
+    counted: dict[int, list[int]] = {}
+    for number, outcome in zip(ended["opponent"][0], ended["outcome"][0], strict=True):
+        kind = 0 if outcome > 0 else 1 if outcome == 0 else 2
+        counted.setdefault(int(number), [0, 0, 0])[kind] += 1
+    expected = {number: GameCounts(*counts) for number, counts in counted.items()}
+    assert UnrollSummary.of(ended).results == expected
+
+
 def test_results_are_taken_once() -> None:
     run, ended = progress(), batch([0.0] * 2)
     ended["opponent"] = np.array([[5, 7]], np.uint64)

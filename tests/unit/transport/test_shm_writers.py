@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import signal
 import socket
@@ -10,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgpack
@@ -18,13 +20,14 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
+from penstock.configs.value_types import MOST_CHAIRS
 from penstock.core.params import Stamp
 from penstock.core.specs import Column, SlotSpec
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.link import ShmLink
 from penstock.transport.shm.store import SlotStore
 from penstock.transport.shm.weights_board import WeightsBoard
-from transport_world import LAYOUT, welcome, writer_of
+from transport_world import LAYOUT, fill, learner, welcome, writer_of
 
 SPEC = SlotSpec(4, 2, (Column("obs", "|u1", (200, 100), "unroll+1"), Column("reward", "|u1")))
 WRITER = Path(__file__).parents[2] / "shm_writer.py"
@@ -94,6 +97,35 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     made = Owner(tmp_path)
     yield made
     made.close()
+
+
+def mapped() -> int:
+    """The number of descriptors of shared memory in this process."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the listing itself
+            links.append(os.readlink(descriptor))
+    return sum(link.startswith("/memfd:") for link in links)
+
+
+def test_an_actor_attaches_to_the_boards_of_the_most_chairs_and_closes_them(
+    tmp_path: Path,
+) -> None:
+    with learner(tmp_path, chairs=MOST_CHAIRS) as side:
+        last = side.publish(3, policy_id=MOST_CHAIRS)
+        before = mapped()
+        link = ShmLink(side.path, spec=None, want=2)
+        out = np.zeros(LAYOUT.size, np.float32)
+        assert link.read_weights(out, None, MOST_CHAIRS) == Stamp(2, 3)
+        np.testing.assert_array_equal(out, last)
+        with link.slot(5) as slot:
+            assert slot is not None
+            fill(slot, 0)
+        assert side.take().header["sequence"] == 0
+        link.close()
+        del link, slot
+        gc.collect()  # memory that is mapped has a descriptor too
+        assert mapped() == before
 
 
 @pytest.mark.system

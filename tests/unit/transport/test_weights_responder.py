@@ -13,7 +13,7 @@ from penstock.core.specs import Column, SlotSpec
 from penstock.transport import wire
 from penstock.transport.shm.weights_board import WeightsBoard
 from penstock.transport.zmq import relay
-from penstock.transport.zmq.relay import ARRIVAL_S, WeightsResponder
+from penstock.transport.zmq.relay import ARRIVAL_S, HeldCopies, WeightsResponder
 from penstock.transport.zmq.sockets import SENT, IsReleased
 
 LAYOUT = ParamLayout((("w", (3,)),))
@@ -122,6 +122,49 @@ def test_host_whose_connections_read_nothing_gets_few_copies_and_others_all(
         desk.on_request(b"honest", Stamp(0, version - 1), "10.0.0.7")
         sent = given(desk, float(version), silent)
         assert sent == {b"honest": version} | ({peer: version} if version <= 4 else {})
+
+
+def test_own_weights_come_before_those_of_chairs_and_each_peer_has_one_copy_at_a_time(
+    board: WeightsBoard,
+) -> None:
+    chairs = [WeightsBoard.create(LAYOUT.size, policy_id=policy_id) for policy_id in (1, 2)]
+    held = HeldCopies()
+    own, *others = [WeightsResponder(each, WELCOME, "fp32", held=held) for each in (board, *chairs)]
+    for chair in chairs:
+        chair.publish(np.full(LAYOUT.size, 5, np.float32), Stamp(0, 5), chair.policy_id)
+
+    stuck = {b"slow"}
+    for desk in (own, *others):
+        desk.on_request(b"slow", None)
+        desk.on_request(b"fast", None)
+    publish(board, 1)
+    assert given(own, stuck=stuck) == {b"slow": 1, b"fast": 1}
+    assert [given(desk, stuck=stuck) for desk in others] == [{b"fast": 5}] * 2
+    assert [given(desk, stuck=stuck) for desk in (own, *others)] == [{}] * 3
+
+    stuck.clear()  # the socket has sent the own copy
+    assert given(others[0], stuck={b"slow"}) == {b"slow": 5}
+    assert given(others[1]) == {}, "until the socket has sent the first chair's"
+    for chair in chairs:
+        chair.close()
+
+
+def test_a_chair_has_its_turn_while_own_weights_are_on_their_way(board: WeightsBoard) -> None:
+    """A peer does not request the next version before the last one has arrived."""
+    chair = WeightsBoard.create(LAYOUT.size, policy_id=1)
+    held = HeldCopies()
+    own = WeightsResponder(board, WELCOME, "fp32", held=held)
+    other = WeightsResponder(chair, WELCOME, "fp32", held=held)
+    chair.publish(np.full(LAYOUT.size, 7, np.float32), Stamp(0, 7), 1)
+    own.on_request(b"peer", None)
+    other.on_request(b"peer", None)
+    publish(board, 1)
+    assert given(own) == {b"peer": 1}
+    publish(board, 2)
+    own.on_request(b"peer", None)  # repeated, as after a second
+    assert given(own, 1.0) == {}
+    assert given(other, 1.0) == {b"peer": 7}
+    chair.close()
 
 
 def test_statistics_of_observations_arrive_exactly(board: WeightsBoard) -> None:

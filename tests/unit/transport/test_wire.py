@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.configs.value_types import MOST_CHAIRS
 from penstock.core.params import ParamLayout, Stamp, WireDtype, to_bf16
 from penstock.core.specs import HEADER, Bytes, SlotSpec
 from penstock.transport import wire
 from penstock.transport.wire import Header, MessageKind, SlotDecoder, SlotEncoder, WireError
-from transport_world import LAYOUT, SPEC, expected
+from transport_world import LAYOUT, SPEC, expected, welcome
 
 GUARD = 64  # bytes before and behind a payload that must stay as they are
 
@@ -135,6 +136,21 @@ def test_policy_id_is_encoded_only_if_not_0() -> None:
         message = wire.decode([bytes(part) for part in parts])
         assert wire.verify(message) == meta
         assert wire.decode_weights(message, LAYOUT)[0] == policy_id
+
+
+def test_a_welcome_names_its_chairs_only_if_there_are_some() -> None:
+    assert "chairs" not in wire.welcome_meta(welcome())
+    for chairs in (0, 1, MOST_CHAIRS):
+        sent = welcome(chairs=chairs)
+        meta = msgpack.unpackb(msgpack.packb(wire.welcome_meta(sent)))
+        assert wire.read_welcome(sent.run_id, sent.generation, meta) == sent
+
+
+@pytest.mark.parametrize("chairs", [MOST_CHAIRS + 1, 2**63, -1, True, 1.0, None, "1", [1]])
+def test_a_welcome_with_an_impossible_number_of_chairs_is_none(chairs: Any) -> None:
+    meta = wire.welcome_meta(welcome()) | {"chairs": chairs}
+    with pytest.raises(ValueError, match="there are at most 64"):
+        wire.read_welcome(1, 2, meta)
 
 
 def test_weights_of_another_network_are_refused() -> None:
