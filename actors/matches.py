@@ -166,7 +166,7 @@ class Opponent(Protocol):
 
 
 class _Steady:
-    """What opponents have in common whose play is given once for all, and who remember nothing."""
+    """What opponents have in common who never get other weights."""
 
     draws: Draws
 

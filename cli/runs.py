@@ -183,7 +183,7 @@ def play(
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Show the agent of a run playing, in a window, or play against it."""
+    """Show the agent of a run playing, in a window. With --seat, play against it."""
     from penstock.evaluation import video
 
     samples_actions = samples(sample, greedy)

@@ -338,7 +338,9 @@ class ZooVectorEnv(VectorEnv):
             if observation is not None:
                 values, mask_in_observation = self._observations.split(seat, observation)
                 own_mask = own_mask if mask_in_observation is None else mask_in_observation
-            if values is None and not self._has_mask:
+            if not self._has_mask:
+                if values is not None:
+                    self._rows[first + seat] = values
                 continue
 
             mask = self._actions.mask(seat, own_mask, acts=results.acts[seat])

@@ -47,8 +47,10 @@ INITIAL = "initial"
 
 # A share of the rows that is so close to a whole number of games is one.
 SMALL_REMAINDER = 1e-6
-# A larger number of rows, which all shares divide, is looked for up to so many times the rows.
+# A larger number of rows, which all shares divide, is looked for up to so many times the rows, and
+# among so many numbers.
 MOST_TIMES_ROWS = 16
+MOST_CANDIDATES = 4096
 
 
 class Seating(NamedTuple):
@@ -274,7 +276,7 @@ def _shares(league: LeagueConfig, seating: Seating) -> Iterator[_Share]:
 def _odd_split(shares: Sequence[_Share], rows: int) -> UserError:
     """Returns the error for so many ``rows`` of which a share is no whole number of games."""
     odd = next(share for share in shares if not share.divides(rows))
-    candidates = range(rows + 1, MOST_TIMES_ROWS * rows)
+    candidates = range(rows + 1, MOST_TIMES_ROWS * rows)[:MOST_CANDIDATES]
     more_rows = next((n for n in candidates if all(each.divides(n) for each in shares)), None)
     remedy = "choose shares that are" if more_rows is None else f"set actors.envs={more_rows}"
     return UserError(
@@ -339,7 +341,7 @@ def check_opposed(env_id: str, opponents: Sequence[str], seating: Seating) -> No
     if not seating.has_opponents:
         raise UserError(
             f"environment {env_id} has one side, against which {', '.join(opponents):.80} cannot "
-            "play; leave out --against, or set eval.against=null"
+            "play; leave out the opponent (eval.against=null)"
         )
 
 

@@ -582,6 +582,7 @@ def describe_seeds(result: dict[str, Any]) -> str:
     means, and the runs that could not be evaluated.
     """
     runs = result["runs"]
+    has_opponents = "against" in runs[0]
     episodes = sum(run["episodes"] for run in runs)
     rows: list[tuple[str, ...]] = [
         ("run", "checkpoint", "actions", "episodes", "return", "std", "length")
@@ -596,11 +597,15 @@ def describe_seeds(result: dict[str, Any]) -> str:
                 number(run["return"]["mean"]),
                 number(run["return"]["std"]),
                 number(run["length"]["mean"]),
+                *([_win_rate_text(run)] if has_opponents else []),
             )
         )
     mean_return = number(result["return"]["mean"])
     mean_length = number(result["length"]["mean"])
     rows.append(("mean", "", "", str(episodes), mean_return, "", mean_length))
+    if has_opponents:
+        rows[0] += ("win rate",)
+        rows[-1] += ("",)
     lines = [f"{result['run_dir']}: {len(runs)} runs", *aligned(rows)]
 
     if len(runs) > 1:
@@ -610,6 +615,15 @@ def describe_seeds(result: dict[str, Any]) -> str:
     if cut := sum(run["cut"] for run in runs):
         lines.append(_cut_line(cut, episodes, runs[0]["max_episode_steps"]))
     return "\n".join(lines)
+
+
+def _win_rate_text(result: dict[str, Any]) -> str:
+    """Returns the win rate against each opponent as text: "93% v bot:random"."""
+    return ", ".join(
+        f"{each['win_rate']['mean']:.0%} v {each['opponent']}"
+        for each in result["against"]
+        if each["win_rate"] is not None
+    )
 
 
 def _cut_line(cut: int, episodes: int, max_steps: int) -> str:

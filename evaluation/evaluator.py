@@ -485,10 +485,16 @@ class Evaluator:
 
         They do if the lower end of their mean is higher. Weights that are confirmed to reach
         `stop.return` (``solved``) also replace a best that is equal, or that may not reach it.
+        Opponents that always lose do not tell weights apart: there the newer ones replace a best
+        with the same mean, as they are trained further.
         """
         best = self._best_choice
         goal = self._config.stop.return_
         if best is None or choice.beats(best):
+            return True
+        as_many_episodes = choice.estimate.episodes >= best.estimate.episodes
+        as_good = choice.estimate.mean >= best.estimate.mean
+        if self._opponents and as_many_episodes and as_good:
             return True
 
         is_equal = choice.lower == best.lower
@@ -603,15 +609,17 @@ class Evaluator:
         pause_s = PAIRS_S
         try:
             if self._play_pair():
-                # The pause is as long as the games' share of a core demands.
-                cpu_s = time.process_time() - started_cpu_s
-                share = _share_of_members(self._config)
-                pause_s = 0.0 if share is None else cpu_s / share
+                pause_s = 0.0
         except StoppedError:
             return
         except (UserError, OSError) as error:
             logger.info("members of the pool do not play for %.0f s: %s", FAULT_S, error)
             pause_s = FAULT_S
+
+        # The pause is as long as the share of a core demands, also if the search has found no pair.
+        share = _share_of_members(self._config)
+        if share is not None:
+            pause_s = max(pause_s, (time.process_time() - started_cpu_s) / share)
         self._next_games_s = time.monotonic() + pause_s
 
     def _play_pair(self) -> bool:

@@ -301,6 +301,7 @@ def play(
             sample = source.sampled
         agent = opponent or OpponentSource(run_dir, source)
         return _play_as_person(
+            run_dir,
             source,
             agent,
             seat,
@@ -329,6 +330,7 @@ def _opponent(
 
 
 def _play_as_person(
+    run_dir: str,
     source: PolicySource,
     agent: OpponentSource,
     seat: int,
@@ -351,7 +353,7 @@ def _play_as_person(
         rows = agent.matches(env, plan, seed, sample=sample)
 
         title = f"{agent.name}: seat {seat} by the keys {', '.join(keys)}"
-        with open_window(agent.name, title, env.pictures_per_s) as window:
+        with open_window(run_dir, title, env.pictures_per_s) as window:
             person = Person(window, keys, rows)
             filmed = FilmedPolicy(
                 env_id=config.env.id,
@@ -373,7 +375,7 @@ def _play_as_person(
                         break
                     if shot.episode is not None and len(played) < episodes:
                         person.on_end(_outcome_text(shot.episode.outcome) or "the end")
-    return _result("the person", filmed, played)
+    return _result(run_dir, filmed, played)
 
 
 def _outcome_text(outcome: float | None) -> str:

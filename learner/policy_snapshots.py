@@ -123,12 +123,14 @@ class PolicySnapshots:
     def show_latest(self, now_s: float) -> None:
         """Show the present weights to other lines, if one plays against them and that is due.
 
-        ``now_s`` is a time of CLOCK_MONOTONIC in seconds.
+        ``now_s`` is a time of CLOCK_MONOTONIC in seconds. Raises GroupLostError if the other
+        learners are lost.
         """
         if not self._shows_latest or now_s < self._next_latest_s:
             return
 
         self._next_latest_s = now_s + LATEST_S
+        self._trainer.queue.drain()  # a copy from a GPU would wait for ever if the group is lost
         try:
             self._pool.set_latest(
                 self._config.name,

@@ -92,7 +92,7 @@ def _league(metrics: Metrics) -> str:
     if m("win_rate") is not None:
         text += f", won {percent(m('win_rate'))}"
     if m("win_rate_worst") is not None:
-        text += f", at least {percent(m('win_rate_worst'))} against each"
+        text += f", the hardest so far {percent(m('win_rate_worst'))}"
     for bot, rate in (m("bot_win_rates") or {}).items():
         text += f", {percent(rate)} against {bot}"
     return text

@@ -171,3 +171,40 @@ class BotGame(Script):
 
     def bot(self, name: str, rows: Any) -> Any:
         return np.array(self._chosen)
+
+
+class Rolling(VectorEnv):
+    """Two rivals see the last two numbers of their own; each game has a length of its own."""
+
+    metadata = {  # noqa: RUF012
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+        "seats": 2,
+    }
+
+    def __init__(self, num_games: int) -> None:
+        self.num_envs = 2 * num_games
+        self.single_observation_space = spaces.Box(0, np.inf, (2, 3), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._length = 3 + np.arange(self.num_envs) // 2
+        self._age = np.zeros(self.num_envs, np.int64)
+        self._stacks = np.zeros((self.num_envs, 2, 3), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._age[:] = 0
+        return self._observe(np.ones(self.num_envs, np.bool_)), {}
+
+    def step(self, actions: Any) -> Any:
+        first = self._age == self._length
+        self._age = np.where(first, 0, self._age + 1)
+        ended = self._age == self._length
+        reward = np.zeros(self.num_envs, np.float32)
+        return self._observe(first), reward, ended, np.zeros_like(ended), {}
+
+    def _observe(self, first: Any) -> Any:
+        frames = self.np_random.random((self.num_envs, 3), np.float32) + 1
+        self._stacks[:, 0] = np.where(first[:, None], frames, self._stacks[:, 1])
+        self._stacks[:, 1] = frames
+        return self._stacks.copy()

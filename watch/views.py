@@ -835,6 +835,7 @@ def _evaluation(line: Mapping[str, Any]) -> Row:
     """
     row: Row = {key: _plain(line.get(key)) for key in ("trained_steps", "time_s", "play", "best")}
     row["episodes"] = finite(line.get("episodes"))
+    row["win_rate"] = finite(line.get("win_rate"))
 
     for play in ("greedy", "sampled", "return"):
         result = line.get(play)

@@ -85,8 +85,8 @@ def test_a_resumed_league_in_lockstep_equals_an_uninterrupted_one_bit_for_bit(
 
 KILLED = (
     *("actors.count=1", "actors.envs=16", "actors.unroll=8", "eval.every_steps=null"),
-    *("league.mirror=0.5", "league.chairs=3", "league.games=50", "league.snapshot_steps=20000"),
-    *("stop.env_steps=1e9", "checkpoint.every_steps=100", "run.interval_s=0.5", "run.grace_s=20"),
+    *("league.mirror=0.5", "league.chairs=3", "league.games=50", "league.snapshot_steps=5000"),
+    *("stop.env_steps=1e9", "checkpoint.every_steps=300", "run.interval_s=0.5", "run.grace_s=20"),
 )
 MOMENTS = 20
 SETTLE_S = 30.0
@@ -170,11 +170,11 @@ def test_a_league_that_is_killed_at_any_moment_keeps_pool_results_and_draws(
 
     # Every step of a run that ends is accounted for.
     steps = checkpoint_format.read_meta(folder / "checkpoints/last")["progress"]["trained_steps"]
-    code, summary, err = penstock(*arguments, f"stop.env_steps={steps + 100_000}").end()
+    code, summary, err = penstock(*arguments, f"stop.env_steps={steps + 20_000}").end()
     assert code == 0, err
     assert_balanced(summary)
     assert resumes >= MOMENTS // 4
-    assert len(pool_ids(folder / "pool")["main"]) > 5
+    assert len(pool_ids(folder / "pool")["main"]) > 4
 
 
 POOL = (

@@ -2,7 +2,7 @@
 
 import { get, order, videoAddress } from "./api.js";
 import { Decisions } from "./decisions.js";
-import { bytes, clock, count, date, fill, h, number, setText, table } from "./dom.js";
+import { bytes, clock, count, date, fill, h, number, percent, setText, table } from "./dom.js";
 import { frozen } from "./frozen.js";
 
 export class AgentView {
@@ -28,7 +28,9 @@ export class AgentView {
     fill(this.evaluations, found.evaluations.length ? table([
       ["Trained steps", (row) => count(row.trained_steps), "num"], ["Time", (row) => clock(row.time_s), "num"],
       ["Greedy", (row) => spread(row.greedy), "num"], ["Sampled", (row) => spread(row.sampled), "num"],
-      ["Better", (row) => row.play ?? ""], ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
+      ["Better", (row) => row.play ?? ""],
+      ...(found.evaluations.some((row) => row.win_rate !== null) ? [["Win rate", (row) => percent(row.win_rate), "num"]] : []),
+      ["Lowest", (row) => number(row.return?.min), "num"], ["Highest", (row) => number(row.return?.max), "num"],
       ["Episodes", (row) => count(row.episodes), "num"], ["New best", (row) => (row.best ? "yes" : "no")],
     ], found.evaluations) : h("p.dim", null, found.why_none));
   }

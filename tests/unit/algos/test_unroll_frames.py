@@ -11,16 +11,18 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from fake_inference import ScriptedInference
+from fake_inference import ScriptedInference, given
+from penstock.actors.matches import make_environments
 from penstock.actors.rollout import Rollout, check_shift
 from penstock.algos.ops.frame_stacks import observations, some_observations, stacks
-from penstock.algos.samples import slot_spec
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.algos.slots import BEGINS, OLDER, check, frames_of_unroll
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
+from penstock.core.params import Stamp
 from penstock.core.specs import SlotSpec
-from penstock.envs import make, probe
+from penstock.envs import probe
 from penstock.profiling.ledger import TimeLedger
 
 Array = npt.NDArray[Any]
@@ -101,7 +103,7 @@ def test_stacks_on_a_gpu_equal_those_on_a_cpu() -> None:
 
 def play(config: Config, slots: int) -> list[dict[str, Array]]:
     """The columns of so many slots of one actor."""
-    game = make(config.env, config.actor_envs, 1)
+    game = make_environments(config, 0, TimeLedger(), timed=False)
     spec = slot_spec(config, game.info)
     actions = int(game.info.action_space.n)  # type: ignore[union-attr]
     rng, logp = np.random.default_rng(3), np.full(game.count, -1, np.float32)
@@ -109,6 +111,8 @@ def play(config: Config, slots: int) -> list[dict[str, Array]]:
         lambda _: rng.integers(0, actions, game.count, np.int32), behaviour_logp=logp
     )
     rollout, played = Rollout(game, chance, 5, TimeLedger()), []
+    weights = np.zeros(network_shape(config, game.info).layout.size, np.float32)
+    game.refresh(lambda out, newer_than, policy_id=0: given(weights, Stamp(0, 1))(out, newer_than))
     for index in range(slots):
         columns = spec.views(spec.zeros())
         rollout.fill(columns, index)
@@ -124,6 +128,12 @@ ATARI = (
 )
 
 
+MATCHES = (
+    *("env.kind=vector", "algo.name=impala", "actors.envs=8", "actors.unroll=9"),
+    *("league.mirror=0.5", "model.kind=mlp"),
+)
+
+
 def cartpole(padding: str) -> tuple[str, ...]:
     stacked = "gymnasium.wrappers:FrameStackObservation"
     how = f"{{'{stacked}': {{stack_size: 4, padding_type: {padding}}}}}"
@@ -136,6 +146,7 @@ def cartpole(padding: str) -> tuple[str, ...]:
         ("pong", ATARI, 12, {0, 2}),
         ("cartpole", cartpole("reset"), 40, {0, 1}),
         ("cartpole", cartpole("zero"), 40, {0, 2}),
+        ("seat_game:Rolling", MATCHES, 12, {0, 1}),
     ],
 )
 def test_stacks_of_real_games_equal_those_of_the_actor(
@@ -143,8 +154,9 @@ def test_stacks_of_real_games_equal_those_of_the_actor(
 ) -> None:
     if target == "pong":
         pytest.importorskip("ale_py")
+    depth = 2 if target == "seat_game:Rolling" else 4
     whole = play(resolve(target, [*options, "transport.frame_stack=null"]), slots)
-    frames = play(resolve(target, [*options, "transport.frame_stack=4"]), slots)
+    frames = play(resolve(target, [*options, f"transport.frame_stack={depth}"]), slots)
     for known, written in zip(whole, frames, strict=True):
         batch = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in written.items()
                  if n in ("obs", OLDER, BEGINS)}  # fmt: skip

@@ -177,6 +177,19 @@ def test_an_environment_that_cannot_be_played_is_refused_in_one_sentence(
         make(EnvConfig(id=f"pettingzoo/{name}", kwargs=kwargs), 6)
 
 
+def test_agents_with_continuous_actions_are_played() -> None:
+    pytest.importorskip("mpe2")
+    kwargs: Any = {"continuous_actions": True, "max_cycles": 3}
+    env = make(EnvConfig(id="pettingzoo/simple_push_v3", kwargs=kwargs), 4)
+    obs = np.zeros((4, *env.info.observation_space.shape), np.float32)
+    env.reset_into(0, obs)
+    shape = env.info.action_space.shape or ()
+    ends = [env.step_into(np.ones((4, *shape), np.float32), obs)[2].tolist() for _ in range(4)]
+    env.close()
+    assert ends == [[False] * 4, [False] * 4, [True] * 4, [False] * 4]
+    assert np.isfinite(obs).all()
+
+
 def test_sides_are_those_of_the_options() -> None:
     env = make(EnvConfig(id="pettingzoo/zoo_games:Plies", kwargs={"sides": [0, 1, 0]}), 3)
     assert env.info.seating.sides == (0, 1, 0)

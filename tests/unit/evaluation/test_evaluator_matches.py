@@ -30,8 +30,9 @@ OPTIONS = ("algo.name=ppo", "model.hidden=[8]", "actors.inference=numpy", "eval.
 class Run:
     """The evaluator of a run, whose checkpoints always take one action."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.config = resolve(RPS, [*OPTIONS, *options])
+    def __init__(self, folder: Path, *options: str, env_id: str = RPS) -> None:
+        folder.mkdir(exist_ok=True)
+        self.config = resolve(env_id, [*OPTIONS, *options])
         self.info = probe(self.config.env)
         self.layout = network_shape(self.config, self.info).layout
         self.folder = folder
@@ -51,10 +52,12 @@ class Run:
             self.layout, self.weights(action), meta=own | {"progress": progress} | meta
         )
 
-    def evaluate(self, action: int, steps: int = 1, request: str | None = None) -> None:
-        meta = {} if request is None else {REQUEST: request}
+    def save(self, action: int, steps: int = 1, **meta: Any) -> None:
         last = self.folder / "checkpoints" / "last"
         checkpoint_format.save(last, self.checkpoint(action, steps, **meta))
+
+    def evaluate(self, action: int, steps: int = 1, request: str | None = None) -> None:
+        self.save(action, steps, **({} if request is None else {REQUEST: request}))
         self.evaluator.evaluate_next()
         self.evaluator.release_checkpoint()
 
@@ -92,6 +95,15 @@ def test_matches_against_all_opponents_alike_find_the_best(tmp_path: Path) -> No
         assert result["return"]["mean"] == pytest.approx(sum(means) / 2)
 
 
+def test_newer_weights_that_win_as_often_are_the_best(tmp_path: Path) -> None:
+    run = Run(tmp_path, f"eval.against=[{export(tmp_path, ROCK)}]")
+    for steps, action in enumerate((PAPER, PAPER, ROCK), 1):
+        run.evaluate(action, steps)
+    assert [result["best"] for result in run.results()] == [True, True, False]
+    best = checkpoint_format.read_meta(tmp_path / "checkpoints" / "best")
+    assert best["progress"]["trained_steps"] == 2
+
+
 def test_a_best_that_met_other_opponents_is_evaluated_again(
     tmp_path: Path, notes: list[str]
 ) -> None:
@@ -104,10 +116,18 @@ def test_a_best_that_met_other_opponents_is_evaluated_again(
 
 
 def test_the_cost_of_an_evaluation_includes_the_opponents(tmp_path: Path) -> None:
-    run = Run(tmp_path, "eval.against=[bot:random]")
-    run.evaluate(PAPER, request=FIRST)
-    [result] = run.results()
-    assert result["against"][0]["episodes"] >= 2
+    costs = []
+    for bot in ("random", "minimax4"):
+        options = (f"eval.against=[bot:{bot}]", "eval.every_steps=1000")
+        run = Run(tmp_path / bot, *options, env_id="penstock/ConnectFour-v0")
+        run.evaluate(0, request=FIRST)
+        assert run.results()[0]["against"][0]["episodes"] >= 2
+        run.save(0)
+        run.evaluator._take_checkpoint()
+        costs.append(run.evaluator._estimated_cost(run.evaluator.envs(), [20]))
+    random, minimax = costs
+    # Minimax examines 400 positions for a turn.
+    assert minimax.cpu_s > 2 * random.cpu_s
 
 
 @pytest.mark.parametrize("request_", [None, CLOSING])

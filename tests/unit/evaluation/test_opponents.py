@@ -19,7 +19,15 @@ from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, make, probe
 from penstock.evaluation import exported
 from penstock.evaluation.estimates import win_rate
-from penstock.evaluation.evaluate import by_opponent, describe, evaluate, games_of, play_policy
+from penstock.evaluation.evaluate import (
+    by_opponent,
+    describe,
+    describe_seeds,
+    evaluate,
+    evaluate_seeds,
+    games_of,
+    play_policy,
+)
 from penstock.evaluation.opponents import MissingInitialError, OpponentSource, find_opponent
 from penstock.evaluation.policy_source import PolicySource
 from penstock.learner.checkpoints import checkpoint_format
@@ -162,6 +170,19 @@ def test_opponents_that_there_are_not_are_refused_in_a_sentence(tmp_path: Path) 
         evaluate(alone, 2, "best", None, 0, None, against=["bot:x"])
     with pytest.raises(UserError, match="an exported file has none"):
         find_opponent("initial", cfg, None)
+
+
+def test_each_run_of_several_seeds_plays_the_opponents(tmp_path: Path) -> None:
+    cfg = config_of()
+    rock = save_run(tmp_path / "rock", cfg, ROCK)
+    for seed, action in enumerate((PAPER, SCISSORS)):
+        save_run(tmp_path / f"seed-{seed}", cfg, action)
+    result = evaluate_seeds(str(tmp_path), 4, "best", None, 0, None, against=[rock])
+    assert [run["against"][0]["won"] for run in result["runs"]] == [1, 0]
+    header, first, second, *_ = describe_seeds(result).splitlines()[1:]
+    assert header.endswith("win rate")
+    assert first.endswith(f"100% v {rock}")
+    assert second.endswith(f"0% v {rock}")
 
 
 def test_identity_tells_later_weights_from_earlier_ones(tmp_path: Path, env: BatchedEnv) -> None:

@@ -15,12 +15,16 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, dump, resolve
 from penstock.configs.schema import Config
 from penstock.envs import make
+from penstock.evaluation.evaluator import Evaluator
 from penstock.evaluation.league_report import describe, report
-from penstock.evaluation.tournament import Tournament, meeting_of
+from penstock.evaluation.tournament import GAMES_TOGETHER, Tournament, meeting_of
+from penstock.league import payoffs
+from penstock.league.payoffs import Payoffs
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import ENV
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json
 from penstock.learner.pool import PolicyPool, PoolMember
+from transport_world import context
 
 ROCK = [50.0, 0.0, 0.0]
 PAPER = [0.0, 50.0, 0.0]
@@ -300,3 +304,44 @@ def test_a_folder_without_members_is_refused(tmp_path: Path, folder: str, messag
     make_run(tmp_path / "run")
     with pytest.raises(UserError, match=message):
         report(tmp_path / folder, 10, lambda line: None)
+
+
+def evaluator_of(run: Path, *options: str) -> Evaluator:
+    """Returns the evaluator of a run in a folder, which reports to nobody."""
+    config = config_of("eval.video=false", *options)
+    return Evaluator(context(run, "evaluator", config=config), config)
+
+
+def test_an_evaluator_without_a_pool_makes_none(tmp_path: Path) -> None:
+    evaluator_of(tmp_path).play_members()
+    assert not (tmp_path / "pool").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "together"),
+    [(["eval.share=0.001"], 1), (["eval.share=null"], 3)],
+)
+def test_an_evaluator_plays_members_as_far_as_its_share_goes(
+    tmp_path: Path, options: list[str], together: int
+) -> None:
+    pool = PolicyPool(tmp_path / "pool")
+    rock, paper = (add(pool, each, steps=n) for n, each in enumerate((ROCK, PAPER)))
+    evaluator = evaluator_of(tmp_path, *options)
+    for _ in range(3):
+        evaluator.play_members()
+    evaluator.close_envs()
+    meeting = Payoffs(pool.folder).meeting(paper.id, rock.id)
+    assert meeting.counts == (together * GAMES_TOGETHER, 0, 0)
+
+
+def test_an_evaluator_that_cannot_write_results_goes_on(tmp_path: Path, notes: list[str]) -> None:
+    pool = PolicyPool(tmp_path / "pool")
+    for steps, logits in enumerate((ROCK, PAPER)):
+        add(pool, logits, steps=steps)
+    (pool.folder / payoffs.FILE).mkdir()
+    evaluator = evaluator_of(tmp_path)
+    for _ in range(2):
+        evaluator.play_members()
+    evaluator.close_envs()
+    assert len(notes) == 1
+    assert "members of the pool do not play for 600 s" in notes[0]

@@ -429,6 +429,24 @@ def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Pat
     assert len(numbers(resumed)) == 3
 
 
+def test_a_run_continues_without_chairs_and_again_with_them(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.league.open(1)
+    win(run, 3)
+    mirror = make(tmp_path, "league.mirror=null")
+    mirror.trainer.progress.generation = 1
+    mirror.league.load_state_dict(run.league.state_dict())
+    mirror.league.open(2)
+    assert mirror.league.boards == []
+
+    again = make(tmp_path)
+    again.trainer.progress.generation = 2
+    again.league.load_state_dict(mirror.league.state_dict())
+    again.league.open(3)
+    assert len(numbers(again)) == 2
+    assert again.league.figures()["league_games"] == 6
+
+
 def test_a_reset_returns_to_the_initial_weights_and_makes_old_unrolls_too_old(
     tmp_path: Path,
 ) -> None:

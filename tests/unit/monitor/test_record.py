@@ -20,7 +20,7 @@ from penstock.core.interfaces import Json, RunEvent
 from penstock.launch.run_summary import history
 from penstock.monitor.run_folder import lines as lines_file
 from penstock.monitor.run_folder.lines import lines
-from penstock.monitor.run_folder.record import RESERVED_NBYTES, Record
+from penstock.monitor.run_folder.record import RESERVED_NBYTES, Record, evaluation_figures
 from penstock.monitor.sinks import FanOut
 
 
@@ -340,6 +340,18 @@ def test_summary_has_the_closing_evaluation_and_metrics_the_ways_to_play(
     summary = json.loads((tmp_path / "summary.json").read_text())
     about = {"play": "sampled", "trained_steps": 640}
     assert summary["closing_evaluation"] == closing | about
+
+
+def test_win_rates_of_an_evaluation_are_metrics_of_a_game_of_several_sides() -> None:
+    against = [
+        {"opponent": "bot:random", "win_rate": {"mean": 0.75, "lower": 0.5, "upper": 0.9}},
+        {"opponent": "initial", "win_rate": None},
+    ]
+    found = {"return": {"mean": 0.5}, "length": {"mean": 9.0}, "best_return_mean": 0.5}
+    found |= {"trained_steps": 640, "win_rate": 0.75, "against": against}
+    figures = evaluation_figures(found)
+    assert figures["eval_win_rate"] == 0.75
+    assert figures["eval_win_rates"] == {"bot:random": 0.75, "initial": None}
 
 
 @pytest.mark.parametrize(("goal", "known"), [(200.0, True), (300.0, False), (None, False)])

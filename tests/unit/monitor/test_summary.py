@@ -93,6 +93,15 @@ def test_unconfirmed_return_is_shown_with_the_rule(
     assert text in found["solved"]
 
 
+def test_in_a_game_of_several_sides_a_goal_is_reached_in_an_evaluation() -> None:
+    matches = {"eval_win_rates": {"bot:random": 0.9}}
+    found = dict(rows(SUMMARY | matches, Path("nowhere")))
+    assert found["solved"].startswith("by an evaluation, after 0.91 s")
+    reached = {"solved_at_s": None, "return_reached_at_s": 0.5}
+    found = dict(rows(SUMMARY | matches | reached, Path("nowhere")))
+    assert found["solved"].startswith("no: an evaluation reached stop.return after 0.50 s")
+
+
 def test_rank_without_evaluations_refers_to_rank_0() -> None:
     stopped = {"exit_reason": "stopped", "solved_at_s": None, "return_reached_at_s": 0.5}
     found = dict(rows(SUMMARY | stopped, Path("nowhere")))

@@ -92,7 +92,7 @@ def test_number_of_learners_is_shown() -> None:
 def test_members_and_win_rates_of_a_league_are_shown() -> None:
     played = METRICS | {"league_members": 5, "league_games": 900, "win_rate": 0.625}
     hardest = {"win_rate_worst": 0.31, "bot_win_rates": {"minimax2": 0.4}}
-    shown = "5 members, won 62%, at least 31% against each, 40% against minimax2"
+    shown = "5 members, won 62%, the hardest so far 31%, 40% against minimax2"
     assert figures(played | hardest, None)["league"] == shown
     assert "| 5 members, won 62% |" in figure_line(played, None)
 
@@ -342,3 +342,6 @@ def test_an_evaluation_is_shown_with_its_interval_and_its_episodes(
     }
     assert evaluated(metrics) == f"{shown} at 640 steps, best 5"
     assert figure_line(metrics, None).endswith(f" | {brief}")
+    matches = {"eval_win_rates": {"bot:random": 0.934, "initial": None}}
+    rates = ", win rate 93% against bot:random, - against initial"
+    assert evaluated(metrics | matches) == f"{shown} at 640 steps, best 5{rates}"
