@@ -71,6 +71,13 @@ def test_ppo_solves_lunar_lander(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_one_policy_of_three_agents_covers_the_landmarks_of_simple_spread(tmp_path: Path) -> None:
+    """Random play returns -26.3 to an agent, and published play about -10."""
+    pytest.importorskip("mpe2")
+    solve(tmp_path, "simple_spread", "stop.return=-17", "stop.minutes=3.5", least=-17)
+
+
+@pytest.mark.slow
 def test_evaluation_confirms_the_trained_return(tmp_path: Path) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")

@@ -165,6 +165,7 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "pong_apex",
         "pong_impala",
         "rock_paper_scissors",
+        "simple_spread",
         "slime_volley",
         "synthetic",
     ]

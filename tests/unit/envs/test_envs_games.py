@@ -31,11 +31,12 @@ GAMES = {
     "kuhn": ("numpy", (56,), 2),
     "leduc": ("numpy", (104,), 3),
     "rock_paper_scissors": ("numpy", (1,), 3),
+    "simple_spread": ("mpe2", (18,), 5),
     "slime_volley": ("numpy", (12,), None),
 }
 # Emulator frames in a step; 4 for those that are not here.
 FRAMES = {"minatar_breakout": 1, "halfcheetah": 5} | dict.fromkeys(
-    ("connect_four", "kuhn", "leduc", "rock_paper_scissors", "slime_volley"), 1
+    ("connect_four", "kuhn", "leduc", "rock_paper_scissors", "simple_spread", "slime_volley"), 1
 )
 
 
