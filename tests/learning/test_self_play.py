@@ -34,7 +34,7 @@ def trained(folder: Path, preset: str, *options: str) -> Any:
     return penstock.load_policy(folder / "run", sample=True)
 
 
-def test_the_preset_of_connect_four_beats_random_play_within_three_minutes(
+def test_mirror_play_of_connect_four_beats_random_play_within_three_minutes(
     tmp_path: Path,
 ) -> None:
     policy = trained(tmp_path, "connect_four", "stop.minutes=3")
