@@ -100,9 +100,7 @@ def test_a_run_against_a_scripted_player_learns_to_beat_it_and_counts_its_own_st
     assert_balanced(summary)
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     returns = [json.loads(line)["episode_return_mean"] for line in lines]
-    first = next(mean for mean in returns if mean is not None)
-    assert first < 0.3
-    assert returns[-1] > 0.45
+    assert returns[-1] > 0.45  # an untrained policy has 0
     # A game of connect four ends after 42 moves at most, so a row plays so many steps.
     assert summary["episodes"] > 200_000 / 42
 
