@@ -7,7 +7,6 @@ at the same time, and a line that a killed process left torn is no more than som
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,8 +33,7 @@ class Meeting(NamedTuple):
 
     def plus(self, other: Meeting) -> Meeting:
         """Returns these games and those of ``other``."""
-        counts = GameCounts(*map(operator.add, self.counts, other.counts))
-        return Meeting(counts, self.returns + other.returns)
+        return Meeting(self.counts.plus(other.counts), self.returns + other.returns)
 
     def reversed(self) -> Meeting:
         """Returns the same games as the column saw them: what one side gains, the other loses."""

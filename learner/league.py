@@ -124,7 +124,8 @@ class League:
         """
         self._chairs.count_results(results)
         try:
-            self._chairs.draw_one()
+            if self._chairs.draw_one():
+                self._is_readable = True
         except UserError as error:
             if self._is_readable:
                 text = f"opponents stay as they are, and the run continues: {error}"
@@ -145,13 +146,17 @@ class League:
         if self._snapshots.take(beats_all=self._chairs.wins_enough):
             self._chairs.wins_enough = False
 
+    def postpone_snapshot(self) -> None:
+        """Leave a snapshot that is due to the next save, as one has failed."""
+        self._snapshots.postpone()
+
     def take_reset(self) -> bool:
         """Returns whether weights and optimizer were reset since the last call."""
         return self._snapshots.take_reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
-        return {**self._chairs.state_dict(), "members": self._snapshots.members}
+        return self._chairs.state_dict() | self._snapshots.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -159,7 +164,7 @@ class League:
         Raises LookupError, TypeError or ValueError for another value.
         """
         self._chairs.load_state_dict(state)
-        self._snapshots.known_members = state["members"]
+        self._snapshots.load_state_dict(state)
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures of the interval for metrics.jsonl.

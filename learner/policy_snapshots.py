@@ -8,7 +8,7 @@ checkpoint: the member's file is written first, then the checkpoint that knows i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.configs.errors import UserError
@@ -55,12 +55,12 @@ class PolicySnapshots:
 
         self.members = 0
         """Members of this line."""
-        self.known_members: int | None = None
+        self._resumed_members: int | None = None
         """The same in the resumed checkpoint; None without one."""
         self._last_steps = 0
-        """Trained steps of the last of them."""
-        self._has_failed = False
-        """Whether the last member could not be written; the next save tries it again."""
+        """Trained steps of the last one that this run has added."""
+        self._is_postponed = False
+        """Whether the last save failed to add a member; the next one tries it again."""
         self._was_reset = False
 
         others = self._config.lines.values()
@@ -83,6 +83,10 @@ class PolicySnapshots:
         Raises:
             UserError: if the list is damaged.
         """
+        # Members that a fresh run finds are of an earlier one, which counted its own steps.
+        members = len(self._pool.members(self._config.name))
+        resumed_members = members if self._resumed_members is None else self._resumed_members
+        self.members = resumed_members
         self._read_list()
         if writes and not (self._progress.generation and self.members):
             try:
@@ -91,8 +95,7 @@ class PolicySnapshots:
                 self._on_failed(error)
 
         # The run may have ended between a snapshot and the checkpoint that follows the reset.
-        known_members = self.known_members
-        if self._config.reset and known_members is not None and self.members > known_members:
+        if self._config.reset and members > resumed_members:
             self._reset()
 
     def is_due(self, *, beats_all: bool) -> bool:
@@ -100,11 +103,15 @@ class PolicySnapshots:
 
         ``beats_all`` is whether the policy wins often enough against all opponents.
         """
-        return not self._has_failed and self._has_enough_steps(beats_all)
+        return not self._is_postponed and self._has_enough_steps(beats_all)
+
+    def postpone(self) -> None:
+        """Leave what is due to the next save, as one has failed."""
+        self._is_postponed = True
 
     def take(self, *, beats_all: bool) -> bool:
         """Add the present weights to the pool if that is due; returns whether they were added."""
-        self._has_failed = False
+        self._is_postponed = False
         try:
             self._read_list()  # another learner may have saved since
             if not self.members:
@@ -146,6 +153,15 @@ class PolicySnapshots:
         was_reset, self._was_reset = self._was_reset, False
         return was_reset
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run continues with, as JSON."""
+        return {"members": self.members, "last_steps": self._last_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, before `open`. Raises LookupError for another value."""
+        self._resumed_members = state["members"]
+        self._last_steps = state["last_steps"]
+
     def _reset(self) -> None:
         """Return weights and optimizer to their initial state; the progress goes on.
 
@@ -167,10 +183,11 @@ class PolicySnapshots:
         return steps >= (every // EARLY_SHARE if beats_all else every)
 
     def _read_list(self) -> None:
-        """Read this line's list. Raises UserError if it is damaged."""
+        """Read what was added to this line's list. Raises UserError if it is damaged."""
         members = self._pool.members(self._config.name)
+        for member in members[self.members :]:
+            self._last_steps = max(self._last_steps, member.steps)
         self.members = len(members)
-        self._last_steps = max(self._last_steps, *(member.steps for member in members), 0)
 
     def _add_initial(self) -> None:
         """Add the policy before training. Raises UserError if it cannot be written."""
@@ -208,5 +225,5 @@ class PolicySnapshots:
 
     def _on_failed(self, error: UserError) -> None:
         """Report that nothing could be added to the pool; a save tries it again."""
-        self._has_failed = True
+        self._is_postponed = True
         self._event("pool", f"the pool stays as it was, and the run continues: {error}")

@@ -21,6 +21,8 @@ from penstock.envs.seats import Seating
 from penstock.league.results import GameCounts
 from penstock.learner.chairs import playable_lines
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.checkpoints.checkpoint_store import ReplacedError
 from penstock.learner.league import League, make_league
 from penstock.learner.pool import PolicyPool
 from penstock.learner.state import set_weights, weights_of
@@ -262,6 +264,70 @@ def test_a_policy_that_beats_each_member_is_added_after_a_tenth_of_the_steps(
     assert not run.league.snapshot_is_due()
 
 
+def test_a_fresh_run_in_the_pool_of_an_earlier_one_counts_its_own_steps(tmp_path: Path) -> None:
+    earlier = make(tmp_path)
+    earlier.league.open(1)
+    train(earlier, 5000)
+    earlier.league.snapshot()
+    run = make(tmp_path)
+    run.league.open(2)
+    train(run, 1000, move=0.02)
+
+    assert run.league.snapshot_is_due()
+    run.league.snapshot()
+    assert not run.league.snapshot_is_due()
+
+    resumed = make(tmp_path)
+    resumed.trainer.progress.generation = 1
+    resumed.trainer.progress.trained_steps = 1999
+    resumed.league.load_state_dict(run.league.state_dict())
+    resumed.league.open(3)
+    assert not resumed.league.snapshot_is_due()
+    train(resumed, 1, move=0.03)
+    assert resumed.league.snapshot_is_due()
+
+
+def test_a_resumed_run_counts_from_a_member_that_its_checkpoint_does_not_know(
+    tmp_path: Path,
+) -> None:
+    run = make(tmp_path)
+    run.league.open(1)
+    state = run.league.state_dict()
+    train(run, 1000)
+    run.league.snapshot()
+
+    resumed = make(tmp_path)
+    resumed.trainer.progress.generation = 1
+    resumed.league.load_state_dict(state)
+    resumed.league.open(2)
+
+    train(resumed, 1999)
+    assert not resumed.league.snapshot_is_due()
+    train(resumed, 1)
+    assert resumed.league.snapshot_is_due()
+
+
+def test_a_save_that_fails_before_its_snapshot_leaves_it_to_the_next_one(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    checkpoints = CheckpointManager(tmp_path, run.trainer, league=run.league)
+    run.league.open(1)
+    run.trainer.progress.generation = 2
+    checkpoints.save()
+    train(run, 1000)
+    run.trainer.progress.generation = 1
+    assert checkpoints.is_due(by_time=False)
+
+    with pytest.raises(ReplacedError) as failure:
+        checkpoints.save()
+    checkpoints.postpone(str(failure.value))
+    assert not checkpoints.is_due(by_time=False)
+    assert len(pool_of(tmp_path).members()) == 1
+
+    run.trainer.progress.generation = 2
+    checkpoints.save()
+    assert len(pool_of(tmp_path).members()) == 2
+
+
 def test_without_a_win_rate_only_steps_count(tmp_path: Path) -> None:
     run = make(tmp_path, "league.snapshot_win_rate=null")
     run.league.open(1)
@@ -319,6 +385,41 @@ def test_a_damaged_list_keeps_the_opponents_with_one_event(tmp_path: Path) -> No
     assert numbers(run) == present
     assert len(events) == 1
     assert "is no list of members" in events[0]
+
+
+def test_a_list_that_is_damaged_again_is_another_event(tmp_path: Path) -> None:
+    events: list[str] = []
+    run = make(tmp_path, events=events)
+    run.league.open(1)
+    path = tmp_path / "pool/main.json"
+    content = path.read_text()
+
+    for text in ("[", content, "["):
+        path.write_text(text)
+        win(run, 10)
+
+    assert len(events) == 2
+
+
+def test_latest_weights_alone_are_no_opponents_for_a_rule_that_draws_members(
+    tmp_path: Path,
+) -> None:
+    options = ("league.mirror=0", f"league.pool={tmp_path / 'pool'}")
+    other_line = "league.lines={other: {draw: newest, seats: [1]}}"
+    own_line = "league.lines={main: {draw: newest, seats: [0]}}"
+    run = make(tmp_path, *options, "league.seats=[0]", other_line)
+    other = make(tmp_path, *options, "league.name=other", "league.seats=[1]", own_line)
+    run.league.open(1, stopping=lambda: True)
+    other.league.open(1)
+    train(other, 10)
+    other.league.turn({}, 100.0)
+    pool = pool_of(tmp_path)
+    assert pool.latest("other") is not None
+    (pool.checkpoint_folder(pool.members("other")[0]) / FILE).unlink()
+
+    fresh = make(tmp_path, *options, "league.seats=[0]", other_line, "run.seed=5")
+    with pytest.raises(UserError, match="none of the members"):
+        fresh.league.open(2)
 
 
 def test_a_full_disk_keeps_the_pool_and_a_later_save_tries_again(tmp_path: Path) -> None:
