@@ -512,7 +512,6 @@ class Matches:
         self._actions = np.zeros((env.count, *(space.shape or ())), dtype)
         self._obs = np.zeros((env.count, 0), np.float32)  # of all rows; `reset_into` makes it
         self._plays = np.ones(env.count, np.bool_)  # rows whose next step is a decision
-        self._all_play = True
 
         # What a step writes.
         self.outcome = np.zeros(self.count, np.float32)
@@ -540,7 +539,6 @@ class Matches:
         self.env.reset_into(seed, self._obs)
         no_rows = np.zeros(self.env.count, np.bool_)
         self._plays = self._playing_rows(no_rows)
-        self._all_play = bool(self._plays.all())
         self._begin(self._plays, new_games=np.ones(self._plan.games, np.bool_))
         self._hand_over(out)
 
@@ -550,7 +548,7 @@ class Matches:
         learning = self._roles.learning
         self._actions[learning] = actions
         for opponent, rows in zip(self._opponents, self._roles.opposing, strict=True):
-            self._actions[rows] = opponent.act(self._obs[rows], rows)
+            self._actions[rows] = opponent.act(self._obs.take(rows, 0), rows)
 
         # All rows are stepped. What happened belongs to those that have learned until now.
         self._ledger.switch(Part.STEP)
@@ -560,7 +558,7 @@ class Matches:
         self._results.returns += rewards
         self._take_outcome(over)
         for name, values in self.env.recorded.items():
-            np.take(values, learning, 0, out=self.recorded[name], mode="clip")
+            values.take(learning, 0, out=self.recorded[name], mode="clip")
 
         # Games begin again, and what follows belongs to the rows that learn from now on.
         self._begin_after_step(over)
@@ -594,7 +592,6 @@ class Matches:
         self._obs[...] = state["obs"]
         self._roles.restore(state["turn"])
         self._plays = np.array(state["plays"], np.bool_)
-        self._all_play = bool(self._plays.all())
         self._results.returns[...] = state["returns"]
         for opponent, opponent_state in zip(self._opponents, state["opponents"], strict=True):
             opponent.load_state_dict(opponent_state)
@@ -624,10 +621,8 @@ class Matches:
             over: the rows whose episode has ended with it.
         """
         previously = self._plays
-        all_played = self._all_play
         self._plays = self._playing_rows(over)
-        self._all_play = bool(self._plays.all())
-        if all_played:
+        if previously.all():
             return
 
         first = self._plays & ~previously
@@ -669,7 +664,7 @@ class Matches:
     def _hand_over(self, out: Array) -> None:
         """Write the observations of the rows that learn, and which of them play."""
         learning = self._roles.learning
-        np.take(self._obs, learning, 0, out=out, mode="clip")
+        self._obs.take(learning, 0, out=out, mode="clip")
         if self.env.playing is not None:
             self.playing = self.env.playing[learning]
 

@@ -163,10 +163,8 @@ class PolicyPool:
             return content.latest
 
         self._save(latest, checkpoint)
-        ids = (
-            [*content.retired] if content.latest is None else [*content.retired, content.latest.id]
-        )
-        retired = [id_ for id_ in ids if id_ != latest.id]
+        shown = () if content.latest is None else (content.latest.id,)
+        retired = [id_ for id_ in (*content.retired, *shown) if id_ != latest.id]
         self._write(line, content._replace(latest=latest, retired=tuple(retired[-RETIRED:])))
 
         # Weights that some line has as a member stay, whatever else they were.

@@ -467,11 +467,13 @@ def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path:
     checkpoint = Checkpoint(other, np.zeros(other.size, np.float32))
     pool_of(tmp_path).add("main", checkpoint, steps=0, time_s=0.0, initial=True)
 
-    make(tmp_path).league.open(1)
+    run = make(tmp_path)
+    run.league.open(1)
 
     (member,) = pool_of(tmp_path).members()
     assert member.initial
-    assert member.id != ""
+    weights = pool_of(tmp_path).weights(member, run.trainer.layout)
+    np.testing.assert_array_equal(weights, weights_of(run.trainer))
 
 
 def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
