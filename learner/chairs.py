@@ -193,8 +193,8 @@ class Chairs:
                 draw.games += results[draw.number].games
                 self._played.add(chair)
 
-    def draw_one(self) -> None:
-        """Draw one chair anew, if one has had its games.
+    def draw_one(self) -> bool:
+        """Draw one chair anew, if one has had its games; returns whether one has.
 
         Raises UserError, with all chairs as they were, for a pool that cannot be read.
         """
@@ -202,7 +202,8 @@ class Chairs:
             if draw is not None and draw.games >= self._config.games:
                 draw.games = 0  # it has as many again where nobody else can be drawn
                 self._draw(chair)
-                return
+                return True
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
@@ -330,7 +331,9 @@ class Chairs:
 
             # Results against the latest weights go on when these are replaced.
             latest = None if is_own else self._pool.latest(line)
-            if latest is not None and latest.steps > max(member.steps for member in members):
+            if latest is None or not members:
+                continue
+            if latest.steps > max(member.steps for member in members):
                 candidate = Candidate(f"{line}/latest", line, len(members), rule, latest=True)
                 playable.append(Playable(candidate, latest))
         return playable

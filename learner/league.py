@@ -105,8 +105,11 @@ class League:
             stopping: whether to end the wait.
 
         Raises:
-            UserError: if the pool holds another network, cannot be read, or has no member that can.
+            UserError: if the pool holds another network or game, cannot be read or written, or has
+                no member that can be read; or if another run trains this line.
         """
+        if self._rank == 0:
+            self._pool.claim(self._config.name)
         self._check_networks()
         self._snapshots.open(writes=self._rank == 0)
         if self._wait_for_lines(beat, stopping):
@@ -124,7 +127,8 @@ class League:
         """
         self._chairs.count_results(results)
         try:
-            self._chairs.draw_one()
+            if self._chairs.draw_one():
+                self._is_readable = True
         except UserError as error:
             if self._is_readable:
                 text = f"opponents stay as they are, and the run continues: {error}"
@@ -170,8 +174,9 @@ class League:
         return figures | (self._chairs.figures() if self._config.has_matches else {})
 
     def close(self) -> None:
-        """Close the boards."""
+        """Close the boards, and leave the line to other runs."""
         self._chairs.close()
+        self._pool.close()
 
     def _wait_for_lines(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
         """Wait until each line that this one plays against has a member.
