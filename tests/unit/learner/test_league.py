@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def test_numbers_of_draws_differ_between_chairs_and_sessions(tmp_path: Path) -> 
     run = make(tmp_path)
     run.league.open(7)
     first = numbers(run)
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.league.load_state_dict(run.league.state_dict())
@@ -382,7 +384,8 @@ def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
     win(run, 10)
     state = json.loads(json.dumps(run.league.state_dict()))
 
-    resumed = make(tmp_path)
+    shutil.copytree(tmp_path / "pool", tmp_path / "copy/pool")
+    resumed = make(tmp_path / "copy")
     resumed.trainer.progress.generation = 1
     resumed.trainer.progress.trained_steps = 3000
     resumed.league.load_state_dict(state)
@@ -405,14 +408,16 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
     for _ in range(4):
         win(run, 10)
     former = numbers(run)
+    former_weights = [seated(run, 1), seated(run, 2)]
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
     resumed.league.open(2)
 
-    for chair in (1, 2):
-        np.testing.assert_array_equal(seated(resumed, chair), seated(run, chair))
+    for chair, weights in enumerate(former_weights, start=1):
+        np.testing.assert_array_equal(seated(resumed, chair), weights)
     resumed.league.turn({former[0]: WON, numbers(resumed)[0]: WON}, 0.0)
     assert resumed.league.figures()["league_games"] == run.league.figures()["league_games"] + 2
 
@@ -420,6 +425,7 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
 def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.league.open(1)
+    run.league.close()
     resumed = make(tmp_path, "league.chairs=3")
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
@@ -433,11 +439,13 @@ def test_a_run_continues_without_chairs_and_again_with_them(tmp_path: Path) -> N
     run = make(tmp_path)
     run.league.open(1)
     win(run, 3)
+    run.league.close()
     mirror = make(tmp_path, "league.mirror=null")
     mirror.trainer.progress.generation = 1
     mirror.league.load_state_dict(run.league.state_dict())
     mirror.league.open(2)
     assert mirror.league.boards == []
+    mirror.league.close()
 
     again = make(tmp_path)
     again.trainer.progress.generation = 2
@@ -479,6 +487,7 @@ def test_a_kill_between_a_snapshot_and_its_checkpoint_does_not_lose_the_reset(
     weights = weights_of(run.trainer)
     train(run, 100)
     run.league.snapshot()
+    run.league.close()
 
     resumed = make(tmp_path, "league.reset=true")
     set_weights(resumed.trainer, weights)
