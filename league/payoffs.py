@@ -130,6 +130,6 @@ class Payoffs:
             pair = record["row"], record["column"]
             counts = GameCounts(record["wins"], record["draws"], record["losses"])
             meeting = Meeting(counts, record["returns"])
+            self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)
         except (ValueError, LookupError, TypeError):
             return
-        self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)

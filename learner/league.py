@@ -63,6 +63,8 @@ class League:
             UserError: if no line plays the seats of the others.
         """
         self._config = trainer.config.league
+        self._env = trainer.config.env
+        self._progress = trainer.progress
         self._layout = trainer.layout
         self._pool = pool
         self._rank = rank
@@ -110,10 +112,10 @@ class League:
         """
         if self._rank == 0:
             self._pool.claim(self._config.name)
-        self._check_networks()
+        self._check_members()
         self._snapshots.open(writes=self._rank == 0)
         if self._wait_for_lines(beat, stopping):
-            self._check_networks()
+            self._check_members()
             self._chairs.seat_all(session)
 
     def turn(self, results: Mapping[int, GameCounts], now_s: float) -> None:
@@ -155,7 +157,11 @@ class League:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
-        return {**self._chairs.state_dict(), "members": self._snapshots.members}
+        return {
+            **self._chairs.state_dict(),
+            "members": self._snapshots.members,
+            "earlier_members": self._snapshots.earlier_members,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -164,6 +170,7 @@ class League:
         """
         self._chairs.load_state_dict(state)
         self._snapshots.known_members = state["members"]
+        self._snapshots.earlier_members = state.get("earlier_members", 0)  # newer than `members`
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures of the interval for metrics.jsonl.
@@ -196,17 +203,20 @@ class League:
             time.sleep(WAIT_S)
         return True
 
-    def _check_networks(self) -> None:
-        """Raise UserError if a member that this run may play against is of another network.
+    def _check_members(self) -> None:
+        """Raise UserError if a member that this run may play against is of another network or game.
 
-        If this line has nothing but a policy before training, a fresh run replaces that.
+        If this line has nothing but a policy before training, a fresh run replaces that. A run that
+        was resumed in another environment keeps its own members.
         """
         for line in sorted({self._config.name, *self._chairs.lines}):
             members = self._pool.members(line)
-            if line == self._config.name and all(member.initial for member in members):
+            is_own = line == self._config.name
+            if is_own and all(member.initial for member in members):
                 continue
+            env = None if is_own and self._progress.trained_steps else self._env
             for member in members:
-                self._pool.check_network(member, self._layout)
+                self._pool.check_member(member, self._layout, env)
 
 
 def make_league(

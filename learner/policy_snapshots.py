@@ -57,8 +57,10 @@ class PolicySnapshots:
         """Members of this line."""
         self.known_members: int | None = None
         """The same in the resumed checkpoint; None without one."""
+        self.earlier_members = 0
+        """Of these, the members that other runs have added before this one began."""
         self._last_steps = 0
-        """Trained steps of the last of them."""
+        """Trained steps of the last member that this run has added."""
         self._has_failed = False
         """Whether the last member could not be written; the next save tries it again."""
         self._was_reset = False
@@ -89,6 +91,11 @@ class PolicySnapshots:
                 self._add_initial()
             except UserError as error:
                 self._on_failed(error)
+
+        # Steps of a run that has trained this line before say nothing of this one.
+        if not self._progress.trained_steps:
+            self.earlier_members = self.members
+            self._last_steps = 0
 
         # The run may have ended between a snapshot and the checkpoint that follows the reset.
         known_members = self.known_members
@@ -170,7 +177,8 @@ class PolicySnapshots:
         """Read this line's list. Raises UserError if it is damaged."""
         members = self._pool.members(self._config.name)
         self.members = len(members)
-        self._last_steps = max(self._last_steps, *(member.steps for member in members), 0)
+        own_members = members[self.earlier_members :]
+        self._last_steps = max(self._last_steps, *(member.steps for member in own_members), 0)
 
     def _add_initial(self) -> None:
         """Add the policy before training. Raises UserError if it cannot be written."""

@@ -20,18 +20,20 @@ import json
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.configs.sections import EnvConfig
 from penstock.core.files import DAMAGE, open_private, read_regular, try_lock, write_atomic
 from penstock.core.notes import note_logger
 from penstock.core.params import Float32, ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import ENV
 
 MEMBERS = "members"
 """Folder of the weights."""
@@ -249,15 +251,26 @@ class PolicyPool:
             self._loaded.popitem(last=False)
         return checkpoint.weights
 
-    def check_network(self, member: PoolMember, layout: ParamLayout) -> None:
-        """Raise UserError if a member is of another network than ``layout``.
+    def check_member(
+        self, member: PoolMember, layout: ParamLayout, env: EnvConfig | None = None
+    ) -> None:
+        """Raise UserError if a member is of another network than ``layout``, or another game.
 
         Only the head of its file is read. Nothing is known of a member that is damaged or missing.
+        ``env`` is the run's environment; None takes members of any.
         """
         folder = self.checkpoint_folder(member)
-        if checkpoint_format.exists(folder):
-            with suppress(DamagedCheckpointError):
-                checkpoint_format.read_meta(folder, layout)
+        if not checkpoint_format.exists(folder):
+            return
+        meta: Mapping[str, Any] = {}
+        with suppress(DamagedCheckpointError):
+            meta = checkpoint_format.read_meta(folder, layout)
+        if env is not None and not env.is_same(meta.get(ENV, {})):
+            raise UserError(
+                f"member {member.id} of line {member.line} in the pool {self.folder} has played "
+                f"another game than {env.id}, or with other settings (env.*); set env.* as they "
+                "were, or league.pool to another folder"
+            )
 
     def checkpoint_folder(self, member: PoolMember) -> Path:
         """Returns the folder of a member's checkpoint, as `checkpoint_format.load` takes it."""

@@ -323,6 +323,40 @@ def test_a_damaged_list_keeps_the_opponents_with_one_event(tmp_path: Path) -> No
     assert "is no list of members" in events[0]
 
 
+def test_each_damage_of_a_list_is_an_event(tmp_path: Path) -> None:
+    events: list[str] = []
+    run = make(tmp_path, events=events)
+    run.league.open(1)
+    path = tmp_path / "pool/main.json"
+    whole = path.read_text()
+
+    for text in ("[", whole, "["):
+        path.write_text(text)
+        win(run, 10)
+
+    assert len(events) == 2
+
+
+def test_a_line_whose_members_are_lost_is_not_played_by_its_latest_weights_alone(
+    tmp_path: Path,
+) -> None:
+    shared = f"league.pool={tmp_path / 'shared'}"
+    pool = PolicyPool(tmp_path / "shared")
+    other = make(tmp_path / "a", shared, "league.name=other", "run.seed=3")
+    other.league.open(1)
+    run = make(tmp_path / "b", shared, "league.lines={other: {}}", "league.draw=newest")
+    run.league.open(1)
+    (tmp_path / "shared/other.json").unlink()
+    lost = Checkpoint(run.trainer.layout, weights_of(run.trainer) + np.float32(1))
+    pool.set_latest("other", lost, steps=10, time_s=1.0)
+
+    for _ in range(4):
+        win(run, 10)
+
+    for chair in (1, 2):
+        np.testing.assert_array_equal(seated(run, chair), weights_of(run.trainer))
+
+
 def test_a_full_disk_keeps_the_pool_and_a_later_save_tries_again(tmp_path: Path) -> None:
     events: list[str] = []
     run = make(tmp_path, events=events)
@@ -361,6 +395,58 @@ def test_a_pool_of_another_network_is_refused_before_anything_is_added(tmp_path:
         run.league.open(1)
 
     assert len(pool_of(tmp_path).members()) == 1
+
+
+def test_a_pool_of_another_game_is_refused_but_by_a_resumed_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
+    run.league.close()
+
+    other = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    with pytest.raises(UserError, match="has played another game"):
+        other.league.open(2)
+    other.league.close()
+
+    resumed = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.open(2)
+
+
+def test_a_second_run_of_the_same_line_is_refused(tmp_path: Path) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    make(tmp_path / "a", pool).league.open(1)
+
+    with pytest.raises(UserError, match="is trained by another run"):
+        make(tmp_path / "b", pool).league.open(1)
+
+
+def test_a_fresh_run_in_a_pool_of_a_longer_one_takes_snapshots_by_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    longer = make(tmp_path / "a", pool)
+    longer.league.open(1)
+    train(longer, 5000)
+    longer.league.snapshot()
+    longer.league.close()
+
+    fresh = make(tmp_path / "b", pool, "run.seed=1")
+    fresh.league.open(1)
+    train(fresh, 1000)
+    assert fresh.league.snapshot_is_due()
+    fresh.league.snapshot()
+    fresh.league.close()
+
+    resumed = make(tmp_path / "b", pool)
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.load_state_dict(fresh.league.state_dict())
+    resumed.league.open(2)
+    train(resumed, 999)
+    assert not resumed.league.snapshot_is_due()
+    train(resumed, 1)
+    assert resumed.league.snapshot_is_due()
 
 
 def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path: Path) -> None:
