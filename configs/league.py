@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -35,6 +36,21 @@ DRAWS = (
 )
 
 
+_LINE_NAME = re.compile(r"\w[\w.-]{0,63}")
+
+
+def is_line_name(name: str) -> bool:
+    """Whether files and folders of a line can have this name."""
+    return _LINE_NAME.fullmatch(name) is not None
+
+
+def _line_name(name: str) -> str:
+    """Returns the name. Raises ValueError if it cannot be that of a line."""
+    if is_line_name(name):
+        return name
+    raise ValueError("files have the name of a line: use up to 64 letters, digits, _, . and -")
+
+
 def _known_rule(rule: str) -> str:
     """Returns the rule. Raises ValueError if there is none of this name."""
     name, _, number = rule.partition(":")
@@ -58,6 +74,13 @@ Bots = Annotated[
 ]
 
 
+LineName = Annotated[
+    Text,
+    AfterValidator(_line_name),
+    ValueDescription("a name of up to 64 letters, digits, `_`, `.` and `-`"),
+]
+
+
 class LineConfig(Section):
     """Another line of the league."""
 
@@ -67,7 +90,7 @@ class LineConfig(Section):
     """The seats that it plays; null: any, as sides are alike."""
 
 
-Lines = Annotated[dict[str, LineConfig], ValueDescription("a map of names to lines")]
+Lines = Annotated[dict[LineName, LineConfig], ValueDescription("a map of names to lines")]
 
 
 class LeagueConfig(Section):
@@ -99,7 +122,7 @@ class LeagueConfig(Section):
     against each member; null: never earlier."""
     reset: Switch = False
     """Whether weights and optimizer begin anew after each snapshot, as in PSRO."""
-    name: Text = "main"
+    name: LineName = "main"
     """The name of this run's line in the pool."""
     seats: SeatList | None = None
     """The seats that this line learns, where sides are unlike; null: sides are alike, and the line

@@ -169,8 +169,6 @@ def _play_missing(
 
     for config in configs.values():
         used_names.check(references(config), (), str(pool.folder))
-    names = dict(zip((m.id for m in pool.members()), _names(pool.members()), strict=True))
-
     with closing(Tournament(pool, configs)) as tournament:
         while pair := tournament.next_pair(rate):
             missing = rate - pair.games
@@ -183,6 +181,8 @@ def _play_missing(
                     "space, or make the folder writable"
                 ) from error
             counts = tournament.payoffs.meeting(pair.row.id, pair.column.id).counts
+            members = pool.members()  # a run that goes on adds some
+            names = dict(zip((member.id for member in members), _names(members), strict=True))
             say(
                 f"{names[pair.row.id]} against {names[pair.column.id]}: won {counts.wins}, drawn "
                 f"{counts.draws}, lost {counts.losses}"

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.files import open_private
+from penstock.configs.errors import UserError
+from penstock.core.files import open_private, open_regular
 from penstock.league.results import GameCounts
 
 Floats = npt.NDArray[np.float64]
@@ -50,20 +51,28 @@ class Payoffs:
     """The games of all pairs of a pool."""
 
     def __init__(self, pool: Path) -> None:
-        """Read the games in the folder ``pool``; there need be none."""
+        """Read the games in the folder ``pool``; there need be none. Raises as `refresh`."""
         self._path = pool / FILE
         self._nbytes = 0  # of the file, that have been read
         self._meetings: dict[tuple[str, str], Meeting] = {}
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what was appended since the last time; returns whether there was anything."""
+        """Read what was appended since the last time; returns whether there was anything.
+
+        Raises UserError if the file cannot be read.
+        """
         try:
-            with open(self._path, "rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._nbytes)
                 appended = file.read()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be read ({error.strerror}), which has the games between "
+                "members; restore it, or remove it to play them again"
+            ) from error
 
         # The last line may be in the making.
         complete = appended[: appended.rfind(b"\n") + 1]
@@ -119,6 +128,6 @@ class Payoffs:
             pair = record["row"], record["column"]
             counts = GameCounts(record["wins"], record["draws"], record["losses"])
             meeting = Meeting(counts, record["returns"])
+            self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)
         except (ValueError, LookupError, TypeError):
             return
-        self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)

@@ -194,7 +194,7 @@ class Chairs:
                 self._played.add(chair)
 
     def draw_one(self) -> bool:
-        """Draw one chair anew, if one has had its games; returns whether one had.
+        """Draw one chair anew, if one has had its games; returns whether one has.
 
         Raises UserError, with all chairs as they were, for a pool that cannot be read.
         """
@@ -333,7 +333,9 @@ class Chairs:
 
             # Results against the latest weights go on when these are replaced.
             latest = None if is_own else self._pool.latest(line)
-            if latest is not None and latest.steps > max(member.steps for member in members):
+            if latest is None or not members:
+                continue
+            if latest.steps > max(member.steps for member in members):
                 candidate = Candidate(f"{line}/latest", line, len(members), rule, latest=True)
                 playable.append(Playable(candidate, latest))
         return playable

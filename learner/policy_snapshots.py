@@ -57,10 +57,12 @@ class PolicySnapshots:
         """Members of this line."""
         self._resumed_members: int | None = None
         """The same in the resumed checkpoint; None without one."""
+        self._earlier_members = 0
+        """Of these, the members that other runs have added before this one began."""
         self._last_steps = 0
-        """Trained steps of the last one that this run has added."""
+        """Trained steps of the last member that this run has added."""
         self._is_postponed = False
-        """Whether the last save failed to add a member; the next one tries it again."""
+        """Whether the last save has failed to add a member; the next one tries it again."""
         self._was_reset = False
 
         others = self._config.lines.values()
@@ -83,10 +85,6 @@ class PolicySnapshots:
         Raises:
             UserError: if the list is damaged.
         """
-        # Members that a fresh run finds are of an earlier one, which counted its own steps.
-        members = len(self._pool.members(self._config.name))
-        resumed_members = members if self._resumed_members is None else self._resumed_members
-        self.members = resumed_members
         self._read_list()
         if writes and not (self._progress.generation and self.members):
             try:
@@ -94,8 +92,14 @@ class PolicySnapshots:
             except UserError as error:
                 self._on_failed(error)
 
+        # Steps of a run that has trained this line before say nothing of this one.
+        if not self._progress.trained_steps:
+            self._earlier_members = self.members
+            self._last_steps = 0
+
         # The run may have ended between a snapshot and the checkpoint that follows the reset.
-        if self._config.reset and members > resumed_members:
+        resumed_members = self._resumed_members
+        if self._config.reset and resumed_members is not None and self.members > resumed_members:
             self._reset()
 
     def is_due(self, *, beats_all: bool) -> bool:
@@ -155,12 +159,12 @@ class PolicySnapshots:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
-        return {"members": self.members, "last_steps": self._last_steps}
+        return {"members": self.members, "earlier_members": self._earlier_members}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`, before `open`. Raises LookupError for another value."""
         self._resumed_members = state["members"]
-        self._last_steps = state["last_steps"]
+        self._earlier_members = state.get("earlier_members", 0)  # newer than `members`
 
     def _reset(self) -> None:
         """Return weights and optimizer to their initial state; the progress goes on.
@@ -183,11 +187,11 @@ class PolicySnapshots:
         return steps >= (every // EARLY_SHARE if beats_all else every)
 
     def _read_list(self) -> None:
-        """Read what was added to this line's list. Raises UserError if it is damaged."""
+        """Read this line's list. Raises UserError if it is damaged."""
         members = self._pool.members(self._config.name)
-        for member in members[self.members :]:
-            self._last_steps = max(self._last_steps, member.steps)
         self.members = len(members)
+        own_members = members[self._earlier_members :]
+        self._last_steps = max(self._last_steps, *(member.steps for member in own_members), 0)
 
     def _add_initial(self) -> None:
         """Add the policy before training. Raises UserError if it cannot be written."""

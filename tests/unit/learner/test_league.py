@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,7 @@ def test_numbers_of_draws_differ_between_chairs_and_sessions(tmp_path: Path) -> 
     run = make(tmp_path)
     run.league.open(7)
     first = numbers(run)
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.league.load_state_dict(run.league.state_dict())
@@ -264,49 +266,6 @@ def test_a_policy_that_beats_each_member_is_added_after_a_tenth_of_the_steps(
     assert not run.league.snapshot_is_due()
 
 
-def test_a_fresh_run_in_the_pool_of_an_earlier_one_counts_its_own_steps(tmp_path: Path) -> None:
-    earlier = make(tmp_path)
-    earlier.league.open(1)
-    train(earlier, 5000)
-    earlier.league.snapshot()
-    run = make(tmp_path)
-    run.league.open(2)
-    train(run, 1000, move=0.02)
-
-    assert run.league.snapshot_is_due()
-    run.league.snapshot()
-    assert not run.league.snapshot_is_due()
-
-    resumed = make(tmp_path)
-    resumed.trainer.progress.generation = 1
-    resumed.trainer.progress.trained_steps = 1999
-    resumed.league.load_state_dict(run.league.state_dict())
-    resumed.league.open(3)
-    assert not resumed.league.snapshot_is_due()
-    train(resumed, 1, move=0.03)
-    assert resumed.league.snapshot_is_due()
-
-
-def test_a_resumed_run_counts_from_a_member_that_its_checkpoint_does_not_know(
-    tmp_path: Path,
-) -> None:
-    run = make(tmp_path)
-    run.league.open(1)
-    state = run.league.state_dict()
-    train(run, 1000)
-    run.league.snapshot()
-
-    resumed = make(tmp_path)
-    resumed.trainer.progress.generation = 1
-    resumed.league.load_state_dict(state)
-    resumed.league.open(2)
-
-    train(resumed, 1999)
-    assert not resumed.league.snapshot_is_due()
-    train(resumed, 1)
-    assert resumed.league.snapshot_is_due()
-
-
 def test_a_save_that_fails_before_its_snapshot_leaves_it_to_the_next_one(tmp_path: Path) -> None:
     run = make(tmp_path)
     checkpoints = CheckpointManager(tmp_path, run.trainer, league=run.league)
@@ -387,18 +346,38 @@ def test_a_damaged_list_keeps_the_opponents_with_one_event(tmp_path: Path) -> No
     assert "is no list of members" in events[0]
 
 
-def test_a_list_that_is_damaged_again_is_another_event(tmp_path: Path) -> None:
+def test_each_damage_of_a_list_is_an_event(tmp_path: Path) -> None:
     events: list[str] = []
     run = make(tmp_path, events=events)
     run.league.open(1)
     path = tmp_path / "pool/main.json"
-    content = path.read_text()
+    whole = path.read_text()
 
-    for text in ("[", content, "["):
+    for text in ("[", whole, "["):
         path.write_text(text)
         win(run, 10)
 
     assert len(events) == 2
+
+
+def test_a_line_whose_members_are_lost_is_not_played_by_its_latest_weights_alone(
+    tmp_path: Path,
+) -> None:
+    shared = f"league.pool={tmp_path / 'shared'}"
+    pool = PolicyPool(tmp_path / "shared")
+    other = make(tmp_path / "a", shared, "league.name=other", "run.seed=3")
+    other.league.open(1)
+    run = make(tmp_path / "b", shared, "league.lines={other: {}}", "league.draw=newest")
+    run.league.open(1)
+    (tmp_path / "shared/other.json").unlink()
+    lost = Checkpoint(run.trainer.layout, weights_of(run.trainer) + np.float32(1))
+    pool.set_latest("other", lost, steps=10, time_s=1.0)
+
+    for _ in range(4):
+        win(run, 10)
+
+    for chair in (1, 2):
+        np.testing.assert_array_equal(seated(run, chair), weights_of(run.trainer))
 
 
 def test_latest_weights_alone_are_no_opponents_for_a_rule_that_draws_members(
@@ -417,6 +396,7 @@ def test_latest_weights_alone_are_no_opponents_for_a_rule_that_draws_members(
     assert pool.latest("other") is not None
     (pool.checkpoint_folder(pool.members("other")[0]) / FILE).unlink()
 
+    run.league.close()
     fresh = make(tmp_path, *options, "league.seats=[0]", other_line, "run.seed=5")
     with pytest.raises(UserError, match="none of the members"):
         fresh.league.open(2)
@@ -462,6 +442,58 @@ def test_a_pool_of_another_network_is_refused_before_anything_is_added(tmp_path:
     assert len(pool_of(tmp_path).members()) == 1
 
 
+def test_a_pool_of_another_game_is_refused_but_by_a_resumed_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
+    run.league.close()
+
+    other = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    with pytest.raises(UserError, match="has played another game"):
+        other.league.open(2)
+    other.league.close()
+
+    resumed = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.open(2)
+
+
+def test_a_second_run_of_the_same_line_is_refused(tmp_path: Path) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    make(tmp_path / "a", pool).league.open(1)
+
+    with pytest.raises(UserError, match="is trained by another run"):
+        make(tmp_path / "b", pool).league.open(1)
+
+
+def test_a_fresh_run_in_a_pool_of_a_longer_one_takes_snapshots_by_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    longer = make(tmp_path / "a", pool)
+    longer.league.open(1)
+    train(longer, 5000)
+    longer.league.snapshot()
+    longer.league.close()
+
+    fresh = make(tmp_path / "b", pool, "run.seed=1")
+    fresh.league.open(1)
+    train(fresh, 1000)
+    assert fresh.league.snapshot_is_due()
+    fresh.league.snapshot()
+    fresh.league.close()
+
+    resumed = make(tmp_path / "b", pool)
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.load_state_dict(fresh.league.state_dict())
+    resumed.league.open(2)
+    train(resumed, 999)
+    assert not resumed.league.snapshot_is_due()
+    train(resumed, 1)
+    assert resumed.league.snapshot_is_due()
+
+
 def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path: Path) -> None:
     other = ParamLayout((("policy.weight", (3, 5)),))
     checkpoint = Checkpoint(other, np.zeros(other.size, np.float32))
@@ -485,7 +517,8 @@ def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
     win(run, 10)
     state = json.loads(json.dumps(run.league.state_dict()))
 
-    resumed = make(tmp_path)
+    shutil.copytree(tmp_path / "pool", tmp_path / "copy/pool")
+    resumed = make(tmp_path / "copy")
     resumed.trainer.progress.generation = 1
     resumed.trainer.progress.trained_steps = 3000
     resumed.league.load_state_dict(state)
@@ -508,14 +541,16 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
     for _ in range(4):
         win(run, 10)
     former = numbers(run)
+    former_weights = [seated(run, 1), seated(run, 2)]
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
     resumed.league.open(2)
 
-    for chair in (1, 2):
-        np.testing.assert_array_equal(seated(resumed, chair), seated(run, chair))
+    for chair, weights in enumerate(former_weights, start=1):
+        np.testing.assert_array_equal(seated(resumed, chair), weights)
     resumed.league.turn({former[0]: WON, numbers(resumed)[0]: WON}, 0.0)
     assert resumed.league.figures()["league_games"] == run.league.figures()["league_games"] + 2
 
@@ -523,6 +558,7 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
 def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.league.open(1)
+    run.league.close()
     resumed = make(tmp_path, "league.chairs=3")
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
@@ -536,11 +572,13 @@ def test_a_run_continues_without_chairs_and_again_with_them(tmp_path: Path) -> N
     run = make(tmp_path)
     run.league.open(1)
     win(run, 3)
+    run.league.close()
     mirror = make(tmp_path, "league.mirror=null")
     mirror.trainer.progress.generation = 1
     mirror.league.load_state_dict(run.league.state_dict())
     mirror.league.open(2)
     assert mirror.league.boards == []
+    mirror.league.close()
 
     again = make(tmp_path)
     again.trainer.progress.generation = 2
@@ -582,6 +620,7 @@ def test_a_kill_between_a_snapshot_and_its_checkpoint_does_not_lose_the_reset(
     weights = weights_of(run.trainer)
     train(run, 100)
     run.league.snapshot()
+    run.league.close()
 
     resumed = make(tmp_path, "league.reset=true")
     set_weights(resumed.trainer, weights)
