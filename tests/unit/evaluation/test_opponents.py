@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import penstock
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
@@ -139,6 +140,15 @@ def test_runs_and_exported_files_are_opponents(tmp_path: Path) -> None:
     result = evaluate(str(file), 6, "best", None, 0, None, against=["bot:random"])
     assert not result["sample"]
     assert result["against"][0]["episodes"] == 6
+
+
+def test_the_python_api_plays_an_opponent_or_several(tmp_path: Path) -> None:
+    paper = save_run(tmp_path / "paper", config_of(), PAPER)
+    rock = Path(save_run(tmp_path / "rock", config_of(), ROCK))
+    evaluation = penstock.evaluate(paper, 4, against=[rock, paper])
+    assert evaluation.win_rates == {str(rock): 1.0, paper: 0.5}
+    assert penstock.evaluate(paper, 4, against="bot:random").win_rates.keys() == {"bot:random"}
+    assert penstock.evaluate(paper, 4).win_rates == {}
 
 
 def test_the_initial_policy_is_the_first_of_the_runs_pool(tmp_path: Path) -> None:
