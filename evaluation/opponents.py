@@ -22,9 +22,11 @@ from typing import NamedTuple
 from penstock.actors.matches import BotPlayer, FrozenPlayer, Matches, Plan
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.core.params import Float32
 from penstock.envs import BatchedEnv
 from penstock.envs.seats import BOT, INITIAL, Seating, check_bot
 from penstock.evaluation.policy_source import PolicySource, find_policy, of_checkpoint
+from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
 from penstock.learner.pool import PolicyPool, pool_folder
 
 OPPONENT_SEEDS = 7_919
@@ -107,7 +109,8 @@ def find_opponent(
             f"there is no opponent {name}; give bot:NAME for a scripted player of the environment, "
             f"{INITIAL} for the policy before training, the folder of a run, or an exported file"
         )
-    return OpponentSource(name, find_policy(name, "best", allow).read_once())
+    policy = _of_same_game(name, find_policy(name, "best", allow), config.env.id)
+    return OpponentSource(name, policy.read_once())
 
 
 def check_opponents(config: Config) -> None:
@@ -167,6 +170,29 @@ def _plans(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Pl
     if seats is not None or len({len(side) for side in sides}) == 1:
         return [Plan.against(seating, games, seats)]
     return [Plan.against(seating, games, side) for side in sides]
+
+
+def _of_same_game(name: str, policy: PolicySource, env_id: str) -> PolicySource:
+    """Returns the policy of an opponent, which says so if it was trained on another game.
+
+    ``name`` is the opponent's, and ``env_id`` the game that is played.
+    """
+
+    def weights(envs: BatchedEnv) -> Float32:
+        try:
+            return policy.weights(envs)
+        except DamagedCheckpointError:
+            raise
+        except UserError as error:
+            trained_id = policy.config.env.id
+            if trained_id == env_id:
+                raise
+            raise UserError(
+                f"{name} was trained on {trained_id}, which has other observations or actions than "
+                f"{env_id}; name an opponent that plays this game"
+            ) from error
+
+    return policy._replace(weights=weights)
 
 
 def _initial_policy(config: Config, run_dir: Path | None) -> PolicySource:

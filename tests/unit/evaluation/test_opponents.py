@@ -172,7 +172,7 @@ def test_opponents_that_there_are_not_are_refused_in_a_sentence(tmp_path: Path) 
     for against, words in (
         ("nobody", "there is no opponent nobody; give bot:NAME"),
         ("bot:paper", "no scripted player 'paper'; choose from bot:random"),
-        (four, "is of another network or environment: observations"),
+        (four, "was trained on penstock/ConnectFour-v0, which has other observations or actions"),
     ):
         with pytest.raises(UserError, match=words):
             evaluate(folder, 2, "best", None, 0, None, against=[against])
