@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.actors.matches import Matches
+from penstock.actors.matches import Matches, outcomes_of
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.formatting import aligned, number
@@ -428,8 +428,7 @@ class _Tally:
         self._shares = [share + 1 if i < remainder else share for i in range(env_count)]
         self._max_steps = max_steps
         self._games = games
-        self._has_all_seats = env_count == seating.seats * len({*games.tolist()})
-        self._sides = np.array(seating.sides)
+        self._seating = seating
         self._dropped = 0  # failed episodes of all environments
         # The present episode of each. Before the first reset all wait, as after a cut episode.
         self._returns = np.zeros(env_count)
@@ -479,7 +478,8 @@ class _Tally:
             seats: int ``[count]``, the seats that the environments played in it.
             played: bool ``[count]``, whether it was a step of an episode, not one that resets.
             ended: bool ``[count]``, whether the episode has ended with it.
-            outcome: ``[count]``, the environment's word on the games that have ended.
+            outcome: ``[count]``, the environment's word on the games that have ended. Without it
+                returns decide (`outcomes_of`).
         """
         self._returns += rewards
         self._lengths += played
@@ -487,43 +487,23 @@ class _Tally:
         # An environment that waits after a cut is beyond the limit, so its end does not count.
         cut = ~ended & played & (self._lengths == self._max_steps)
         is_result = cut | ended & (self._lengths <= self._max_steps)
+        if outcome is None and self._seating.has_opponents and is_result.any():
+            outcome = outcomes_of(self._returns, ended, self._seating.sides)
         for i in np.flatnonzero(is_result):
             if len(self.episodes[i]) < self._shares[i]:
+                is_known = outcome is not None and not cut[i] and not np.isnan(outcome[i])
                 episode = Episode(
                     float(self._returns[i]),
                     int(self._lengths[i]),
                     cut=bool(cut[i]),
                     game=int(self._games[i]),
                     seat=int(seats[i]),
-                    outcome=None if cut[i] else self._outcome(int(i), seats, ended, outcome),
+                    outcome=float(outcome[i]) if is_known else None,
                     number=len(self.episodes[i]),
                 )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0
         self._lengths[ended] = 0
-
-    def _outcome(
-        self,
-        row: int,
-        seats: npt.NDArray[Any],
-        ended: Flags,
-        outcome: npt.NDArray[Any] | None,
-    ) -> float | None:
-        """Returns the outcome of the episode that has ended in a row.
-
-        Without the environment's word it is the sign of the row's return minus the mean of the
-        other sides, if all seats of the game have ended.
-        """
-        if outcome is not None:
-            return None if np.isnan(outcome[row]) else float(outcome[row])
-
-        if not self._has_all_seats:
-            return None
-        game = self._games == self._games[row]
-        others = self._sides[seats[game]] != self._sides[seats[row]]
-        if not others.any() or not ended[game].all():
-            return None
-        return float(np.sign(self._returns[row] - self._returns[game][others].mean()))
 
 
 def summary(values: tuple[float, ...]) -> dict[str, float]:
