@@ -100,7 +100,7 @@ def evaluate(
     folder = None if source.name == "file" else Path(run_dir)
     opponents = [find_opponent(name, config, folder, allow) for name in against]
     if sample is None:
-        has_policies = any(opponent.policy is not None for opponent in opponents)
+        has_policies = any(opponent.source is not None for opponent in opponents)
         sample = source.sampled or has_policies
 
     def choose(policy: Policy) -> Choose:

@@ -38,8 +38,8 @@ class OpponentSource(NamedTuple):
 
     name: str
     """As the user wrote it."""
-    policy: PolicySource | None
-    """Its weights; None for a scripted player."""
+    source: PolicySource | None
+    """Of its weights; None for a scripted player."""
 
     def matches(self, env: BatchedEnv, plan: Plan, seed: int, *, sample: bool = True) -> Matches:
         """Returns the games ``env`` as matches against this opponent.
@@ -55,12 +55,12 @@ class OpponentSource(NamedTuple):
                 policy was trained with.
         """
         (rows,) = plan.opponent_rows
-        if self.policy is None:
+        if self.source is None:
             check_bot(self.name, env.info.seating)
             return Matches(env, plan, [BotPlayer(env, self.name.removeprefix(BOT), rows)])
 
         parts = env.info.parts
-        policy = self.policy.policy(env, seed + OPPONENT_SEEDS, rows)
+        policy = self.source.policy(env, seed + OPPONENT_SEEDS, rows)
         if env.info.parts != parts:
             raise UserError(
                 f"{self.name} was trained with the parts of its observations in another order than "
@@ -73,10 +73,10 @@ class OpponentSource(NamedTuple):
 
         Raises UserError as `matches` does.
         """
-        if self.policy is None:
+        if self.source is None:
             check_bot(self.name, env.info.seating)
             return self.name
-        weights = self.policy.weights(env)
+        weights = self.source.weights(env)
         return f"{self.name} {hashlib.sha256(weights.tobytes()).hexdigest()[:16]}"
 
 
@@ -109,8 +109,8 @@ def find_opponent(
             f"there is no opponent {name}; give bot:NAME for a scripted player of the environment, "
             f"{INITIAL} for the policy before training, the folder of a run, or an exported file"
         )
-    policy = _of_same_game(name, find_policy(name, "best", allow), config.env.id)
-    return OpponentSource(name, policy.read_once())
+    source = _of_same_game(name, find_policy(name, "best", allow), config.env.id)
+    return OpponentSource(name, source.read_once())
 
 
 def check_opponents(config: Config) -> None:
@@ -172,19 +172,19 @@ def _plans(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Pl
     return [Plan.against(seating, games, side) for side in sides]
 
 
-def _of_same_game(name: str, policy: PolicySource, env_id: str) -> PolicySource:
-    """Returns the policy of an opponent, which says so if it was trained on another game.
+def _of_same_game(name: str, source: PolicySource, env_id: str) -> PolicySource:
+    """Returns the source of an opponent, which says so if it was trained on another game.
 
     ``name`` is the opponent's, and ``env_id`` the game that is played.
     """
 
     def weights(envs: BatchedEnv) -> Float32:
         try:
-            return policy.weights(envs)
+            return source.weights(envs)
         except DamagedCheckpointError:
             raise
         except UserError as error:
-            trained_id = policy.config.env.id
+            trained_id = source.config.env.id
             if trained_id == env_id:
                 raise
             raise UserError(
@@ -192,7 +192,7 @@ def _of_same_game(name: str, policy: PolicySource, env_id: str) -> PolicySource:
                 f"{env_id}; name an opponent that plays this game"
             ) from error
 
-    return policy._replace(weights=weights)
+    return source._replace(weights=weights)
 
 
 def _initial_policy(config: Config, run_dir: Path | None) -> PolicySource:
