@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import penstock
 from penstock.algos.samples import network_shape
@@ -40,6 +43,7 @@ from penstock.models.acting.policy import Policy
 
 RPS = "penstock/RockPaperScissors-v0"
 ROCK, PAPER, SCISSORS = range(3)
+MASK_FIRST = ("action_mask", "observation")
 
 
 def config_of(env_id: str = RPS, *options: str) -> Config:
@@ -204,6 +208,24 @@ def test_identity_tells_later_weights_from_earlier_ones(tmp_path: Path, env: Bat
     assert rival.identity(env) == before  # it plays on with the weights that it has read
     assert find_opponent(folder, cfg, None).identity(env) != before
     assert OpponentSource("bot:random", None).identity(env) == "bot:random"
+
+
+def test_an_opponent_that_reads_observations_in_another_order_is_refused() -> None:
+    cfg = config_of("penstock/ConnectFour-v0")
+    weights = always(cfg, 0)
+
+    def packing(env: BatchedEnv, names: Sequence[str]) -> Float32:
+        parts = env.info.spaces[0]
+        env.pack_as(spaces.Dict(OrderedDict((name, parts[name]) for name in names)))
+        return weights
+
+    usual = PolicySource(cfg, "last", False, partial(packing, names=MASK_FIRST))
+    other = PolicySource(cfg, "last", False, partial(packing, names=MASK_FIRST[::-1])).read_once()
+    rival = OpponentSource("other", other)
+    with closing(make(cfg.env, 2)) as games:
+        rival.identity(games)
+        with pytest.raises(UserError, match="parts of its observations in another order"):
+            play_policy(games, usual, [rival], 2, choose=greedy, seed=0, max_steps=100)
 
 
 def test_the_same_seed_plays_the_same_matches(env: BatchedEnv) -> None:
