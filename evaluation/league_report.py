@@ -156,7 +156,12 @@ def _open(folder: Path) -> tuple[dict[str, Config], PolicyPool]:
     """
     if (folder / CONFIG_FILE).is_file():
         config = load_run(folder)
-        return {config.league.name: config}, PolicyPool(pool_folder(config, folder))
+        configs = {config.league.name: config}
+        # The other lines have the same game and network, and play their seats with its options.
+        for name, line in config.league.lines.items():
+            league = config.league.model_copy(update={"name": name, "seats": line.seats})
+            configs[name] = config.model_copy(update={"league": league})
+        return configs, PolicyPool(pool_folder(config, folder))
 
     runs = [load_run(path.parent) for path in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
     if not runs or not (folder / "pool").is_dir():

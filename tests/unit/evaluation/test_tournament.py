@@ -355,6 +355,15 @@ def test_the_table_of_unlike_roles_has_one_in_its_rows_and_the_other_in_its_colu
     ]
 
 
+def test_a_report_of_one_line_plays_all_pairs_of_the_league(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run", "league.name=b", "league.lines.a={}")
+    add(pool, ROCK, steps=0, line="a")
+    add(pool, PAPER, steps=1, line="a")
+    add(pool, SCISSORS, steps=0, line="b")
+    result = report(tmp_path / "run", 2, lambda line: None)
+    assert {each["games"] for each in result["members"]} == {4}
+
+
 def test_a_report_without_games_says_how_to_play_some(tmp_path: Path) -> None:
     pool = make_run(tmp_path / "run")
     add(pool, ROCK, steps=0)
