@@ -36,6 +36,7 @@ from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 Draws = npt.NDArray[np.uint64]
 
@@ -421,7 +422,7 @@ class _Roles:
         self._opposing_of_game[matches] = first_rows + self._other_seats[turn]
 
 
-def outcomes_of(returns: Array, over: Flags, sides: tuple[int, ...]) -> Float32:
+def outcomes_of(returns: Floats, over: Flags, sides: tuple[int, ...]) -> Float32:
     """Returns who has won, by the returns of all seats.
 
     A seat has won if its return is higher than the mean of those of the other sides.
@@ -439,7 +440,7 @@ def outcomes_of(returns: Array, over: Flags, sides: tuple[int, ...]) -> Float32:
 
 
 @cache
-def _comparison(sides: tuple[int, ...]) -> Array:
+def _comparison(sides: tuple[int, ...]) -> Floats:
     """Returns the matrix ``[seats, seats]`` that turns returns into leads over the other sides."""
     others = np.not_equal.outer(sides, sides)
     return np.asarray(np.eye(len(sides)) - others / others.sum(0))

@@ -487,23 +487,34 @@ class _Tally:
         # An environment that waits after a cut is beyond the limit, so its end does not count.
         cut = ~ended & played & (self._lengths == self._max_steps)
         is_result = cut | ended & (self._lengths <= self._max_steps)
-        if outcome is None and self._seating.has_opponents and is_result.any():
-            outcome = outcomes_of(self._returns, ended, self._seating.sides)
+        outcomes = self._outcomes(ended, outcome)
         for i in np.flatnonzero(is_result):
             if len(self.episodes[i]) < self._shares[i]:
-                is_known = outcome is not None and not cut[i] and not np.isnan(outcome[i])
                 episode = Episode(
                     float(self._returns[i]),
                     int(self._lengths[i]),
                     cut=bool(cut[i]),
                     game=int(self._games[i]),
                     seat=int(seats[i]),
-                    outcome=float(outcome[i]) if is_known else None,
+                    outcome=None if np.isnan(outcomes[i]) else float(outcomes[i]),
                     number=len(self.episodes[i]),
                 )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0
         self._lengths[ended] = 0
+
+    def _outcomes(
+        self, ended: Flags, stated: npt.NDArray[Any] | None
+    ) -> npt.NDArray[np.floating[Any]]:
+        """Returns the outcomes of the episodes that have ended, ``[count]``; NaN if not known.
+
+        They are those that the environment has ``stated``, or else follow from the returns.
+        """
+        if stated is not None:
+            return np.where(ended, stated, np.nan)
+        if not self._seating.has_opponents:
+            return np.full(len(ended), np.nan)
+        return outcomes_of(self._returns, ended, self._seating.sides)
 
 
 def summary(values: tuple[float, ...]) -> dict[str, float]:

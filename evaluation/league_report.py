@@ -89,7 +89,7 @@ def report(folder: Path, rate: int, say: Callable[[str], None]) -> dict[str, Any
         }
         for i in order
     ]
-    exploits = [
+    exploits: list[dict[str, Any]] = [
         {
             "winner": names[members[i].id],
             "loser": names[members[j].id],
