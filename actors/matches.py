@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 Draws = npt.NDArray[np.uint64]
 
@@ -421,14 +422,35 @@ class _Roles:
         self._opposing_of_game[matches] = first_rows + self._other_seats[turn]
 
 
+def outcomes_of(returns: Floats, over: Flags, sides: tuple[int, ...]) -> Float32:
+    """Returns who has won, by the returns of all seats.
+
+    A seat has won if its return is higher than the mean of those of the other sides.
+
+    Args:
+        returns: of the present episodes, ``[rows]``, with a row for each seat.
+        over: bool ``[rows]``, the rows whose episode is over. Others have a result without meaning.
+        sides: the side of each seat, of several sides.
+
+    Returns: -1, 0 or 1, ``[rows]``; NaN where it is not known, as seats end apart.
+    """
+    lead = np.round(returns.reshape(-1, len(sides)) @ _comparison(sides), RETURN_DECIMALS)
+    ends_together = over.reshape(lead.shape).all(1, keepdims=True)
+    return np.where(ends_together, np.sign(lead), np.nan).reshape(-1).astype(np.float32)
+
+
+@cache
+def _comparison(sides: tuple[int, ...]) -> Floats:
+    """Returns the matrix ``[seats, seats]`` that turns returns into leads over the other sides."""
+    others = np.not_equal.outer(sides, sides)
+    return np.asarray(np.eye(len(sides)) - others / others.sum(0))
+
+
 class _Results:
     """Who has won: as the environment says, or by the returns of all seats."""
 
     def __init__(self, seating: Seating, rows: int) -> None:
-        # A seat's return is compared with the mean of those of the other sides.
-        sides = np.array(seating.sides)
-        others = sides != sides[:, None]
-        self._comparison = np.eye(seating.seats) - others / others.sum(1, keepdims=True)
+        self._seating = seating
         self.returns = np.zeros(rows)
         """Of the present episodes, ``[rows]``."""
 
@@ -447,11 +469,7 @@ class _Results:
         """
         if stated is not None:
             return np.asarray(stated, np.float32)
-
-        returns = self.returns.reshape(-1, len(self._comparison))
-        lead = np.round(returns @ self._comparison.T, RETURN_DECIMALS)
-        ends_together = over.reshape(lead.shape).all(1, keepdims=True)
-        return np.where(ends_together, np.sign(lead), np.nan).reshape(-1).astype(np.float32)
+        return outcomes_of(self.returns, over, self._seating.sides)
 
 
 class Matches:

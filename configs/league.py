@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -152,3 +153,27 @@ class LeagueConfig(Section):
     def has_matches(self) -> bool:
         """Whether others than the newest weights play some seats."""
         return bool(self.bots) or self.pool_share > 0.0
+
+
+def opposing_lines(leagues: Iterable[LeagueConfig]) -> dict[str, list[str]]:
+    """Returns the lines whose members each line meets, sorted, by its name.
+
+    Where sides are alike each line meets all, also itself. A line with `league.seats` meets those
+    that play all the other seats.
+    """
+    seats: dict[str, Sequence[int] | None] = {}
+    for league in leagues:
+        seats |= {name: line.seats for name, line in league.lines.items()}
+        seats[league.name] = league.seats
+
+    every_seat = {seat for of_line in seats.values() for seat in of_line or ()}
+
+    def are_opposed(own: Sequence[int] | None, other: Sequence[int] | None) -> bool:
+        if own is None or other is None:
+            return other is None
+        return {*own} ^ {*other} == every_seat
+
+    return {
+        name: [other for other in sorted(seats) if are_opposed(own, seats[other])]
+        for name, own in sorted(seats.items())
+    }

@@ -212,8 +212,8 @@ class PolicySnapshots:
         self._last_steps = steps  # also if such a member was there
         self._event(
             "member",
-            f"the policy after {steps:,} steps is member {self.members} of line "
-            f"{self._config.name} in the pool",
+            f"the policy after {steps:,} steps is member {self._config.name}:{self.members - 1} of "
+            "the pool",
             member=member.id,
             line=member.line,
             steps=steps,
