@@ -241,7 +241,7 @@ def test_a_line_has_one_run_that_writes_it(tmp_path: Path) -> None:
     pool.claim("main")
 
     PolicyPool(tmp_path / "pool").claim("exploiter")
-    with pytest.raises(UserError, match="line main .* is trained by another run"):
+    with pytest.raises(UserError, match=r"line main .* is trained by another run"):
         PolicyPool(tmp_path / "pool").claim("main")
 
     pool.close()
