@@ -52,14 +52,14 @@ def report(folder: Path, rate: int, say: Callable[[str], None]) -> dict[str, Any
         UserError: if the folder is no run or league, or if it cannot be played.
     """
     configs, pool = _open(folder)
+    if rate:
+        _play_missing(pool, configs, rate, say)
     members = list({member.id: member for member in reversed(pool.members())}.values())[::-1]
     if not members:
         raise UserError(
             f"{pool.folder} has no members; they are added while a run trains, the first at its "
             "beginning, if the game has several sides"
         )
-    if rate:
-        _play_missing(pool, configs, rate, say)
 
     payoffs = Payoffs(pool.folder)
     wins = payoffs.wins([member.id for member in members])
