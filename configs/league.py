@@ -91,7 +91,10 @@ class LineConfig(Section):
     """The seats that it plays; null: any, as sides are alike."""
 
 
-Lines = Annotated[dict[LineName, LineConfig], ValueDescription("a map of names to lines")]
+Lines = Annotated[
+    dict[LineName, LineConfig],
+    ValueDescription("a map of names of up to 64 letters, digits, `_`, `.` and `-` to lines"),
+]
 
 
 class LeagueConfig(Section):

@@ -229,7 +229,8 @@ class Chairs:
         self._session = state["session"]
         self._drawn = state["drawn"]
         self._opponents = {number: opponent for number, opponent in state["opponents"]}
-        self._random.bit_generator.state = state["random"]
+        if self._rank == 0:  # the state is that of the first learner, and others draw others
+            self._random.bit_generator.state = state["random"]
         self._results = Results(state["results"])
         self._games = state["games"]
         self.wins_enough = state["wins_enough"]

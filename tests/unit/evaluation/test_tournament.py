@@ -279,6 +279,23 @@ def test_the_command_notes_a_member_that_cannot_be_played(
     assert f"member {damaged.id} of line main plays no games" in capsys.readouterr().err
 
 
+def test_a_member_that_is_added_while_games_are_played_is_in_the_report(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run")
+    add(pool, ROCK, steps=0)
+    add(pool, PAPER, steps=1)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            add(PolicyPool(pool.folder), SCISSORS, steps=2)
+
+    result = report(tmp_path / "run", 4, say)
+
+    assert len(said) == 3
+    assert {each["name"] for each in result["members"]} == {"main:0", "main:1", "main:2"}
+
+
 def test_the_report_names_a_member_that_beats_a_stronger_one_first(tmp_path: Path) -> None:
     pool = make_run(tmp_path / "run")
     # Scissors beat all but rock, which loses to all the others.

@@ -145,6 +145,29 @@ def test_learners_of_one_run_have_different_numbers(tmp_path: Path) -> None:
     assert len(seen) == len({*seen}) == 8
 
 
+def test_learners_of_a_resumed_run_draw_unlike_opponents(tmp_path: Path) -> None:
+    options = ("league.mirror=0", "league.draw=uniform", "learner.count=2", "actors.count=2")
+    run = make(tmp_path, *options)
+    run.league.open(1)
+    for _ in range(9):
+        train(run, 1000)
+        run.league.snapshot()
+    run.league.close()
+    state = run.league.state_dict()
+
+    opponents: list[list[str]] = []
+    for rank in range(2):
+        league = League(run.trainer, PolicyPool(tmp_path / "pool"), rank=rank, shared=False)
+        league.load_state_dict(state)
+        league.open(2)
+        resumed = Run(run.trainer, league)
+        for _ in range(20):
+            win(resumed, 10)
+        opponents.append([opponent for _, opponent in league.state_dict()["opponents"][-20:]])
+
+    assert opponents[0] != opponents[1]
+
+
 def test_a_chair_is_drawn_anew_after_its_games_and_only_one_in_a_turn(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.league.open(1)
