@@ -216,6 +216,7 @@ def test_an_opponent_that_reads_observations_in_another_order_is_refused() -> No
 
     def packing(env: BatchedEnv, names: Sequence[str]) -> Float32:
         parts = env.info.spaces[0]
+        assert isinstance(parts, spaces.Dict)
         env.pack_as(spaces.Dict(OrderedDict((name, parts[name]) for name in names)))
         return weights
 

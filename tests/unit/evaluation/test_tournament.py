@@ -353,7 +353,7 @@ def test_the_table_of_unlike_roles_has_one_in_its_rows_and_the_other_in_its_colu
 ) -> None:
     roles = {"hunters": "[0, 1]", "prey": "[2, 3]"}
     pool = PolicyPool(tmp_path / "pool")
-    ids = []
+    ids: list[str] = []
     for name, other in (("hunters", "prey"), ("prey", "hunters")):
         options = (f"league.name={name}", f"league.seats={roles[name]}", "league.mirror=0")
         make_run(tmp_path / name, *options, f"league.lines.{other}.seats={roles[other]}")
