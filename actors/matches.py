@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +36,7 @@ from penstock.models.acting.policy import Policy
 from penstock.profiling.ledger import Part, TimeLedger
 
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 Draws = npt.NDArray[np.uint64]
 
@@ -421,14 +422,35 @@ class _Roles:
         self._opposing_of_game[matches] = first_rows + self._other_seats[turn]
 
 
+def outcomes_of(returns: Floats, over: Flags, sides: tuple[int, ...]) -> Float32:
+    """Returns who has won, by the returns of all seats.
+
+    A seat has won if its return is higher than the mean of those of the other sides.
+
+    Args:
+        returns: of the present episodes, ``[rows]``, with a row for each seat.
+        over: bool ``[rows]``, the rows whose episode is over. Others have a result without meaning.
+        sides: the side of each seat, of several sides.
+
+    Returns: -1, 0 or 1, ``[rows]``; NaN where it is not known, as seats end apart.
+    """
+    lead = np.round(returns.reshape(-1, len(sides)) @ _comparison(sides), RETURN_DECIMALS)
+    ends_together = over.reshape(lead.shape).all(1, keepdims=True)
+    return np.where(ends_together, np.sign(lead), np.nan).reshape(-1).astype(np.float32)
+
+
+@cache
+def _comparison(sides: tuple[int, ...]) -> Floats:
+    """Returns the matrix ``[seats, seats]`` that turns returns into leads over the other sides."""
+    others = np.not_equal.outer(sides, sides)
+    return np.asarray(np.eye(len(sides)) - others / others.sum(0))
+
+
 class _Results:
     """Who has won: as the environment says, or by the returns of all seats."""
 
     def __init__(self, seating: Seating, rows: int) -> None:
-        # A seat's return is compared with the mean of those of the other sides.
-        sides = np.array(seating.sides)
-        others = sides != sides[:, None]
-        self._comparison = np.eye(seating.seats) - others / others.sum(1, keepdims=True)
+        self._seating = seating
         self.returns = np.zeros(rows)
         """Of the present episodes, ``[rows]``."""
 
@@ -447,11 +469,7 @@ class _Results:
         """
         if stated is not None:
             return np.asarray(stated, np.float32)
-
-        returns = self.returns.reshape(-1, len(self._comparison))
-        lead = np.round(returns @ self._comparison.T, RETURN_DECIMALS)
-        ends_together = over.reshape(lead.shape).all(1, keepdims=True)
-        return np.where(ends_together, np.sign(lead), np.nan).reshape(-1).astype(np.float32)
+        return outcomes_of(self.returns, over, self._seating.sides)
 
 
 class Matches:
@@ -512,7 +530,6 @@ class Matches:
         self._actions = np.zeros((env.count, *(space.shape or ())), dtype)
         self._obs = np.zeros((env.count, 0), np.float32)  # of all rows; `reset_into` makes it
         self._plays = np.ones(env.count, np.bool_)  # rows whose next step is a decision
-        self._all_play = True
 
         # What a step writes.
         self.outcome = np.zeros(self.count, np.float32)
@@ -540,7 +557,6 @@ class Matches:
         self.env.reset_into(seed, self._obs)
         no_rows = np.zeros(self.env.count, np.bool_)
         self._plays = self._playing_rows(no_rows)
-        self._all_play = bool(self._plays.all())
         self._begin(self._plays, new_games=np.ones(self._plan.games, np.bool_))
         self._hand_over(out)
 
@@ -550,7 +566,7 @@ class Matches:
         learning = self._roles.learning
         self._actions[learning] = actions
         for opponent, rows in zip(self._opponents, self._roles.opposing, strict=True):
-            self._actions[rows] = opponent.act(self._obs[rows], rows)
+            self._actions[rows] = opponent.act(self._obs.take(rows, 0), rows)
 
         # All rows are stepped. What happened belongs to those that have learned until now.
         self._ledger.switch(Part.STEP)
@@ -560,7 +576,7 @@ class Matches:
         self._results.returns += rewards
         self._take_outcome(over)
         for name, values in self.env.recorded.items():
-            np.take(values, learning, 0, out=self.recorded[name], mode="clip")
+            values.take(learning, 0, out=self.recorded[name], mode="clip")
 
         # Games begin again, and what follows belongs to the rows that learn from now on.
         self._begin_after_step(over)
@@ -594,7 +610,6 @@ class Matches:
         self._obs[...] = state["obs"]
         self._roles.restore(state["turn"])
         self._plays = np.array(state["plays"], np.bool_)
-        self._all_play = bool(self._plays.all())
         self._results.returns[...] = state["returns"]
         for opponent, opponent_state in zip(self._opponents, state["opponents"], strict=True):
             opponent.load_state_dict(opponent_state)
@@ -624,10 +639,8 @@ class Matches:
             over: the rows whose episode has ended with it.
         """
         previously = self._plays
-        all_played = self._all_play
         self._plays = self._playing_rows(over)
-        self._all_play = bool(self._plays.all())
-        if all_played:
+        if previously.all():
             return
 
         first = self._plays & ~previously
@@ -669,7 +682,7 @@ class Matches:
     def _hand_over(self, out: Array) -> None:
         """Write the observations of the rows that learn, and which of them play."""
         learning = self._roles.learning
-        np.take(self._obs, learning, 0, out=out, mode="clip")
+        self._obs.take(learning, 0, out=out, mode="clip")
         if self.env.playing is not None:
             self.playing = self.env.playing[learning]
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import Json, Overrides, ResumeOption, answer
+from penstock.cli.runs import playing
 from penstock.configs.errors import UserError
 
 
@@ -56,5 +57,6 @@ def league(
     from penstock.launch.run_group import say_line
 
     say = partial(say_line, stream=sys.stderr if as_json else sys.stdout)
-    report = league_report.report(Path(source), rate, say)
+    with playing():
+        report = league_report.report(Path(source), rate, say)
     answer(league_report.describe(report), report, as_json)

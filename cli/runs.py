@@ -48,7 +48,7 @@ Ranges = Annotated[
 
 
 @contextmanager
-def _playing() -> Iterator[None]:
+def playing() -> Iterator[None]:
     """Allow code in the ``with`` block to make environments.
 
     Notes about them go to standard error. Programs that they start end with the block.
@@ -95,7 +95,7 @@ def evaluate(
 
     # A folder of `train --seeds`, with a run for each seed.
     if evaluation.seed_runs(run_dir):
-        with _playing():
+        with playing():
             result = evaluation.evaluate_seeds(
                 run_dir,
                 episodes=episodes,
@@ -110,7 +110,7 @@ def evaluate(
         return
 
     # A single run, or an exported file.
-    with _playing():
+    with playing():
         result = evaluation.evaluate(
             run_dir,
             episodes=episodes,
@@ -148,7 +148,7 @@ def record(
     from penstock.evaluation import video
 
     samples_actions = samples(sample, greedy)
-    with _playing():
+    with playing():
         result = video.record(
             run_dir,
             episodes=episodes,
@@ -187,7 +187,7 @@ def play(
     from penstock.evaluation import video
 
     samples_actions = samples(sample, greedy)
-    with _playing():
+    with playing():
         result = video.play(
             run_dir,
             episodes=episodes,
@@ -246,7 +246,7 @@ def export(
     is_onnx = path.suffix.lower() == exported.ONNX_SUFFIX
     exported.check_path(path, exported.ONNX_SUFFIX if is_onnx else exported.SUFFIX)
     _check_format_options(path, is_onnx, half=half, sampled=sampled, program=program)
-    with _playing():
+    with playing():
         policy = stored_policy(run_dir, checkpoint, allow or ())
 
     way = way_of(policy.play)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, Strict
+from pydantic import AfterValidator, Field
 
 from penstock.configs.section import Section
 from penstock.configs.value_types import (
@@ -35,6 +37,21 @@ DRAWS = (
 )
 
 
+_LINE_NAME = re.compile(r"\w[\w.-]{0,63}")
+
+
+def is_line_name(name: str) -> bool:
+    """Whether files and folders of a line can have this name."""
+    return _LINE_NAME.fullmatch(name) is not None
+
+
+def _line_name(name: str) -> str:
+    """Returns the name. Raises ValueError if it cannot be that of a line."""
+    if is_line_name(name):
+        return name
+    raise ValueError("files have the name of a line: use up to 64 letters, digits, _, . and -")
+
+
 def _known_rule(rule: str) -> str:
     """Returns the rule. Raises ValueError if there is none of this name."""
     name, _, number = rule.partition(":")
@@ -48,12 +65,6 @@ Draw = Annotated[
     AfterValidator(_known_rule),
     ValueDescription(f"one of {', '.join(f'`{rule}`' for rule in DRAWS)}, or `uniform:K`"),
 ]
-LineName = Annotated[
-    str,
-    Strict(),
-    Field(pattern=r"^\w[\w.-]*$"),
-    ValueDescription("a name of letters, digits, `_`, `-` and `.`"),
-]
 SeatList = Annotated[
     list[SmallNatural],
     Field(min_length=1),
@@ -61,6 +72,11 @@ SeatList = Annotated[
 ]
 Bots = Annotated[
     dict[str, Share], ValueDescription("a map of scripted players to shares, such as {random: 0.1}")
+]
+LineName = Annotated[
+    Text,
+    AfterValidator(_line_name),
+    ValueDescription("a name of up to 64 letters, digits, `_`, `.` and `-`"),
 ]
 
 
@@ -73,7 +89,10 @@ class LineConfig(Section):
     """The seats that it plays; null: any, as sides are alike."""
 
 
-Lines = Annotated[dict[LineName, LineConfig], ValueDescription("a map of names to lines")]
+Lines = Annotated[
+    dict[LineName, LineConfig],
+    ValueDescription("a map of names of up to 64 letters, digits, `_`, `.` and `-` to lines"),
+]
 
 
 class LeagueConfig(Section):
@@ -135,3 +154,27 @@ class LeagueConfig(Section):
     def has_matches(self) -> bool:
         """Whether others than the newest weights play some seats."""
         return bool(self.bots) or self.pool_share > 0.0
+
+
+def opposing_lines(leagues: Iterable[LeagueConfig]) -> dict[str, list[str]]:
+    """Returns the lines whose members each line meets, sorted, by its name.
+
+    Where sides are alike each line meets all, also itself. A line with `league.seats` meets those
+    that play all the other seats.
+    """
+    seats: dict[str, Sequence[int] | None] = {}
+    for league in leagues:
+        seats |= {name: line.seats for name, line in league.lines.items()}
+        seats[league.name] = league.seats
+
+    every_seat = {seat for of_line in seats.values() for seat in of_line or ()}
+
+    def are_opposed(own: Sequence[int] | None, other: Sequence[int] | None) -> bool:
+        if own is None or other is None:
+            return other is None
+        return {*own} ^ {*other} == every_seat
+
+    return {
+        name: [other for other in sorted(seats) if are_opposed(own, seats[other])]
+        for name, own in sorted(seats.items())
+    }

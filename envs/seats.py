@@ -263,7 +263,7 @@ class _Share(NamedTuple):
 def _shares(league: LeagueConfig, seating: Seating) -> Iterator[_Share]:
     """Yields the shares of mirror games, of each scripted player and of the pool."""
     learning = len(turns_of(seating, league.seats)[0])
-    chairs = min(2, league.chairs)
+    chairs = len(chairs_of(0, league.chairs))
 
     yield _Share("league.mirror", league.mirror_share, seating.seats, f"{seating.seats}")
     for bot, share in league.bots.items():

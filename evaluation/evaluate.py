@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.actors.matches import Matches
+from penstock.actors.matches import Matches, outcomes_of
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE
 from penstock.core.formatting import aligned, number
@@ -100,7 +100,7 @@ def evaluate(
     folder = None if source.name == "file" else Path(run_dir)
     opponents = [find_opponent(name, config, folder, allow) for name in against]
     if sample is None:
-        has_policies = any(opponent.policy is not None for opponent in opponents)
+        has_policies = any(opponent.source is not None for opponent in opponents)
         sample = source.sampled or has_policies
 
     def choose(policy: Policy) -> Choose:
@@ -428,8 +428,7 @@ class _Tally:
         self._shares = [share + 1 if i < remainder else share for i in range(env_count)]
         self._max_steps = max_steps
         self._games = games
-        self._has_all_seats = env_count == seating.seats * len({*games.tolist()})
-        self._sides = np.array(seating.sides)
+        self._seating = seating
         self._dropped = 0  # failed episodes of all environments
         # The present episode of each. Before the first reset all wait, as after a cut episode.
         self._returns = np.zeros(env_count)
@@ -479,7 +478,8 @@ class _Tally:
             seats: int ``[count]``, the seats that the environments played in it.
             played: bool ``[count]``, whether it was a step of an episode, not one that resets.
             ended: bool ``[count]``, whether the episode has ended with it.
-            outcome: ``[count]``, the environment's word on the games that have ended.
+            outcome: ``[count]``, the environment's word on the games that have ended. Without it
+                returns decide (`outcomes_of`).
         """
         self._returns += rewards
         self._lengths += played
@@ -487,6 +487,7 @@ class _Tally:
         # An environment that waits after a cut is beyond the limit, so its end does not count.
         cut = ~ended & played & (self._lengths == self._max_steps)
         is_result = cut | ended & (self._lengths <= self._max_steps)
+        outcomes = self._outcomes(ended, outcome)
         for i in np.flatnonzero(is_result):
             if len(self.episodes[i]) < self._shares[i]:
                 episode = Episode(
@@ -495,35 +496,25 @@ class _Tally:
                     cut=bool(cut[i]),
                     game=int(self._games[i]),
                     seat=int(seats[i]),
-                    outcome=None if cut[i] else self._outcome(int(i), seats, ended, outcome),
+                    outcome=None if np.isnan(outcomes[i]) else float(outcomes[i]),
                     number=len(self.episodes[i]),
                 )
                 self.episodes[i].append(episode)
         self._returns[ended] = 0
         self._lengths[ended] = 0
 
-    def _outcome(
-        self,
-        row: int,
-        seats: npt.NDArray[Any],
-        ended: Flags,
-        outcome: npt.NDArray[Any] | None,
-    ) -> float | None:
-        """Returns the outcome of the episode that has ended in a row.
+    def _outcomes(
+        self, ended: Flags, stated: npt.NDArray[Any] | None
+    ) -> npt.NDArray[np.floating[Any]]:
+        """Returns the outcomes of the episodes that have ended, ``[count]``; NaN if not known.
 
-        Without the environment's word it is the sign of the row's return minus the mean of the
-        other sides, if all seats of the game have ended.
+        They are those that the environment has ``stated``, or else follow from the returns.
         """
-        if outcome is not None:
-            return None if np.isnan(outcome[row]) else float(outcome[row])
-
-        if not self._has_all_seats:
-            return None
-        game = self._games == self._games[row]
-        others = self._sides[seats[game]] != self._sides[seats[row]]
-        if not others.any() or not ended[game].all():
-            return None
-        return float(np.sign(self._returns[row] - self._returns[game][others].mean()))
+        if stated is not None:
+            return np.where(ended, stated, np.nan)
+        if not self._seating.has_opponents:
+            return np.full(len(ended), np.nan)
+        return outcomes_of(self._returns, ended, self._seating.sides)
 
 
 def summary(values: tuple[float, ...]) -> dict[str, float]:

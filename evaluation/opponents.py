@@ -22,9 +22,11 @@ from typing import NamedTuple
 from penstock.actors.matches import BotPlayer, FrozenPlayer, Matches, Plan
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
+from penstock.core.params import Float32
 from penstock.envs import BatchedEnv
 from penstock.envs.seats import BOT, INITIAL, Seating, check_bot
 from penstock.evaluation.policy_source import PolicySource, find_policy, of_checkpoint
+from penstock.learner.checkpoints.checkpoint_format import DamagedCheckpointError
 from penstock.learner.pool import PolicyPool, pool_folder
 
 OPPONENT_SEEDS = 7_919
@@ -36,8 +38,8 @@ class OpponentSource(NamedTuple):
 
     name: str
     """As the user wrote it."""
-    policy: PolicySource | None
-    """Its weights; None for a scripted player."""
+    source: PolicySource | None
+    """Of its weights; None for a scripted player."""
 
     def matches(self, env: BatchedEnv, plan: Plan, seed: int, *, sample: bool = True) -> Matches:
         """Returns the games ``env`` as matches against this opponent.
@@ -53,12 +55,12 @@ class OpponentSource(NamedTuple):
                 policy was trained with.
         """
         (rows,) = plan.opponent_rows
-        if self.policy is None:
+        if self.source is None:
             check_bot(self.name, env.info.seating)
             return Matches(env, plan, [BotPlayer(env, self.name.removeprefix(BOT), rows)])
 
         parts = env.info.parts
-        policy = self.policy.policy(env, seed + OPPONENT_SEEDS, rows)
+        policy = self.source.policy(env, seed + OPPONENT_SEEDS, rows)
         if env.info.parts != parts:
             raise UserError(
                 f"{self.name} was trained with the parts of its observations in another order than "
@@ -71,10 +73,10 @@ class OpponentSource(NamedTuple):
 
         Raises UserError as `matches` does.
         """
-        if self.policy is None:
+        if self.source is None:
             check_bot(self.name, env.info.seating)
             return self.name
-        weights = self.policy.weights(env)
+        weights = self.source.weights(env)
         return f"{self.name} {hashlib.sha256(weights.tobytes()).hexdigest()[:16]}"
 
 
@@ -107,7 +109,8 @@ def find_opponent(
             f"there is no opponent {name}; give bot:NAME for a scripted player of the environment, "
             f"{INITIAL} for the policy before training, the folder of a run, or an exported file"
         )
-    return OpponentSource(name, find_policy(name, "best", allow).read_once())
+    source = _of_same_game(name, find_policy(name, "best", allow), config.env.id)
+    return OpponentSource(name, source.read_once())
 
 
 def check_opponents(config: Config) -> None:
@@ -167,6 +170,29 @@ def _plans(seating: Seating, games: int, seats: Sequence[int] | None) -> list[Pl
     if seats is not None or len({len(side) for side in sides}) == 1:
         return [Plan.against(seating, games, seats)]
     return [Plan.against(seating, games, side) for side in sides]
+
+
+def _of_same_game(name: str, source: PolicySource, env_id: str) -> PolicySource:
+    """Returns the source of an opponent, which says so if it was trained on another game.
+
+    ``name`` is the opponent's, and ``env_id`` the game that is played.
+    """
+
+    def weights(envs: BatchedEnv) -> Float32:
+        try:
+            return source.weights(envs)
+        except DamagedCheckpointError:
+            raise
+        except UserError as error:
+            trained_id = source.config.env.id
+            if trained_id == env_id:
+                raise
+            raise UserError(
+                f"{name} was trained on {trained_id}, which has other observations or actions than "
+                f"{env_id}; name an opponent that plays this game"
+            ) from error
+
+    return source._replace(weights=weights)
 
 
 def _initial_policy(config: Config, run_dir: Path | None) -> PolicySource:

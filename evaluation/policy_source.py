@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from gymnasium.spaces import Space
 
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
@@ -41,11 +43,15 @@ class PolicySource(NamedTuple):
     def read_once(self) -> PolicySource:
         """Returns a source with the weights of its first use, also if the run saves others."""
         stored: Float32 | None = None
+        packed_space: Space[Any] | None = None
 
         def weights(envs: BatchedEnv) -> Float32:
-            nonlocal stored
-            if stored is None:
+            nonlocal stored, packed_space
+            if stored is None or packed_space is None:
                 stored = self.weights(envs)
+                packed_space = envs.info.spaces[0]
+            # Another policy may have packed them otherwise meanwhile.
+            envs.pack_as(packed_space)
             return stored
 
         return self._replace(weights=weights)

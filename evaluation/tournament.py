@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from penstock.configs.errors import UserError
+from penstock.configs.league import opposing_lines
 from penstock.configs.schema import Config
 from penstock.core.notes import note_logger
 from penstock.envs import BatchedEnv, make
@@ -27,7 +28,6 @@ from penstock.evaluation.opponents import OpponentSource
 from penstock.evaluation.policy_source import PolicySource, of_checkpoint
 from penstock.league.payoffs import Meeting, Payoffs
 from penstock.league.results import GameCounts
-from penstock.learner.chairs import playable_lines
 from penstock.learner.pool import PolicyPool, PoolMember
 from penstock.models.acting.policy import Policy
 
@@ -84,6 +84,7 @@ class Tournament:
         self._configs = configs
         self._first = first
         self._beat = beat
+        self._opposing = opposing_lines(config.league for config in configs.values())
         self._unreadable: set[str] = set()
         """Ids of members that cannot be played."""
         self._without_end: set[tuple[str, str]] = set()
@@ -105,8 +106,8 @@ class Tournament:
         in_order = sorted(members.values(), key=lambda member: (member.line, -member.steps))
         fewest = None
         for row, column in combinations(in_order, 2):
-            is_possible = column.line in self._columns.get(row.line, ())
-            if not is_possible or (row.id, column.id) in self._without_end:
+            is_ours = row.line in self._configs and column.line in self._opposing[row.line]
+            if not is_ours or (row.id, column.id) in self._without_end:
                 continue
             played = self.payoffs.meeting(row.id, column.id).counts.games
             if played < (games if fewest is None else fewest.games):
@@ -173,15 +174,6 @@ class Tournament:
             first=self._first,
             beat=self._beat,
         )
-
-    @cached_property
-    def _columns(self) -> dict[str, set[str]]:
-        """The lines that each line has pairs with, by name."""
-        seating = self.env.info.seating
-        return {
-            name: {*playable_lines(config.league, seating)}
-            for name, config in self._configs.items()
-        }
 
     def _source(self, member: PoolMember) -> PolicySource | None:
         """Returns the policy of a member; None if it cannot be read, which a note says."""

@@ -360,7 +360,7 @@ def _play_as_person(
                 env=env,
                 rows=rows,
                 choose=person.choose,
-                begin=lambda begins: None,
+                begin=person.begin,
                 checkpoint=source.name,
                 max_steps=max_steps,
                 sample=sample,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.configs.errors import UserError
 from penstock.core.observations import views
-from penstock.evaluation.evaluate import PlayedEnvs
+from penstock.evaluation.evaluate import Flags, PlayedEnvs
 from penstock.models.fitting import mask_of
 
 MOST_PICTURES_PER_S = 120.0
@@ -155,7 +155,7 @@ class Person:
         self._game = game
         self._counts = counts
         self._mask = mask_of(game.info)
-        self._only_resets = False  # whether the next step takes no action
+        self._only_resets = False  # whether the next step takes no action, after an episode's end
 
     def choose(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the action for the observation ``[1, *shape]``, when the person has chosen it.
@@ -170,7 +170,6 @@ class Person:
 
         is_out = self._game.playing is not None and not self._game.playing[0]
         if self._only_resets or is_out:
-            self._only_resets = False
             return np.zeros(1, np.int32)
 
         legal = self._legal_choices(obs)
@@ -180,6 +179,11 @@ class Person:
             choice = self._keys.get(self._window.wait_for_key())
             if choice in legal:
                 return np.array([choice], np.int32)
+
+    def begin(self, begins: Flags) -> None:
+        """Play on where an episode begins, bool ``[1]``: at the next observation."""
+        if begins[0]:
+            self._only_resets = False
 
     def on_end(self, result: str) -> None:
         """An episode has ended: show its ``result`` until a key is pressed, then play the next.

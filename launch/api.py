@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -44,6 +44,9 @@ class Evaluation:
     """Number of episodes that were cut at the step limit; they count with their return so far."""
     sampled: bool = False
     """Whether actions were sampled as in training, instead of the most probable ones."""
+    win_rates: Mapping[str, float | None] = field(default_factory=dict)
+    """By opponent, the share of games that were won, where a draw counts half; None where it is not
+    known who has won."""
 
     @property
     def return_mean(self) -> float:
@@ -137,6 +140,7 @@ def evaluate(
     sample: bool | None = None,
     seed: int = 0,
     max_episode_steps: int | None = None,
+    against: str | Path | Sequence[str | Path] = (),
     allow: Sequence[str] = (),
 ) -> Evaluation:
     """Play episodes with the weights of a run: `penstock eval` as a function.
@@ -151,9 +155,12 @@ def evaluate(
         seed: seed of the environments; the same seed gives the same episodes.
         max_episode_steps: cut episodes after so many agent steps; None: the run's
             `eval.max_episode_steps`.
+        against: an opponent in a game of several sides, or several that share the episodes:
+            `bot:NAME`, `initial`, the folder of a run, or an exported file. Without any the policy
+            plays all seats.
         allow: names that the run may import, as for `load_policy`.
 
-    Returns: returns and lengths of the episodes.
+    Returns: returns and lengths of the episodes, and win rates against opponents.
 
     Raises:
         UserError: there is no such run or checkpoint, or an argument is wrong.
@@ -165,13 +172,28 @@ def evaluate(
     if max_episode_steps is not None:
         max_episode_steps = whole_number("max_episode_steps", max_episode_steps, 1)
 
-    result = play(os.fspath(run_dir), episodes, checkpoint, sample, seed, max_episode_steps, allow)
+    opponents = [against] if isinstance(against, str | Path) else against
+
+    result = play(
+        os.fspath(run_dir),
+        episodes,
+        checkpoint,
+        sample,
+        seed,
+        max_episode_steps,
+        allow,
+        against=[os.fspath(opponent) for opponent in opponents],
+    )
     return Evaluation(
         checkpoint=result["checkpoint"],
         returns=tuple(result["returns"]),
         lengths=tuple(result["lengths"]),
         cut=result["cut"],
         sampled=result["sample"],
+        win_rates={
+            each["opponent"]: each["win_rate"] and each["win_rate"]["mean"]
+            for each in result.get("against", ())
+        },
     )
 
 

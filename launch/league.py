@@ -12,7 +12,6 @@ else. This process resolves the lines, checks what only shows when they are comp
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, TextIO
 
 from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
-from penstock.configs.league import LeagueConfig, LineConfig
+from penstock.configs.league import LeagueConfig, LineConfig, is_line_name
 from penstock.configs.load import Resolved, dump, line_names, resolve, resolve_target
 from penstock.configs.schema import Config
 from penstock.core import used_names
@@ -51,7 +50,6 @@ LINES = "lines"
 """Folder of the lines' configs, in that of a league."""
 SET_OPTIONS = ("league.name", "league.lines", "league.pool")
 """Options of a line that the command sets."""
-_LINE_NAME = re.compile(r"\w[\w.-]*")
 
 
 class LeagueLines(NamedTuple):
@@ -295,10 +293,10 @@ def _check_names(path: str, names: Sequence[str]) -> None:
             "alone, which has a pool of its own, with penstock train"
         )
     for name in names:
-        if not _LINE_NAME.fullmatch(name) or name in (POOL, LINES):
+        if not is_line_name(name) or name in (POOL, LINES):
             raise UserError(
                 f"{path}: {name!r} cannot be the name of a line, which has a folder of this name "
-                f"beside `{POOL}` and `{LINES}`; use letters, digits, _, . and -"
+                f"beside `{POOL}` and `{LINES}`; use up to 64 letters, digits, _, . and -"
             )
 
 

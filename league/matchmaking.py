@@ -59,7 +59,7 @@ def probabilities(
     """Returns with which probability each candidate is drawn, ``[candidates]``.
 
     Only `newest` and `main_exploiter` draw the latest state of another line; all others draw
-    snapshots.
+    snapshots. Where there is none, all probabilities are 0.
 
     Args:
         rule: one of `league.draw`.
@@ -201,8 +201,10 @@ def _prioritized(weighting: str, win_rates: Floats, among: Flags) -> Floats:
 
 
 def _shares(weights: Floats, among: Flags) -> Floats:
-    """Returns the weights of some candidates as probabilities, equal ones if all weights are 0."""
+    """Returns the weights of some candidates as probabilities, equal ones if all weights are 0;
+    among nobody 0."""
     shares = np.where(among, weights, 0.0)
     if shares.sum() <= 0:
         shares = among.astype(np.float64)
-    return np.asarray(shares / shares.sum())
+    total = shares.sum()
+    return shares / total if total else shares

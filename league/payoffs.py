@@ -7,7 +7,6 @@ at the same time, and a line that a killed process left torn is no more than som
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.files import open_private
+from penstock.configs.errors import UserError
+from penstock.core.files import open_private, open_regular
 from penstock.league.results import GameCounts
 
 Floats = npt.NDArray[np.float64]
@@ -34,8 +34,7 @@ class Meeting(NamedTuple):
 
     def plus(self, other: Meeting) -> Meeting:
         """Returns these games and those of ``other``."""
-        counts = GameCounts(*map(operator.add, self.counts, other.counts))
-        return Meeting(counts, self.returns + other.returns)
+        return Meeting(self.counts.plus(other.counts), self.returns + other.returns)
 
     def reversed(self) -> Meeting:
         """Returns the same games as the column saw them: what one side gains, the other loses."""
@@ -52,20 +51,28 @@ class Payoffs:
     """The games of all pairs of a pool."""
 
     def __init__(self, pool: Path) -> None:
-        """Read the games in the folder ``pool``; there need be none."""
+        """Read the games in the folder ``pool``; there need be none. Raises as `refresh`."""
         self._path = pool / FILE
         self._nbytes = 0  # of the file, that have been read
         self._meetings: dict[tuple[str, str], Meeting] = {}
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what was appended since the last time; returns whether there was anything."""
+        """Read what was appended since the last time; returns whether there was anything.
+
+        Raises UserError if the file cannot be read.
+        """
         try:
-            with open(self._path, "rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._nbytes)
                 appended = file.read()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be read ({error.strerror}), which has the games between "
+                "members; restore it, or remove it to play them again"
+            ) from error
 
         # The last line may be in the making.
         complete = appended[: appended.rfind(b"\n") + 1]
@@ -121,6 +128,6 @@ class Payoffs:
             pair = record["row"], record["column"]
             counts = GameCounts(record["wins"], record["draws"], record["losses"])
             meeting = Meeting(counts, record["returns"])
+            self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)
         except (ValueError, LookupError, TypeError):
             return
-        self._meetings[pair] = self._meetings.get(pair, NO_GAMES).plus(meeting)

@@ -129,7 +129,7 @@ class Chairs:
         self._random = np.random.default_rng([seed, rank])
         self._playable: list[Playable] = []
         """Whom this run may play against, at the last draw."""
-        self._payoffs: Payoffs | None = None
+        self._payoffs = Payoffs(pool.folder) if config.draw == "nash" else None
         """Games between frozen members, which the rule `nash` needs."""
         self._equilibrium: Mapping[str, float] = {}
         """Their equilibrium, when it was last computed."""
@@ -193,8 +193,8 @@ class Chairs:
                 draw.games += results[draw.number].games
                 self._played.add(chair)
 
-    def draw_one(self) -> None:
-        """Draw one chair anew, if one has had its games.
+    def draw_one(self) -> bool:
+        """Draw one chair anew, if one has had its games; returns whether one has.
 
         Raises UserError, with all chairs as they were, for a pool that cannot be read.
         """
@@ -202,7 +202,8 @@ class Chairs:
             if draw is not None and draw.games >= self._config.games:
                 draw.games = 0  # it has as many again where nobody else can be drawn
                 self._draw(chair)
-                return
+                return True
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
@@ -228,7 +229,8 @@ class Chairs:
         self._session = state["session"]
         self._drawn = state["drawn"]
         self._opponents = {number: opponent for number, opponent in state["opponents"]}
-        self._random.bit_generator.state = state["random"]
+        if self._rank == 0:  # the state is that of the first learner, and others draw others
+            self._random.bit_generator.state = state["random"]
         self._results = Results(state["results"])
         self._games = state["games"]
         self.wins_enough = state["wins_enough"]
@@ -281,8 +283,8 @@ class Chairs:
     def _draw(self, chair: int) -> None:
         """Draw a member for a chair, and publish its weights.
 
-        Members that cannot be read are left out. If none can, the chair stays as it is. Raises
-        UserError for a list of the pool that is damaged.
+        Members that cannot be read are left out. If the rule draws none of the others, the chair
+        stays as it is. Raises UserError for a list of the pool that is damaged.
         """
         self._playable = self._find_playable()
         remaining = self._playable
@@ -295,6 +297,8 @@ class Chairs:
                 name=self._config.name,
                 nash=self._nash(candidates),
             )
+            if not shares.any():
+                return
             self._compare_win_rates(candidates, shares)
 
             drawn = remaining[int(self._random.choice(len(remaining), p=shares))]
@@ -330,7 +334,9 @@ class Chairs:
 
             # Results against the latest weights go on when these are replaced.
             latest = None if is_own else self._pool.latest(line)
-            if latest is not None and latest.steps > max(member.steps for member in members):
+            if latest is None or not members:
+                continue
+            if latest.steps > max(member.steps for member in members):
                 candidate = Candidate(f"{line}/latest", line, len(members), rule, latest=True)
                 playable.append(Playable(candidate, latest))
         return playable
@@ -343,12 +349,9 @@ class Chairs:
 
     def _nash(self, candidates: list[Candidate]) -> Mapping[str, float] | None:
         """Returns the equilibrium of the frozen games between members, for the rule `nash`."""
-        if self._config.draw != "nash":
-            return None
-        is_new = self._payoffs is None
         if self._payoffs is None:
-            self._payoffs = Payoffs(self._pool.folder)
-        if self._payoffs.refresh() or is_new:
+            return None
+        if self._payoffs.refresh() or not self._equilibrium:
             self._equilibrium = nash_weights(self._payoffs, [each.id for each in candidates])
         return self._equilibrium
 

@@ -63,6 +63,8 @@ class League:
             UserError: if no line plays the seats of the others.
         """
         self._config = trainer.config.league
+        self._env = trainer.config.env
+        self._progress = trainer.progress
         self._layout = trainer.layout
         self._pool = pool
         self._rank = rank
@@ -105,12 +107,15 @@ class League:
             stopping: whether to end the wait.
 
         Raises:
-            UserError: if the pool holds another network, cannot be read, or has no member that can.
+            UserError: if the pool holds another network or game, cannot be read or written, or has
+                no member that can be read; or if another run trains this line.
         """
-        self._check_networks()
+        if self._rank == 0:
+            self._pool.claim(self._config.name)
+        self._check_members()
         self._snapshots.open(writes=self._rank == 0)
         if self._wait_for_lines(beat, stopping):
-            self._check_networks()
+            self._check_members()
             self._chairs.seat_all(session)
 
     def turn(self, results: Mapping[int, GameCounts], now_s: float) -> None:
@@ -124,7 +129,8 @@ class League:
         """
         self._chairs.count_results(results)
         try:
-            self._chairs.draw_one()
+            if self._chairs.draw_one():
+                self._is_readable = True
         except UserError as error:
             if self._is_readable:
                 text = f"opponents stay as they are, and the run continues: {error}"
@@ -145,13 +151,17 @@ class League:
         if self._snapshots.take(beats_all=self._chairs.wins_enough):
             self._chairs.wins_enough = False
 
+    def postpone_snapshot(self) -> None:
+        """Leave a snapshot that is due to the next save, as one has failed."""
+        self._snapshots.postpone()
+
     def take_reset(self) -> bool:
         """Returns whether weights and optimizer were reset since the last call."""
         return self._snapshots.take_reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run continues with, as JSON."""
-        return {**self._chairs.state_dict(), "members": self._snapshots.members}
+        return self._chairs.state_dict() | self._snapshots.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
@@ -159,7 +169,7 @@ class League:
         Raises LookupError, TypeError or ValueError for another value.
         """
         self._chairs.load_state_dict(state)
-        self._snapshots.known_members = state["members"]
+        self._snapshots.load_state_dict(state)
 
     def figures(self) -> dict[str, Any]:
         """Returns the figures of the interval for metrics.jsonl.
@@ -170,8 +180,9 @@ class League:
         return figures | (self._chairs.figures() if self._config.has_matches else {})
 
     def close(self) -> None:
-        """Close the boards."""
+        """Close the boards, and leave the line to other runs."""
         self._chairs.close()
+        self._pool.close()
 
     def _wait_for_lines(self, beat: Callable[[], None], stopping: Callable[[], bool]) -> bool:
         """Wait until each line that this one plays against has a member.
@@ -191,17 +202,20 @@ class League:
             time.sleep(WAIT_S)
         return True
 
-    def _check_networks(self) -> None:
-        """Raise UserError if a member that this run may play against is of another network.
+    def _check_members(self) -> None:
+        """Raise UserError if a member that this run may play against is of another network or game.
 
-        If this line has nothing but a policy before training, a fresh run replaces that.
+        If this line has nothing but a policy before training, a fresh run replaces that. A run that
+        was resumed in another environment keeps its own members.
         """
         for line in sorted({self._config.name, *self._chairs.lines}):
             members = self._pool.members(line)
-            if line == self._config.name and all(member.initial for member in members):
+            is_own = line == self._config.name
+            if is_own and all(member.initial for member in members):
                 continue
+            env = None if is_own and self._progress.trained_steps else self._env
             for member in members:
-                self._pool.check_network(member, self._layout)
+                self._pool.check_member(member, self._layout, env)
 
 
 def make_league(

@@ -8,7 +8,7 @@ checkpoint: the member's file is written first, then the checkpoint that knows i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.configs.errors import UserError
@@ -55,12 +55,14 @@ class PolicySnapshots:
 
         self.members = 0
         """Members of this line."""
-        self.known_members: int | None = None
+        self._resumed_members: int | None = None
         """The same in the resumed checkpoint; None without one."""
+        self._earlier_members = 0
+        """Of these, the members that other runs have added before this one began."""
         self._last_steps = 0
-        """Trained steps of the last of them."""
-        self._has_failed = False
-        """Whether the last member could not be written; the next save tries it again."""
+        """Trained steps of the last member that this run has added."""
+        self._is_postponed = False
+        """Whether the last save has failed to add a member; the next one tries it again."""
         self._was_reset = False
 
         others = self._config.lines.values()
@@ -90,9 +92,14 @@ class PolicySnapshots:
             except UserError as error:
                 self._on_failed(error)
 
+        # Steps of a run that has trained this line before say nothing of this one.
+        if not self._progress.trained_steps:
+            self._earlier_members = self.members
+            self._last_steps = 0
+
         # The run may have ended between a snapshot and the checkpoint that follows the reset.
-        known_members = self.known_members
-        if self._config.reset and known_members is not None and self.members > known_members:
+        resumed_members = self._resumed_members
+        if self._config.reset and resumed_members is not None and self.members > resumed_members:
             self._reset()
 
     def is_due(self, *, beats_all: bool) -> bool:
@@ -100,11 +107,15 @@ class PolicySnapshots:
 
         ``beats_all`` is whether the policy wins often enough against all opponents.
         """
-        return not self._has_failed and self._has_enough_steps(beats_all)
+        return not self._is_postponed and self._has_enough_steps(beats_all)
+
+    def postpone(self) -> None:
+        """Leave what is due to the next save, as one has failed."""
+        self._is_postponed = True
 
     def take(self, *, beats_all: bool) -> bool:
         """Add the present weights to the pool if that is due; returns whether they were added."""
-        self._has_failed = False
+        self._is_postponed = False
         try:
             self._read_list()  # another learner may have saved since
             if not self.members:
@@ -146,6 +157,15 @@ class PolicySnapshots:
         was_reset, self._was_reset = self._was_reset, False
         return was_reset
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run continues with, as JSON."""
+        return {"members": self.members, "earlier_members": self._earlier_members}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, before `open`. Raises LookupError for another value."""
+        self._resumed_members = state["members"]
+        self._earlier_members = state.get("earlier_members", 0)  # newer than `members`
+
     def _reset(self) -> None:
         """Return weights and optimizer to their initial state; the progress goes on.
 
@@ -170,7 +190,8 @@ class PolicySnapshots:
         """Read this line's list. Raises UserError if it is damaged."""
         members = self._pool.members(self._config.name)
         self.members = len(members)
-        self._last_steps = max(self._last_steps, *(member.steps for member in members), 0)
+        own_members = members[self._earlier_members :]
+        self._last_steps = max(self._last_steps, *(member.steps for member in own_members), 0)
 
     def _add_initial(self) -> None:
         """Add the policy before training. Raises UserError if it cannot be written."""
@@ -191,8 +212,8 @@ class PolicySnapshots:
         self._last_steps = steps  # also if such a member was there
         self._event(
             "member",
-            f"the policy after {steps:,} steps is member {self.members} of line "
-            f"{self._config.name} in the pool",
+            f"the policy after {steps:,} steps is member {self._config.name}:{self.members - 1} of "
+            "the pool",
             member=member.id,
             line=member.line,
             steps=steps,
@@ -208,5 +229,5 @@ class PolicySnapshots:
 
     def _on_failed(self, error: UserError) -> None:
         """Report that nothing could be added to the pool; a save tries it again."""
-        self._has_failed = True
+        self._is_postponed = True
         self._event("pool", f"the pool stays as it was, and the run continues: {error}")

@@ -3,10 +3,10 @@
     POOL/members/0f3a.../checkpoint.safetensors    weights, in a folder named by their content
     POOL/main.json                                 the list of the line `main`
 
-A line is what one run trains, and its list has one writer, the first learner of that run. Members
-are never changed and never removed. A member's file is written before the list that names it, and a
-list is replaced as a whole, so a reader never finds a part of a member. Adding the same weights
-again changes nothing.
+A line is what one run trains, and its list has one writer, the first learner of that run, which
+locks the file `main.lock`. Members are never changed and never removed. A member's file is written
+before the list that names it, and a list is replaced as a whole, so a reader never finds a part of
+a member. Adding the same weights again changes nothing.
 
 A line that others play against may also show its newest weights, which are replaced from time to
 time (`PolicyPool.set_latest`). Imports no torch.
@@ -14,22 +14,26 @@ time (`PolicyPool.set_latest`). Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
-from penstock.core.files import DAMAGE, read_regular, write_atomic
+from penstock.configs.sections import EnvConfig
+from penstock.core.files import DAMAGE, open_private, read_regular, try_lock, write_atomic
 from penstock.core.notes import note_logger
 from penstock.core.params import Float32, ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint, DamagedCheckpointError
+from penstock.learner.checkpoints.checkpoint_history import ENV
 
 MEMBERS = "members"
 """Folder of the weights."""
@@ -37,6 +41,8 @@ LOADED = 16
 """Members whose weights stay in memory."""
 RETIRED = 2
 """Earlier latest weights of a line whose files are kept, for readers that still load them."""
+MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, which may have room later; with others a folder is no place for a pool."""
 
 logger = note_logger(__name__)
 
@@ -89,6 +95,46 @@ class PolicyPool:
         """Weights by id, those used last at the end."""
         self._lists: dict[str, tuple[tuple[int, int], LineList]] = {}
         """What was read of each list, with inode and time of change of its file."""
+        self._locks: dict[str, int] = {}
+        """Descriptors that hold the locks of lines, by name."""
+
+    def claim(self, line: str) -> None:
+        """Become the one writer of a line's list, until `close` or the end of this process.
+
+        A full disk, or one without locks, leaves the line to whoever writes it.
+
+        Raises:
+            UserError: if another run is its writer, or the folder cannot be written.
+        """
+        if line in self._locks:
+            return
+        path = self.folder / f"{line}.lock"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if error.errno in MAY_PASS:
+                return
+            raise UserError(
+                f"the pool {self.folder} cannot be written ({error.strerror}), and the members of "
+                f"line {line} belong there; set league.pool to another folder"
+            ) from error
+
+        self._locks[line] = descriptor
+        is_locked = True
+        with suppress(OSError):
+            is_locked = try_lock(descriptor)
+        if not is_locked:
+            self.close()
+            raise UserError(
+                f"line {line} of the pool {self.folder} is trained by another run, which has not "
+                "ended; wait for it, or set league.name to another line"
+            )
+
+    def close(self) -> None:
+        """Leave the lines to other runs."""
+        while self._locks:
+            os.close(self._locks.popitem()[1])
 
     def lines(self) -> list[str]:
         """Returns the names of the lines that have a list, sorted."""
@@ -163,10 +209,8 @@ class PolicyPool:
             return content.latest
 
         self._save(latest, checkpoint)
-        ids = (
-            [*content.retired] if content.latest is None else [*content.retired, content.latest.id]
-        )
-        retired = [id_ for id_ in ids if id_ != latest.id]
+        shown = () if content.latest is None else (content.latest.id,)
+        retired = [id_ for id_ in (*content.retired, *shown) if id_ != latest.id]
         self._write(line, content._replace(latest=latest, retired=tuple(retired[-RETIRED:])))
 
         # Weights that some line has as a member stay, whatever else they were.
@@ -205,15 +249,26 @@ class PolicyPool:
             self._loaded.popitem(last=False)
         return checkpoint.weights
 
-    def check_network(self, member: PoolMember, layout: ParamLayout) -> None:
-        """Raise UserError if a member is of another network than ``layout``.
+    def check_member(
+        self, member: PoolMember, layout: ParamLayout, env: EnvConfig | None = None
+    ) -> None:
+        """Raise UserError if a member is of another network than ``layout``, or another game.
 
         Only the head of its file is read. Nothing is known of a member that is damaged or missing.
+        ``env`` is the run's environment; None takes members of any.
         """
         folder = self.checkpoint_folder(member)
-        if checkpoint_format.exists(folder):
-            with suppress(DamagedCheckpointError):
-                checkpoint_format.read_meta(folder, layout)
+        if not checkpoint_format.exists(folder):
+            return
+        meta: Mapping[str, Any] = {}
+        with suppress(DamagedCheckpointError):
+            meta = checkpoint_format.read_meta(folder, layout)
+        if env is not None and not env.is_same(meta.get(ENV, {})):
+            raise UserError(
+                f"member {member.id} of line {member.line} in the pool {self.folder} has played "
+                f"another game than {env.id}, or with other settings (env.*); set env.* as they "
+                "were, or league.pool to another folder"
+            )
 
     def checkpoint_folder(self, member: PoolMember) -> Path:
         """Returns the folder of a member's checkpoint, as `checkpoint_format.load` takes it."""
@@ -236,19 +291,17 @@ class PolicyPool:
     def _read(self, line: str) -> LineList:
         """Returns the list of a line; an empty one if there is none.
 
-        Raises UserError for one that is damaged.
+        Raises UserError for one that is damaged or cannot be read.
         """
         path = self._path_of(line)
         try:
             stat = path.stat()
-        except OSError:
-            return LineList()
-        age = (stat.st_ino, stat.st_mtime_ns)
-        if line in self._lists and self._lists[line][0] == age:
-            return self._lists[line][1]
-
-        try:
+            age = (stat.st_ino, stat.st_mtime_ns)
+            if line in self._lists and self._lists[line][0] == age:
+                return self._lists[line][1]
             content = _from_json(line, json.loads(read_regular(path)))
+        except FileNotFoundError:
+            return LineList()
         except DAMAGE as error:
             raise UserError(
                 f"{path} is no list of members ({error}); restore it, or set league.pool to "

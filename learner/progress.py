@@ -400,8 +400,6 @@ class Progress:
     def take_results(self) -> Mapping[int, GameCounts]:
         """Returns the games of this learner's unrolls since the last call, as
         `UnrollSummary.results`."""
-        if not self._results:
-            return self._results
         results, self._results = self._results, {}
         return results
 

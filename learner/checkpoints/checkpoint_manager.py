@@ -370,6 +370,8 @@ class CheckpointManager:
         self._begin_interval()
         if self._requests is not None:
             self._requests.postpone()
+        if self._league is not None:
+            self._league.postpone_snapshot()
 
     def reread_best(self) -> None:
         """Read the best mean return from the disk again, since another learner may save now."""

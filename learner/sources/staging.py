@@ -91,6 +91,8 @@ class StagingBatch:
         self.weights = np.ones(slots * spec.envs, np.float32)
         self.steps = 0
         """Agent steps in the batch; 0 while it is free."""
+        self.version = 0
+        """Policy version of the learner when the batch was gathered."""
         self.started_s = 0.0
         """When its oldest slot was begun (CLOCK_MONOTONIC of its writer)."""
         self.spans: list[Span] = []

@@ -87,12 +87,12 @@ class UnrollSource:
         """Figures that stay the same during the run."""
         if shared:
             self.store = _shared_store(config, consumer.spec, actors, lanes)
-            max_policy_lag = config.transport.max_policy_lag
-            self._constant_figures["policy_lag_limit"] = max_policy_lag
+            self._max_policy_lag = config.transport.max_policy_lag
+            self._constant_figures["policy_lag_limit"] = self._max_policy_lag
             self._queue = SlotQueue(
                 self.store,
                 accounting,
-                max_policy_lag=max_policy_lag,
+                max_policy_lag=self._max_policy_lag,
                 overflow=config.transport.overflow,
                 deep=self._lends_by_batch,
             )
@@ -100,7 +100,8 @@ class UnrollSource:
             # Enough for one turn's unrolls and the rest of the last batch.
             slots = actors * (1 + -(-self._batch_slots // actors))
             self.store = SlotStore(consumer.spec, slots, lanes, shared=False)
-            self._queue = SlotQueue(self.store, accounting, max_policy_lag=UNBOUNDED)
+            self._max_policy_lag = UNBOUNDED
+            self._queue = SlotQueue(self.store, accounting, max_policy_lag=self._max_policy_lag)
 
         ahead = batches_ahead(config) if shared else 0
         self._prefetches = ahead > 0
@@ -148,8 +149,15 @@ class UnrollSource:
             batch = self._feeder.take(timeout_s)
         else:
             batch = self._gather_now(timeout_s)
-        if batch is not None:
-            self._consumer.progress.start(batch.started_s)
+        if batch is None:
+            return None
+
+        # A batch that was gathered before the league has reset the weights is too old.
+        progress = self._consumer.progress
+        if progress.version - batch.version > self._max_policy_lag:
+            self._take_back(batch)
+            return None
+        progress.start(batch.started_s)
         return batch
 
     def release(self, batch: StagingBatch, result: StepResult) -> None:
@@ -159,8 +167,11 @@ class UnrollSource:
         """
         self._accounting.count_batch(batch.steps, result.trained_steps)
         batch.on_last_use()
-        self._free.append(batch)
+        self._take_back(batch)
 
+    def _take_back(self, batch: StagingBatch) -> None:
+        """Let the thread fill a batch again; it counts steps that are still in the batch."""
+        self._free.append(batch)
         self._has_returned = self._feeder is not None
         if self._feeder is not None and not self._feeder.ready:
             self.on_backward()
@@ -263,8 +274,11 @@ class UnrollSource:
 
         # The slots are free again as soon as they are copied.
         batch = self._free.popleft()
+        if batch.steps:  # it was too old
+            self._accounting.dropped["lag"] += batch.steps
         self._ledger.switch(Part.GATHER)
         batch.gather(slots)
+        batch.version = version
         self._queue.release(slots)
         self._ledger.switch(Part.WAIT)
         return batch

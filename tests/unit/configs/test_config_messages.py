@@ -163,6 +163,18 @@ def test_numbers_beyond_any_machine_are_refused(override: str, rule: str) -> Non
     assert f"; it must be {rule}" in refusal("boxing", override)
 
 
+@pytest.mark.parametrize(
+    ("override", "rule"),
+    [
+        ("league.name=../x", "a name of up to 64 letters, digits, '_', '.' and '-'"),
+        (f"league.name={'x' * 65}", "a name of up to 64 letters"),
+        ("league.lines={a/b: {}}", "a map of names of up to 64 letters"),
+    ],
+)
+def test_a_line_is_named_as_files_can_be(override: str, rule: str) -> None:
+    assert f"; it must be {rule}" in refusal("kuhn", override)
+
+
 def test_option_unlike_any_other_is_refused_with_the_choices() -> None:
     assert refusal("pong", "weights.zzz=1") == (
         "override weights.zzz=1: there is no option weights.zzz; weights has dtype"

@@ -45,6 +45,18 @@ def test_the_outcome_of_a_game_without_one_is_the_sign_of_the_difference_between
     ]
 
 
+def test_sides_whose_returns_differ_by_rounding_have_drawn() -> None:
+    # In float32 three times 0.1 is not 0.3.
+    steps = [
+        {"reward": [0.1, 0.3]},
+        {"reward": [0.1, 0]},
+        {"reward": [0.1, 0], "ended": [YES, YES]},
+    ]
+    episodes = played("seat_game:Script", 2, 2, script=[*steps, {}])
+    assert episodes[0].episode_return != episodes[1].episode_return
+    assert [episode.outcome for episode in episodes] == [0, 0]
+
+
 def test_the_outcome_that_the_environment_says_is_taken() -> None:
     script = [{"ended": [YES, YES], "reward": [5, -5], "outcome": [-0.5, 0.5]}, {}]
     assert played("seat_game:Script", 2, 2, script=script) == [

@@ -126,8 +126,8 @@ def test_the_cost_of_an_evaluation_includes_the_opponents(tmp_path: Path) -> Non
         run.evaluator._take_checkpoint()
         costs.append(run.evaluator._estimated_cost(run.evaluator.envs(), [20]))
     random, minimax = costs
-    # Minimax examines 400 positions for a turn.
-    assert minimax.cpu_s > 2 * random.cpu_s
+    # Minimax examines 400 positions for a turn; the ratio is 2.2 to 2.8, and 1 without opponents.
+    assert minimax.cpu_s > 1.4 * random.cpu_s
 
 
 @pytest.mark.parametrize("request_", [None, CLOSING])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+import penstock
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
@@ -39,6 +43,7 @@ from penstock.models.acting.policy import Policy
 
 RPS = "penstock/RockPaperScissors-v0"
 ROCK, PAPER, SCISSORS = range(3)
+MASK_FIRST = ("action_mask", "observation")
 
 
 def config_of(env_id: str = RPS, *options: str) -> Config:
@@ -141,6 +146,15 @@ def test_runs_and_exported_files_are_opponents(tmp_path: Path) -> None:
     assert result["against"][0]["episodes"] == 6
 
 
+def test_the_python_api_plays_an_opponent_or_several(tmp_path: Path) -> None:
+    paper = save_run(tmp_path / "paper", config_of(), PAPER)
+    rock = Path(save_run(tmp_path / "rock", config_of(), ROCK))
+    evaluation = penstock.evaluate(paper, 4, against=[rock, paper])
+    assert evaluation.win_rates == {str(rock): 1.0, paper: 0.5}
+    assert penstock.evaluate(paper, 4, against="bot:random").win_rates.keys() == {"bot:random"}
+    assert penstock.evaluate(paper, 4).win_rates == {}
+
+
 def test_the_initial_policy_is_the_first_of_the_runs_pool(tmp_path: Path) -> None:
     cfg = config_of()
     folder = save_run(tmp_path / "run", cfg, ROCK)
@@ -162,7 +176,7 @@ def test_opponents_that_there_are_not_are_refused_in_a_sentence(tmp_path: Path) 
     for against, words in (
         ("nobody", "there is no opponent nobody; give bot:NAME"),
         ("bot:paper", "no scripted player 'paper'; choose from bot:random"),
-        (four, "is of another network or environment: observations"),
+        (four, "was trained on penstock/ConnectFour-v0, which has other observations or actions"),
     ):
         with pytest.raises(UserError, match=words):
             evaluate(folder, 2, "best", None, 0, None, against=[against])
@@ -194,6 +208,25 @@ def test_identity_tells_later_weights_from_earlier_ones(tmp_path: Path, env: Bat
     assert rival.identity(env) == before  # it plays on with the weights that it has read
     assert find_opponent(folder, cfg, None).identity(env) != before
     assert OpponentSource("bot:random", None).identity(env) == "bot:random"
+
+
+def test_an_opponent_that_reads_observations_in_another_order_is_refused() -> None:
+    cfg = config_of("penstock/ConnectFour-v0")
+    weights = always(cfg, 0)
+
+    def packing(env: BatchedEnv, names: Sequence[str]) -> Float32:
+        parts = env.info.spaces[0]
+        assert isinstance(parts, spaces.Dict)
+        env.pack_as(spaces.Dict(OrderedDict((name, parts[name]) for name in names)))
+        return weights
+
+    usual = PolicySource(cfg, "last", False, partial(packing, names=MASK_FIRST))
+    other = PolicySource(cfg, "last", False, partial(packing, names=MASK_FIRST[::-1])).read_once()
+    rival = OpponentSource("other", other)
+    with closing(make(cfg.env, 2)) as games:
+        rival.identity(games)
+        with pytest.raises(UserError, match="parts of its observations in another order"):
+            play_policy(games, usual, [rival], 2, choose=greedy, seed=0, max_steps=100)
 
 
 def test_the_same_seed_plays_the_same_matches(env: BatchedEnv) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from penstock.algos.samples import network_shape
+from penstock.cli.app import main
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, dump, resolve
 from penstock.configs.schema import Config
 from penstock.envs import make
+from penstock.evaluation.evaluate import Episode
 from penstock.evaluation.evaluator import Evaluator
 from penstock.evaluation.league_report import describe, report
 from penstock.evaluation.tournament import GAMES_TOGETHER, Tournament, meeting_of
 from penstock.league import payoffs
-from penstock.league.payoffs import Payoffs
+from penstock.league.payoffs import Meeting, Payoffs
+from penstock.league.results import GameCounts
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import ENV
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json
@@ -209,8 +213,21 @@ def test_lines_of_unlike_sides_play_only_against_each_other(
     assert {*pairs} == {(one.id, other.id) for one in hunters for other in prey}
 
 
+def test_a_line_without_opponents_in_the_pool_plays_no_games(
+    pool: PolicyPool, tournaments: list[Tournament]
+) -> None:
+    options = ("algo.name=ppo", "league.seats=[0, 1]", "league.mirror=0", "league.bots.random=1")
+    config = config_of(*options, target="penstock/PredatorPrey-v0")
+    for steps in range(2):
+        add(pool, np.full(9, float(steps)), steps=steps, config=config)
+    tournaments.append(Tournament(pool, {"main": config}))
+    assert tournaments[0].next_pair(4) is None
+
+
 def test_a_game_that_was_cut_has_no_result() -> None:
-    assert meeting_of([]).counts.games == 0
+    cut = Episode(episode_return=3.0, length=9, cut=True, number=0)
+    won = Episode(episode_return=2.0, length=5, outcome=1.0, number=1)
+    assert meeting_of([cut, won]) == Meeting(GameCounts(1, 0, 0), returns=2.0)
 
 
 def make_run(folder: Path, *options: str) -> PolicyPool:
@@ -249,6 +266,36 @@ def test_the_report_plays_missing_games_and_rates_the_members(tmp_path: Path) ->
     assert len(said) == 3
 
 
+def test_the_command_notes_a_member_that_cannot_be_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_run(tmp_path / "run")
+    damaged = add(pool, ROCK, steps=0)
+    add(pool, PAPER, steps=1)
+    (pool.checkpoint_folder(damaged) / FILE).write_bytes(b"")
+    monkeypatch.setattr("sys.argv", ["penstock", "league", str(tmp_path / "run"), "--rate", "2"])
+    with suppress(SystemExit):
+        main()
+    assert f"member {damaged.id} of line main plays no games" in capsys.readouterr().err
+
+
+def test_a_member_that_is_added_while_games_are_played_is_in_the_report(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run")
+    add(pool, ROCK, steps=0)
+    add(pool, PAPER, steps=1)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if len(said) == 1:
+            add(PolicyPool(pool.folder), SCISSORS, steps=2)
+
+    result = report(tmp_path / "run", 4, say)
+
+    assert len(said) == 3
+    assert {each["name"] for each in result["members"]} == {"main:0", "main:1", "main:2"}
+
+
 def test_the_report_names_a_member_that_beats_a_stronger_one_first(tmp_path: Path) -> None:
     pool = make_run(tmp_path / "run")
     # Scissors beat all but rock, which loses to all the others.
@@ -274,6 +321,66 @@ def test_a_report_of_a_league_rates_all_lines(tmp_path: Path) -> None:
     assert result["win_rates"][0][1] == 1
 
 
+def test_a_member_that_a_run_adds_meanwhile_is_played_and_rated(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run")
+    add(pool, ROCK, steps=0)
+    add(pool, PAPER, steps=1)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        if not said:
+            add(pool, SCISSORS, steps=2)
+        said.append(text)
+
+    result = report(tmp_path / "run", 2, say)
+    assert len(said) == 3
+    assert {each["games"] for each in result["members"]} == {4}
+
+
+def test_a_member_of_two_lines_has_the_name_that_the_first_gives_it(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run", "league.name=a", "league.lines.b={}")
+    add(pool, ROCK, steps=0, line="a")
+    add(pool, ROCK, steps=0, line="b")
+    add(pool, PAPER, steps=1, line="b")
+    said: list[str] = []
+    result = report(tmp_path / "run", 2, said.append)
+    assert [each["name"] for each in result["members"]] == ["b:1", "a:0"]
+    assert said == ["a:0 against b:1: won 0, drawn 0, lost 2"]
+
+
+def test_the_table_of_unlike_roles_has_one_in_its_rows_and_the_other_in_its_columns(
+    tmp_path: Path,
+) -> None:
+    roles = {"hunters": "[0, 1]", "prey": "[2, 3]"}
+    pool = PolicyPool(tmp_path / "pool")
+    ids: list[str] = []
+    for name, other in (("hunters", "prey"), ("prey", "hunters")):
+        options = (f"league.name={name}", f"league.seats={roles[name]}", "league.mirror=0")
+        make_run(tmp_path / name, *options, f"league.lines.{other}.seats={roles[other]}")
+        for steps in range(2):
+            ids.append(add(pool, [0.0, float(steps), float(len(ids))], steps=steps, line=name).id)
+    hunters, prey = ids[:2], ids[2:]
+    Payoffs(pool.folder).append(hunters[1], prey[0], Meeting(GameCounts(3, 0, 1), returns=2.0))
+
+    text = describe(report(tmp_path, 0, lambda line: None))
+    assert "4 members, 4 pairs that can meet" in text
+    table = text.split("against the column\n")[1].splitlines()
+    assert table[0].split() == ["prey:0", "prey:1"]
+    assert sorted(line.split() for line in table[1:3]) == [
+        ["hunters:0", "-", "-"],
+        ["hunters:1", "75%", "-"],
+    ]
+
+
+def test_a_report_of_one_line_plays_all_pairs_of_the_league(tmp_path: Path) -> None:
+    pool = make_run(tmp_path / "run", "league.name=b", "league.lines.a={}")
+    add(pool, ROCK, steps=0, line="a")
+    add(pool, PAPER, steps=1, line="a")
+    add(pool, SCISSORS, steps=0, line="b")
+    result = report(tmp_path / "run", 2, lambda line: None)
+    assert {each["games"] for each in result["members"]} == {4}
+
+
 def test_a_report_without_games_says_how_to_play_some(tmp_path: Path) -> None:
     pool = make_run(tmp_path / "run")
     add(pool, ROCK, steps=0)
@@ -290,7 +397,7 @@ def test_the_table_of_a_large_pool_shows_the_newest_and_the_best(tmp_path: Path)
     heading, table = (
         describe(result).split("win rate of the row against the column")[1].split("\n", 1)
     )
-    assert "12 of the members" in heading
+    assert "12 of the 20 members" in heading
     columns = table.splitlines()[0].split()
     assert len(columns) == 12
     assert {f"main:{number}" for number in range(14, 20)} <= {*columns}

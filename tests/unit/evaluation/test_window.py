@@ -88,6 +88,20 @@ def test_keys_that_are_held_press_the_buttons(window: Window) -> None:
         assert person.choose(obs).tolist() == [[0, 0, 1]]
 
 
+def test_no_key_is_needed_to_reset_and_one_is_for_the_first_move_of_the_next_game(
+    window: Window,
+) -> None:
+    with person_in(window, FOUR, {"7": 6}) as (person, (_, obs)):
+        press_x = threading.Timer(0.1, press, [pygame.K_x])
+        press_x.start()
+        person.on_end("won")
+        assert person.choose(obs).tolist() == [0]
+        # After an episode that was cut this comes at once.
+        person.begin(np.array([True]))
+        press(pygame.K_7)
+        assert person.choose(obs).tolist() == [6]
+
+
 def test_closing_the_window_ends_the_wait_for_a_key(window: Window) -> None:
     with person_in(window, FOUR, {"1": 0}) as (person, (_, obs)):
         pygame.event.post(pygame.event.Event(pygame.QUIT))

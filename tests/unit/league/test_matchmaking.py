@@ -52,6 +52,12 @@ def test_where_all_weights_are_zero_all_are_equally_likely() -> None:
     assert list(shares) == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("rule", [rule for rule in DRAWS if rule != "newest"])
+def test_without_snapshots_only_rules_that_draw_the_latest_draw_anyone(rule: str) -> None:
+    latest = [Candidate("b/latest", "b", 0, "main", latest=True)]
+    assert drawn(rule, latest) == [1.0 if rule == "main_exploiter" else 0.0]
+
+
 def test_newest_is_the_last_of_each_line() -> None:
     candidates = [*line("a", 3), *line("b", 2)]
     assert drawn("newest", candidates) == [0, 0, 0.5, 0, 0.5]

@@ -1,12 +1,14 @@
 """The file of games between frozen members."""
 
 import math
+import os
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from penstock.configs.errors import UserError
 from penstock.league.payoffs import FILE, NO_GAMES, Meeting, Payoffs
 from penstock.league.results import GameCounts
 
@@ -75,3 +77,20 @@ def test_returns_keep_their_last_digit(tmp_path: Path) -> None:
     Payoffs(tmp_path).append("a", "b", Meeting(GameCounts(1, 0, 0), math.pi))
     assert Payoffs(tmp_path).mean_returns(["a", "b"])[0, 1] == math.pi
     np.testing.assert_array_equal(np.diag(Payoffs(tmp_path).wins(["a", "b"])), 0)
+
+
+def test_a_line_of_other_values_has_no_games(tmp_path: Path) -> None:
+    payoffs = Payoffs(tmp_path)
+    payoffs.append("a", "b", Meeting(GameCounts(1, 0, 0), 1.0))
+    good = (tmp_path / FILE).read_text()
+    wrong = good.replace(": 1,", ': "1",') + good.replace('"a"', '["a"]')
+    (tmp_path / FILE).write_text(wrong + good)
+
+    assert Payoffs(tmp_path).meeting("a", "b").counts == GameCounts(1, 0, 0)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)  # opening it would wait for a writer
+
+    with pytest.raises(UserError, match="it is no regular file"):
+        Payoffs(tmp_path)

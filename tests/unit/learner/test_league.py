@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from penstock.envs.seats import Seating
 from penstock.league.results import GameCounts
 from penstock.learner.chairs import playable_lines
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
+from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
+from penstock.learner.checkpoints.checkpoint_store import ReplacedError
 from penstock.learner.league import League, make_league
 from penstock.learner.pool import PolicyPool
 from penstock.learner.state import set_weights, weights_of
@@ -119,6 +122,7 @@ def test_numbers_of_draws_differ_between_chairs_and_sessions(tmp_path: Path) -> 
     run = make(tmp_path)
     run.league.open(7)
     first = numbers(run)
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.league.load_state_dict(run.league.state_dict())
@@ -139,6 +143,29 @@ def test_learners_of_one_run_have_different_numbers(tmp_path: Path) -> None:
         seen += numbers(Run(trainer, league))
 
     assert len(seen) == len({*seen}) == 8
+
+
+def test_learners_of_a_resumed_run_draw_unlike_opponents(tmp_path: Path) -> None:
+    options = ("league.mirror=0", "league.draw=uniform", "learner.count=2", "actors.count=2")
+    run = make(tmp_path, *options)
+    run.league.open(1)
+    for _ in range(9):
+        train(run, 1000)
+        run.league.snapshot()
+    run.league.close()
+    state = run.league.state_dict()
+
+    opponents: list[list[str]] = []
+    for rank in range(2):
+        league = League(run.trainer, PolicyPool(tmp_path / "pool"), rank=rank, shared=False)
+        league.load_state_dict(state)
+        league.open(2)
+        resumed = Run(run.trainer, league)
+        for _ in range(20):
+            win(resumed, 10)
+        opponents.append([opponent for _, opponent in league.state_dict()["opponents"][-20:]])
+
+    assert opponents[0] != opponents[1]
 
 
 def test_a_chair_is_drawn_anew_after_its_games_and_only_one_in_a_turn(tmp_path: Path) -> None:
@@ -262,6 +289,27 @@ def test_a_policy_that_beats_each_member_is_added_after_a_tenth_of_the_steps(
     assert not run.league.snapshot_is_due()
 
 
+def test_a_save_that_fails_before_its_snapshot_leaves_it_to_the_next_one(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    checkpoints = CheckpointManager(tmp_path, run.trainer, league=run.league)
+    run.league.open(1)
+    run.trainer.progress.generation = 2
+    checkpoints.save()
+    train(run, 1000)
+    run.trainer.progress.generation = 1
+    assert checkpoints.is_due(by_time=False)
+
+    with pytest.raises(ReplacedError) as failure:
+        checkpoints.save()
+    checkpoints.postpone(str(failure.value))
+    assert not checkpoints.is_due(by_time=False)
+    assert len(pool_of(tmp_path).members()) == 1
+
+    run.trainer.progress.generation = 2
+    checkpoints.save()
+    assert len(pool_of(tmp_path).members()) == 2
+
+
 def test_without_a_win_rate_only_steps_count(tmp_path: Path) -> None:
     run = make(tmp_path, "league.snapshot_win_rate=null")
     run.league.open(1)
@@ -321,6 +369,62 @@ def test_a_damaged_list_keeps_the_opponents_with_one_event(tmp_path: Path) -> No
     assert "is no list of members" in events[0]
 
 
+def test_each_damage_of_a_list_is_an_event(tmp_path: Path) -> None:
+    events: list[str] = []
+    run = make(tmp_path, events=events)
+    run.league.open(1)
+    path = tmp_path / "pool/main.json"
+    whole = path.read_text()
+
+    for text in ("[", whole, "["):
+        path.write_text(text)
+        win(run, 10)
+
+    assert len(events) == 2
+
+
+def test_a_line_whose_members_are_lost_is_not_played_by_its_latest_weights_alone(
+    tmp_path: Path,
+) -> None:
+    shared = f"league.pool={tmp_path / 'shared'}"
+    pool = PolicyPool(tmp_path / "shared")
+    other = make(tmp_path / "a", shared, "league.name=other", "run.seed=3")
+    other.league.open(1)
+    run = make(tmp_path / "b", shared, "league.lines={other: {}}", "league.draw=newest")
+    run.league.open(1)
+    (tmp_path / "shared/other.json").unlink()
+    lost = Checkpoint(run.trainer.layout, weights_of(run.trainer) + np.float32(1))
+    pool.set_latest("other", lost, steps=10, time_s=1.0)
+
+    for _ in range(4):
+        win(run, 10)
+
+    for chair in (1, 2):
+        np.testing.assert_array_equal(seated(run, chair), weights_of(run.trainer))
+
+
+def test_latest_weights_alone_are_no_opponents_for_a_rule_that_draws_members(
+    tmp_path: Path,
+) -> None:
+    options = ("league.mirror=0", f"league.pool={tmp_path / 'pool'}")
+    other_line = "league.lines={other: {draw: newest, seats: [1]}}"
+    own_line = "league.lines={main: {draw: newest, seats: [0]}}"
+    run = make(tmp_path, *options, "league.seats=[0]", other_line)
+    other = make(tmp_path, *options, "league.name=other", "league.seats=[1]", own_line)
+    run.league.open(1, stopping=lambda: True)
+    other.league.open(1)
+    train(other, 10)
+    other.league.turn({}, 100.0)
+    pool = pool_of(tmp_path)
+    assert pool.latest("other") is not None
+    (pool.checkpoint_folder(pool.members("other")[0]) / FILE).unlink()
+
+    run.league.close()
+    fresh = make(tmp_path, *options, "league.seats=[0]", other_line, "run.seed=5")
+    with pytest.raises(UserError, match="none of the members"):
+        fresh.league.open(2)
+
+
 def test_a_full_disk_keeps_the_pool_and_a_later_save_tries_again(tmp_path: Path) -> None:
     events: list[str] = []
     run = make(tmp_path, events=events)
@@ -361,16 +465,70 @@ def test_a_pool_of_another_network_is_refused_before_anything_is_added(tmp_path:
     assert len(pool_of(tmp_path).members()) == 1
 
 
+def test_a_pool_of_another_game_is_refused_but_by_a_resumed_run(tmp_path: Path) -> None:
+    run = make(tmp_path)
+    run.league.open(1)
+    train(run, 1000)
+    run.league.snapshot()
+    run.league.close()
+
+    other = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    with pytest.raises(UserError, match="has played another game"):
+        other.league.open(2)
+    other.league.close()
+
+    resumed = make(tmp_path, "env.id=penstock.envs.games.kuhn:KuhnPoker")
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.open(2)
+
+
+def test_a_second_run_of_the_same_line_is_refused(tmp_path: Path) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    make(tmp_path / "a", pool).league.open(1)
+
+    with pytest.raises(UserError, match="is trained by another run"):
+        make(tmp_path / "b", pool).league.open(1)
+
+
+def test_a_fresh_run_in_a_pool_of_a_longer_one_takes_snapshots_by_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    pool = f"league.pool={tmp_path / 'shared'}"
+    longer = make(tmp_path / "a", pool)
+    longer.league.open(1)
+    train(longer, 5000)
+    longer.league.snapshot()
+    longer.league.close()
+
+    fresh = make(tmp_path / "b", pool, "run.seed=1")
+    fresh.league.open(1)
+    train(fresh, 1000)
+    assert fresh.league.snapshot_is_due()
+    fresh.league.snapshot()
+    fresh.league.close()
+
+    resumed = make(tmp_path / "b", pool)
+    resumed.trainer.progress.trained_steps = 1000
+    resumed.league.load_state_dict(fresh.league.state_dict())
+    resumed.league.open(2)
+    train(resumed, 999)
+    assert not resumed.league.snapshot_is_due()
+    train(resumed, 1)
+    assert resumed.league.snapshot_is_due()
+
+
 def test_a_run_that_begins_again_replaces_the_initial_policy_of_before(tmp_path: Path) -> None:
     other = ParamLayout((("policy.weight", (3, 5)),))
     checkpoint = Checkpoint(other, np.zeros(other.size, np.float32))
     pool_of(tmp_path).add("main", checkpoint, steps=0, time_s=0.0, initial=True)
 
-    make(tmp_path).league.open(1)
+    run = make(tmp_path)
+    run.league.open(1)
 
     (member,) = pool_of(tmp_path).members()
     assert member.initial
-    assert member.id != ""
+    weights = pool_of(tmp_path).weights(member, run.trainer.layout)
+    np.testing.assert_array_equal(weights, weights_of(run.trainer))
 
 
 def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
@@ -382,7 +540,8 @@ def test_the_state_is_json_and_continues_equally(tmp_path: Path) -> None:
     win(run, 10)
     state = json.loads(json.dumps(run.league.state_dict()))
 
-    resumed = make(tmp_path)
+    shutil.copytree(tmp_path / "pool", tmp_path / "copy/pool")
+    resumed = make(tmp_path / "copy")
     resumed.trainer.progress.generation = 1
     resumed.trainer.progress.trained_steps = 3000
     resumed.league.load_state_dict(state)
@@ -405,14 +564,16 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
     for _ in range(4):
         win(run, 10)
     former = numbers(run)
+    former_weights = [seated(run, 1), seated(run, 2)]
+    run.league.close()
 
     resumed = make(tmp_path)
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
     resumed.league.open(2)
 
-    for chair in (1, 2):
-        np.testing.assert_array_equal(seated(resumed, chair), seated(run, chair))
+    for chair, weights in enumerate(former_weights, start=1):
+        np.testing.assert_array_equal(seated(resumed, chair), weights)
     resumed.league.turn({former[0]: WON, numbers(resumed)[0]: WON}, 0.0)
     assert resumed.league.figures()["league_games"] == run.league.figures()["league_games"] + 2
 
@@ -420,6 +581,7 @@ def test_a_resumed_run_keeps_its_opponents_under_new_numbers(tmp_path: Path) -> 
 def test_a_run_with_more_chairs_than_before_draws_for_the_new_ones(tmp_path: Path) -> None:
     run = make(tmp_path)
     run.league.open(1)
+    run.league.close()
     resumed = make(tmp_path, "league.chairs=3")
     resumed.trainer.progress.generation = 1
     resumed.league.load_state_dict(run.league.state_dict())
@@ -433,11 +595,13 @@ def test_a_run_continues_without_chairs_and_again_with_them(tmp_path: Path) -> N
     run = make(tmp_path)
     run.league.open(1)
     win(run, 3)
+    run.league.close()
     mirror = make(tmp_path, "league.mirror=null")
     mirror.trainer.progress.generation = 1
     mirror.league.load_state_dict(run.league.state_dict())
     mirror.league.open(2)
     assert mirror.league.boards == []
+    mirror.league.close()
 
     again = make(tmp_path)
     again.trainer.progress.generation = 2
@@ -479,6 +643,7 @@ def test_a_kill_between_a_snapshot_and_its_checkpoint_does_not_lose_the_reset(
     weights = weights_of(run.trainer)
     train(run, 100)
     run.league.snapshot()
+    run.league.close()
 
     resumed = make(tmp_path, "league.reset=true")
     set_weights(resumed.trainer, weights)

@@ -12,6 +12,7 @@ import pytest
 from full_disk import full_disk
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
+from penstock.configs.sections import EnvConfig
 from penstock.core.params import ParamLayout
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE, Checkpoint
@@ -232,3 +233,42 @@ def test_a_member_that_was_the_latest_stays_when_it_is_replaced(tmp_path: Path) 
 def test_the_pool_is_in_the_runs_folder_unless_it_is_named(tmp_path: Path) -> None:
     assert pool_folder(resolve("cartpole", []), tmp_path) == tmp_path / "pool"
     assert pool_folder(resolve("cartpole", ["league.pool=/a/b"]), tmp_path) == Path("/a/b")
+
+
+def test_a_line_has_one_run_that_writes_it(tmp_path: Path) -> None:
+    pool = PolicyPool(tmp_path / "pool")
+    pool.claim("main")
+    pool.claim("main")
+
+    PolicyPool(tmp_path / "pool").claim("exploiter")
+    with pytest.raises(UserError, match=r"line main .* is trained by another run"):
+        PolicyPool(tmp_path / "pool").claim("main")
+
+    pool.close()
+    PolicyPool(tmp_path / "pool").claim("main")
+
+
+def test_a_folder_in_which_no_pool_can_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UserError, match="cannot be written"):
+        PolicyPool(tmp_path / "file").claim("main")
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\)"):
+        PolicyPool(tmp_path / "file/pool").claim("main")
+
+
+def test_a_list_that_cannot_be_looked_at_is_no_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "pool").symlink_to(tmp_path / "pool")
+
+    with pytest.raises(UserError, match="is no list of members"):
+        add(PolicyPool(tmp_path / "pool"), 1)
+
+
+def test_a_member_of_another_game_with_the_same_network_is_refused(tmp_path: Path) -> None:
+    pool = PolicyPool(tmp_path)
+    member = add(pool, 1)
+
+    pool.check_member(member, LAYOUT, EnvConfig(id="kuhn"))
+    pool.check_member(member, LAYOUT)
+    with pytest.raises(UserError, match="has played another game than leduc"):
+        pool.check_member(member, LAYOUT, EnvConfig(id="leduc"))

@@ -75,7 +75,8 @@ class Rig:
         self.progress = Progress(config.stop, 1)
         consumer: Any = SimpleNamespace(spec=SPEC, progress=self.progress, device=CPU)
         self.ledger = TimeLedger(part=Part.WAIT)  # of this thread, which takes the batches
-        self.source = UnrollSource(config, consumer, Accounting(), 1, 2, self.ledger)
+        self.accounting = Accounting()
+        self.source = UnrollSource(config, consumer, self.accounting, 1, 2, self.ledger)
         self.store, self.queue = self.source.store, self.source._queue
         self.board = WeightsBoard.create(1)
         layout = ParamLayout((("w", (1,)),))
@@ -112,6 +113,7 @@ class Rig:
             for raw in slot.payload:
                 raw[...] = rng.integers(0, 2, raw.size, np.uint8)
             slot.header["sequence"], slot.header["steps"] = self.sequence, 6
+            slot.header["version"] = self.progress.version
             slot.header["produced_steps"] = 6 * (self.sequence + 1)
             slot.header["started_s"] = 100.0 - self.sequence
         self.sequence += 1
@@ -268,6 +270,28 @@ def test_prefetch_gathers_only_its_number_of_batches_ahead(rig: Callable[..., Ri
         r.give_back(batch)
         assert r.write(1.0)
     assert r.source.in_flight_steps() == 6 * (written + 1) - 6
+
+
+def test_a_batch_gathered_before_the_version_leaps_is_dropped_as_too_old(
+    rig: Callable[..., Rig],
+) -> None:
+    run = rig(slots=4, batch_slots=1, prefetch=1)
+    with run.feeding():
+        run.write()
+        wait_until(lambda: run.staged_steps() == 6)
+        run.progress.version += 101  # a league's reset, with a limit of 100
+        assert run.take(5.0) is None
+
+        for _ in range(2):
+            run.write()
+            batch = run.take(5.0)
+            assert batch is not None
+            assert batch.version == 101
+            run.give_back(batch)
+
+        assert run.accounting.dropped == {"lag": 6}
+        assert run.accounting.trained == 12
+        assert run.staged_steps() == 0
 
 
 @pytest.mark.parametrize("taken", [1, 2])
