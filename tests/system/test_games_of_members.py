@@ -48,7 +48,7 @@ def test_training_by_the_equilibrium_meets_members_that_have_weight(
     penstock: Penstock, tmp_path: Path
 ) -> None:
     options = ("league.draw=nash", "league.mirror=0", "league.reset=true", "league.games=20")
-    command = penstock("train", "kuhn", "--json", *RUN, *options, "stop.env_steps=400000")
+    command = penstock("train", "kuhn", "--json", *RUN, *options, "stop.env_steps=200000")
     code, summary, err = command.end()
     assert code == 0, err
     assert_balanced(summary)
