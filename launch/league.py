@@ -28,7 +28,7 @@ from penstock.core import used_names
 from penstock.core.cores import usable_cores
 from penstock.core.files import write_atomic
 from penstock.core.formatting import clock, count
-from penstock.core.run_dir import Resume, check, default_run_dir
+from penstock.core.run_dir import Resume, check, default_run_dir, in_use
 from penstock.launch.alone import call_in_process
 from penstock.launch.resumed import check_run_dir_given
 from penstock.launch.run_group import (
@@ -312,9 +312,14 @@ def _check_set_options(name: str, league: LeagueConfig) -> None:
 
 
 def _check_folder(league: LeagueLines, resume: Resume) -> None:
-    """Raise UserError if ``resume`` does not allow the lines in their folders."""
+    """Raise UserError if ``resume`` does not allow the lines in their folders, or they train."""
     for name in league.lines:
-        check(league.folder / name, resume)
+        folder = league.folder / name
+        check(folder, resume)
+        if in_use(folder):
+            raise UserError(
+                f"{folder} is in use by a run that has not ended; wait for it, or stop it"
+            )
     pool = league.folder / POOL
     if resume == "no" and pool.exists():
         raise UserError(

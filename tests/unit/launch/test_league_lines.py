@@ -12,6 +12,7 @@ from penstock.cli.app import main
 from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
+from penstock.core.run_dir import run_folder
 from penstock.launch import league
 from penstock.launch.league import layouts_of, read_file, read_folder, train_league
 from penstock.launch.run_group import RunEnd
@@ -166,6 +167,20 @@ def test_a_folder_with_an_earlier_league_is_refused(earlier: str, tmp_path: Path
             written(tmp_path, EXPLOITED), [f"run.dir={tmp_path / 'L'}"], "no", as_json=True
         )
     assert not (tmp_path / "L" / "lines").exists()
+
+
+def test_a_league_that_trains_keeps_its_configs(tmp_path: Path) -> None:
+    folder = tmp_path / "L"
+    trained = read_file(written(tmp_path, EXPLOITED), [f"run.dir={folder}"], "no")
+    write_lines(folder, trained.lines)
+    config = folder / "lines/main.yaml"
+    before = config.read_text()
+
+    refused = pytest.raises(UserError, match="is in use by a run that has not ended")
+    with run_folder(folder / "main", "auto"), refused:
+        train_league(str(folder), ["learner.lr=0.5"], "auto", as_json=True)
+
+    assert config.read_text() == before
 
 
 def test_lines_of_unlike_roles_have_one_network(tmp_path: Path) -> None:
