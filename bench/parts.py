@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,7 @@ class Parts:
         counts as the environments'.
         """
         env = self._env
-        obs = self._observations()
-        env.reset_into(0, obs)
+        obs = self._present
         if self._has_mask():
             return Work(lambda: env.step_into(draw_for(env, obs, self._rng), obs), env.count)
 
@@ -152,8 +152,7 @@ class Parts:
         obs = self._slots()[0].columns["obs"]
         # A slot may hold the newest frames alone; the policy needs whole observations.
         if obs.shape[2:] != self._env.info.observation_space.shape:
-            obs = self._observations()[None]
-            self._env.reset_into(0, obs[0])
+            obs = self._present.copy()[None]
 
         rows = itertools.cycle(list(obs))
         return Work(lambda: self._inference.decide(next(rows)), self._env.count)
@@ -163,11 +162,14 @@ class Parts:
 
         Environments and policy stand still meanwhile.
         """
-        env = StillEnv(self._env)
+        first = self._observations()
+        env = StillEnv(self._env, first)
         inference = StillInference(self._inference, self._observations())
         recorders = make_recorders(self._config, env)
         rollout = Rollout(env, inference, 0, TimeLedger(), recorders)
         columns = self._spec.views(self._spec.zeros())
+        if columns["obs"].shape[1:] == first.shape:  # a slot may hold the newest frames alone
+            columns["obs"][:] = first
 
         def fill() -> None:
             rollout.fill(columns, 0)
@@ -291,6 +293,7 @@ class Parts:
             header["produced_steps"] = steps
             process(self._config.algo, columns)
             self._played.append(Slot(index, header, tuple(payload), columns))
+        self._env.reset_into(0, self._present)
         return self._played
 
     def _messages(self) -> list[Message]:
@@ -349,10 +352,25 @@ class Parts:
             replay.add(**step)
         return replay, step
 
+    @cached_property
+    def _present(self) -> Array:
+        """The present observations of the environments, whose steps write them here.
+
+        All stages step the same environments in turns, and their masks allow other actions after
+        each step.
+        """
+        obs = self._observations()
+        self._env.reset_into(0, obs)
+        return obs
+
     def _observations(self) -> Array:
-        """Returns zeros for one observation of each environment."""
+        """Returns zeros for one observation of each environment; all actions are allowed."""
         space = self._env.info.observation_space
-        return np.zeros((self._env.count, *space.shape), space.dtype)
+        obs = np.zeros((self._env.count, *space.shape), space.dtype)
+        for part in self._env.info.parts:
+            if part.name == MASK:
+                obs[:, part.offset : part.offset + part.nbytes] = 1
+        return obs
 
     def _has_mask(self) -> bool:
         """Whether observations have a mask of the actions that are allowed."""
@@ -368,7 +386,8 @@ class Parts:
 class StillEnv(BatchedEnv):
     """Environments in which nothing happens, and whose steps take no time."""
 
-    def __init__(self, env: BatchedEnv) -> None:
+    def __init__(self, env: BatchedEnv, first: Array) -> None:
+        """Stand for ``env``, with the observations ``first``, ``[count, *shape]``."""
         self.info = env.info
         self.count = env.count
         self.recorded = env.recorded
@@ -376,9 +395,11 @@ class StillEnv(BatchedEnv):
         # What a step returns: rewards, and whether episodes were terminated or truncated.
         never = np.zeros(env.count, np.bool_)
         self._outcome = (np.zeros(env.count, np.float32), never, never)
+        self._first = first
 
     def reset_into(self, seed: int, out: Array) -> None:
-        """Leave ``out`` as it is."""
+        """Write the first observations, in which some action is allowed."""
+        np.copyto(out, self._first)
 
     def step_into(self, actions: Array, out: Array) -> tuple[Array, Array, Array]:
         """Leave ``out`` as it is; returns rewards of 0, and no end of an episode."""

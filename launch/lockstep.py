@@ -104,6 +104,8 @@ def run(ctx: RoleContext) -> None:
     ctx.report("final", accounting=lockstep.accounting.to_dict(lockstep.in_flight_steps()))
     lockstep.save()
     checkpoints.close(config.run.grace_s / 2)
+    if league is not None:
+        league.close()
 
     while not ctx.stopping():
         ctx.status.beat()

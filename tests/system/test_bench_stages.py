@@ -108,3 +108,9 @@ def test_terminated_bench_leaves_no_process(only: str) -> None:
             command.wait(6)
         command.terminate()
         assert command.wait(30) == 128 + signal.SIGTERM  # and the fixture looks for what is left
+
+
+def test_stages_step_one_game_in_turns_whose_masks_change_with_each_step() -> None:
+    stages = ("environment", "bare_environment", "write", "inference")
+    result = bench("0.1", "--target", "connect_four", "--only", ",".join(stages))
+    assert min(stage["rate"] for stage in result["stages"].values()) > 0

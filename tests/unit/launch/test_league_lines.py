@@ -52,7 +52,7 @@ def test_a_line_is_the_files_config_with_its_own_sections_over_it(tmp_path: Path
     found = read_file(written(tmp_path, EXPLOITED), [f"run.dir={tmp_path / 'L'}"], "no")
     main, exploiter = found.lines.values()
     assert [*found.lines] == ["main", "exploiter"]
-    assert (main.league.draw, main.league.mirror, main.learner.lr) == ("main", 0.5, 1e-3)
+    assert (main.league.draw, main.league.mirror, main.learner.lr) == ("main", 0.5, 3e-3)
     assert (exploiter.league.draw, exploiter.league.mirror) == ("main_exploiter", 0)
     assert exploiter.learner.lr == 5e-3
     assert exploiter.actors.envs == main.actors.envs == 8
