@@ -297,7 +297,7 @@ class Chair:
         self._make = make
         self._present = _Occupant(size)
         self._next = _Occupant(size)
-        self._stamp: Stamp | None = None  # of the newest weights that were read
+        self._stamp: Stamp | None = None  # stamp of the newest weights that were read
         self._is_changing = False  # whether `next` plays some rows, or will
         self._changed = np.zeros(rows, np.bool_)  # rows that `next` plays
 
@@ -528,7 +528,7 @@ class Matches:
         space = env.info.action_space
         dtype = np.float32 if space.dtype.kind == "f" else np.int32
         self._actions = np.zeros((env.count, *(space.shape or ())), dtype)
-        self._obs = np.zeros((env.count, 0), np.float32)  # of all rows; `reset_into` makes it
+        self._obs = np.zeros((env.count, 0), np.float32)  # observations of all rows
         self._plays = np.ones(env.count, np.bool_)  # rows whose next step is a decision
 
         # What a step writes.

@@ -169,12 +169,12 @@ def opposing_lines(leagues: Iterable[LeagueConfig]) -> dict[str, list[str]]:
 
     every_seat = {seat for of_line in seats.values() for seat in of_line or ()}
 
-    def are_opposed(own: Sequence[int] | None, other: Sequence[int] | None) -> bool:
-        if own is None or other is None:
+    def are_opposed(line_seats: Sequence[int] | None, other: Sequence[int] | None) -> bool:
+        if line_seats is None or other is None:
             return other is None
-        return {*own} ^ {*other} == every_seat
+        return {*line_seats} ^ {*other} == every_seat
 
     return {
-        name: [other for other in sorted(seats) if are_opposed(own, seats[other])]
-        for name, own in sorted(seats.items())
+        name: [other for other in sorted(seats) if are_opposed(line_seats, seats[other])]
+        for name, line_seats in sorted(seats.items())
     }

@@ -53,7 +53,7 @@ class Payoffs:
     def __init__(self, pool: Path) -> None:
         """Read the games in the folder ``pool``; there need be none. Raises as `refresh`."""
         self._path = pool / FILE
-        self._nbytes = 0  # of the file, that have been read
+        self._nbytes = 0  # bytes of the file that were read
         self._meetings: dict[tuple[str, str], Meeting] = {}
         self.refresh()
 

@@ -360,7 +360,7 @@ def evaluation_figures(evaluation: Json) -> Json:
         for play in ("greedy", "sampled"):
             figures[f"eval_return_{play}"] = evaluation[play]["mean"]
             figures[f"eval_return_{play}_se"] = evaluation[play]["se"]
-    if "against" in evaluation:  # in games of several sides
+    if "against" in evaluation:  # an evaluation in a game of several sides
         figures["eval_win_rate"] = evaluation["win_rate"]
         figures["eval_win_rates"] = {
             each["opponent"]: each["win_rate"] and each["win_rate"]["mean"]
