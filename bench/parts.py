@@ -224,7 +224,7 @@ class Parts:
         self._stack.callback(copier.close)
 
         count = self._config.learner.batch_slots
-        batch = StagingBatch(self._spec, count, self._device(), copier)
+        batch = StagingBatch(self._spec, count, self._device(), copier, store=store)
         slots = store.slots[:count]
         return Work(lambda: batch.gather(slots), self._steps * count, self._settle())
 

@@ -150,7 +150,10 @@ def gather_rates() -> dict[str, float]:
         for raw in slot.payload:
             raw[...] = 1
     copiers = {threads: Copier(threads) for threads in (1, 2)}
-    batches = {n: StagingBatch(spec, LARGE_SLOTS, device, copier) for n, copier in copiers.items()}
+    batches = {
+        threads: StagingBatch(spec, LARGE_SLOTS, device, copier, store=store)
+        for threads, copier in copiers.items()
+    }
     nbytes = spec.payload_nbytes * LARGE_SLOTS
     source, target = (np.ones(nbytes, np.uint8) for _ in range(2))
     works: dict[str, Callable[[], None]] = {

@@ -154,17 +154,37 @@ class SlotSpec:
 
         ``payload`` is the bytes of each block, as of `zeros`. The shapes are those of `Column`.
         """
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        blocks = {
+            block.name: raw.view(block.dtype).reshape(block.shape)
+            for block, raw in zip(self.blocks, payload, strict=True)
+        }
+        return self.columns_of(blocks)
+
+    def columns_of(
+        self, blocks: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Returns the columns of slots by name, without a copy.
+
+        Args:
+            blocks: some or all, by name, of one slot or of several: ``[..., *block.shape]``.
+
+        Returns:
+            Arrays whose last axes are those of `Column`, after the same axes of slots.
+        """
+        columns: dict[str, np.ndarray[Any, Any]] = {}
         frame_columns = {column.name for column in self.columns if column.rows == "frames"}
-        for block, raw in zip(self.blocks, payload, strict=True):
-            array = raw.view(block.dtype).reshape(block.shape)
+        for block in self.blocks:
+            array = blocks.get(block.name)
+            if array is None:
+                continue
             if block.dtype.names:
-                arrays.update({name: array[name] for name in block.dtype.names})
+                columns.update({name: array[name] for name in block.dtype.names})
             elif block.name in frame_columns:
-                arrays[block.name] = array.swapaxes(0, 1)
+                envs_axis = array.ndim - len(block.shape)
+                columns[block.name] = array.swapaxes(envs_axis, envs_axis + 1)
             else:
-                arrays[block.name] = array
-        return arrays
+                columns[block.name] = array
+        return columns
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the spec as JSON values."""

@@ -23,8 +23,9 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.sections import StopConfig
 from penstock.core.params import Floats
 from penstock.league.results import GameCounts
+from penstock.learner.latency_histogram import LatencyHistogram
 from penstock.learner.recorded_means import RecordedMeans
-from penstock.profiling.histogram import Histogram, add_spread, latency_figures
+from penstock.profiling.histogram import latency_figures
 from penstock.profiling.ledger import TimeLedger, by_learner_part, shares_between
 from penstock.replay.accounting import Accounting
 
@@ -345,7 +346,7 @@ class Progress:
         self.goal = ReturnGoal(stop, self.returns, self.clock)
         self.lag = LagHistogram()
         """Policy lag of what was trained on since the last `interval`."""
-        self.latency: Histogram = {}
+        self.latency = LatencyHistogram()
         """Time from an environment's step to its gradient, since the last `interval`."""
 
         self._local = LocalCounts()
@@ -410,13 +411,12 @@ class Progress:
         """
         self.lag.add(unrolls, self.version, updates)
 
-    def count_age(self, started_s: float, published_s: float, steps: int) -> None:
-        """Count the age of ``steps`` agent steps that are about to be trained on.
+    def count_ages(self, headers: npt.NDArray[np.void]) -> None:
+        """Count the ages of agent steps that are about to be trained on.
 
-        They were played evenly between the two times (CLOCK_MONOTONIC, seconds).
+        ``headers`` are the HEADER records of their slots, and are not changed any more.
         """
-        now_s = time.monotonic()
-        add_spread(self.latency, max(0.0, now_s - published_s), now_s - started_s, steps)
+        self.latency.add(headers, time.monotonic())
 
     def count_updates(self, updates: int) -> None:
         """Count optimizer steps."""
@@ -528,7 +528,6 @@ class Progress:
 
         lag = self.lag.take()
         lag_sum = sum(updates * steps for updates, steps in lag.items())
-        latency, self.latency = self.latency, {}
         return self.counts() | {
             "time_s": end.time_s,
             "interval_s": elapsed_s,
@@ -540,7 +539,7 @@ class Progress:
             "policy_lag_mean": lag_sum / lag.total() if lag else None,
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
-            **latency_figures(latency),
+            **latency_figures(self.latency.take()),
             "learner_wait_fraction": shares["wait_data"],
             "learner_compute_fraction": shares["compute"],
             "ledger": shares,

@@ -229,8 +229,7 @@ class Trainer(BaseTrainer[StagingBatch]):
 
         Returns its columns.
         """
-        for span in batch.spans:
-            self.progress.count_age(*span)
+        self.progress.count_ages(batch.headers)
         # By steps, the steps of each environment are spread over all updates of an epoch.
         updates = 1 if self._by_steps else self.config.learner.updates_per_batch
         self.progress.count_lag(batch.summary, updates)

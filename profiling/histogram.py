@@ -33,21 +33,6 @@ def upper_edge_s(bin_: int, floor_s: float = FLOOR_S) -> float:
     return floor_s * float(GROWTH**bin_)
 
 
-def add_spread(histogram: Histogram, least_s: float, most_s: float, count: float) -> None:
-    """Add ``count`` durations that are evenly spread over ``least_s`` to ``most_s``."""
-    first = bin_of(least_s)
-    last = bin_of(most_s)
-    count_per_s = count / max(most_s - least_s, 1e-12)
-
-    low_s = least_s
-    for bin_ in range(first, last):
-        high_s = upper_edge_s(bin_)
-        histogram[bin_] = histogram.get(bin_, 0.0) + (high_s - low_s) * count_per_s
-        low_s = high_s
-    last_count = count if first == last else (most_s - low_s) * count_per_s
-    histogram[last] = histogram.get(last, 0.0) + last_count
-
-
 def quantile(histogram: Mapping[int, float], q: float, floor_s: float = FLOOR_S) -> float | None:
     """Returns the duration in seconds that a share ``q`` of all does not exceed; None without any.
 

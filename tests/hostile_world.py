@@ -159,7 +159,7 @@ class World:
         self.accounting = Accounting(MAX_STEPS)
         self.others = StreamTracker(self.accounting)
         self._queue = SlotQueue(self.store, self.accounting, max_policy_lag=1000)
-        self._batch = StagingBatch(SPEC, 1, torch.device("cpu"))
+        self._batch = StagingBatch(SPEC, 1, torch.device("cpu"), store=self.store)
         self._progress = Progress(StopConfig(), 1)
         self._ledger = TimeLedger()
         self.page, descriptor = StatusPage.create()
@@ -201,8 +201,7 @@ class World:
                 (int(header["actor"]), int(header["sequence"]), self._batch.steps, arrays)
             )
             progress.start(self._batch.started_s)
-            for span in self._batch.spans:
-                progress.count_age(*span)
+            progress.count_ages(self._batch.headers)
             progress.count_unrolls(UnrollSummary.of(arrays), self._batch.steps)
             progress.count_lag(UnrollSummary.of(arrays), 1)
             self.accounting.trained += self._batch.steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +18,23 @@ import torch
 
 from penstock.algos.slots import UnrollSummary
 from penstock.core.cores import usable_cores
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import HEADER, Column, SlotSpec
 from penstock.device.choice import device_of
 from penstock.device.transfers import DeviceUploader, Upload
-from penstock.transport.shm.store import Slot
+from penstock.transport.shm.store import Slot, SlotStore
 
 Array = npt.NDArray[Any]
 ArrayCopy = tuple[Array, Array]
 """A target and its source, of one shape. A tuple, as a batch needs one for each slot and column."""
 
+# Blocks of at most so many bytes a slot are taken for all slots at once, as each copy of a column of
+# one slot costs about 1 us, whatever its size. The bytes of larger ones would be copied twice.
+SMALL_BLOCK_NBYTES = 1 << 14
 # A smaller copy is done before another thread has woken up.
 LARGE_NBYTES = 1 << 18
 # Most threads that gather for a GPU, and cores for each of them.
 MOST_THREADS = 4
 CORES_PER_THREAD = 4
-
-
-class Span(NamedTuple):
-    """The time over which the ``steps`` of a slot were played, CLOCK_MONOTONIC seconds."""
-
-    started_s: float
-    published_s: float
-    steps: int
 
 
 class StagingBatch:
@@ -52,6 +47,7 @@ class StagingBatch:
         device: torch.device,
         copier: Copier | None = None,
         record: Sequence[str] = (),
+        store: SlotStore | None = None,
     ) -> None:
         """Allocate the batch.
 
@@ -61,20 +57,19 @@ class StagingBatch:
             device: on which the learner computes.
             copier: its threads gather; by default only the calling one.
             record: the keys of `env.record`.
+            store: in which all slots lie, so that small ones are gathered together; None where
+                each slot has its own memory.
         """
         self._device = device_of(device)
         self._copier = copier or Copier(1)
         self._envs = spec.envs
         self._record = record
-        self._slots: list[int] = []
-        """Indices of the slots that it was gathered from."""
-        self._per_slot = {c.name for c in spec.columns if c.rows == "slot"}
-        """Columns that have no rows, and whose first axis is that of environments."""
+        self._store = store
+        self._slots: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        """Indices of the slots that it was gathered from, ``[slots]``."""
 
         self._host = {
-            c.name: self._device.host_memory(
-                (*spec.rows_of(c)[:-1], slots * spec.envs, *c.shape), torch_dtype(c.dtype)
-            )
+            c.name: self._device.host_memory(_batch_shape(spec, c, slots), torch_dtype(c.dtype))
             for c in spec.columns
         }
         """The columns in the host's memory, which is pinned on a GPU."""
@@ -82,6 +77,22 @@ class StagingBatch:
         """The same memory, as arrays."""
         self.tensors = {name: self._device.memory_for(host) for name, host in self._host.items()}
         """The columns on the device; on a CPU they share memory with ``arrays``."""
+
+        self._targets = {
+            c.name: _split_by_slot(self.arrays[c.name], spec, c, slots) for c in spec.columns
+        }
+        """The arrays by slot, ``[slots, *]`` before the axes of `Column`."""
+        self._small_blocks = {
+            block.name: np.empty((slots, *block.shape), block.dtype)
+            for block in spec.blocks
+            if store is not None and block.nbytes <= SMALL_BLOCK_NBYTES
+        }
+        """Memory for the small blocks of all slots, ``[slots, *block.shape]`` each."""
+        small_columns = spec.columns_of(self._small_blocks)
+        self._small_copies = [
+            (self._targets[name], column) for name, column in small_columns.items()
+        ]
+        self._large_columns = [name for name in self.arrays if name not in small_columns]
 
         self._uploader = DeviceUploader(self._device)
         self._uploader.follow()  # the current stream may use this memory until now
@@ -95,8 +106,8 @@ class StagingBatch:
         """Policy version of the learner when the batch was gathered."""
         self.started_s = 0.0
         """When its oldest slot was begun (CLOCK_MONOTONIC of its writer)."""
-        self.spans: list[Span] = []
-        """The time over which each slot was played."""
+        self.headers: npt.NDArray[np.void] = np.empty(0, HEADER)
+        """The HEADER records of its slots, ``[slots]``."""
         self.summary: UnrollSummary
         """Returns and versions of the unrolls, after the first `gather`."""
 
@@ -106,20 +117,36 @@ class StagingBatch:
         if self._upload is not None:
             self._upload.wait()  # it still reads the pinned memory
 
-        copies = []
-        for i, slot in enumerate(slots):
-            envs = slice(i * self._envs, (i + 1) * self._envs)
-            for name, array in self.arrays.items():
-                target = array[envs] if name in self._per_slot else array[:, envs]
-                copies.append((target, slot.columns[name]))
-        self._copier(copies)
+        self._slots = np.array([slot.index for slot in slots], np.int64)
+        self._copy_columns(slots)
 
-        self._slots = [slot.index for slot in slots]
-        self.steps = sum(int(slot.header["steps"]) for slot in slots)
-        self.spans = [Span(*(slot.header[name].item() for name in Span._fields)) for slot in slots]
-        self.started_s = min(span.started_s for span in self.spans)
+        self.headers = self._headers_of(slots)
+        self.steps = sum(self.headers["steps"].tolist())
+        self.started_s = float(self.headers["started_s"].min())
         self._upload = self._uploader.fill(self.tensors, self._host)
         self.summary = UnrollSummary.of(self.arrays, self._record)
+
+    def _copy_columns(self, slots: Sequence[Slot]) -> None:
+        """Copy the columns of slots: those of small blocks together, the others one by one."""
+        copies = [
+            (self._targets[name][i], slot.columns[name])
+            for i, slot in enumerate(slots)
+            for name in self._large_columns
+        ]
+        self._copier(copies)
+
+        if self._small_blocks:
+            assert self._store is not None, "without a store each slot has its own memory"
+            for name, taken in self._small_blocks.items():
+                # With a mode that changes no valid index, numpy needs no further copy.
+                self._store.blocks[name].take(self._slots, axis=0, out=taken, mode="clip")
+            _copy(self._small_copies)
+
+    def _headers_of(self, slots: Sequence[Slot]) -> npt.NDArray[np.void]:
+        """Returns copies of the HEADER records of slots, ``[slots]``."""
+        if self._store is not None:
+            return self._store.headers[self._slots]
+        return np.stack([slot.header for slot in slots])
 
     @property
     def keys(self) -> npt.NDArray[np.int64]:
@@ -127,7 +154,7 @@ class StagingBatch:
 
         The slots are free again, as unrolls are trained on once.
         """
-        first_keys = np.array(self._slots, np.int64) * self._envs
+        first_keys = self._slots * self._envs
         keys: npt.NDArray[np.int64] = np.add.outer(first_keys, np.arange(self._envs)).reshape(-1)
         return keys
 
@@ -144,6 +171,19 @@ class StagingBatch:
         """Note that the learner has queued its last use; the next upload waits for that."""
         self._uploader.follow()
         self.steps = 0
+
+
+def _batch_shape(spec: SlotSpec, column: Column, slots: int) -> tuple[int, ...]:
+    """Returns the shape of a column in a batch: the last axis of its rows has those of all slots."""
+    *rows, last = spec.rows_of(column)
+    return (*rows, slots * last, *column.shape)
+
+
+def _split_by_slot(array: Array, spec: SlotSpec, column: Column, slots: int) -> Array:
+    """Returns a column of a batch as ``[slots, *]`` before the axes of `Column`, without a copy."""
+    *rows, last = spec.rows_of(column)
+    split = array.reshape(*rows, slots, last, *column.shape)
+    return np.moveaxis(split, len(rows), 0)
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -119,6 +119,7 @@ class UnrollSource:
                 device=consumer.device,
                 copier=self._copier,
                 record=config.env.record,
+                store=self.store,
             )
             for _ in range(ahead + 1)
         ]

@@ -301,6 +301,8 @@ class SlotStore:
         """The slots that exist, by index."""
         self.blocks = self.geometry.blocks(self.arena)
         """The memory of all slots, by block."""
+        self.headers = self.geometry.headers(self.arena)
+        """The HEADER records of all slots, ``[slots]``."""
         self.filled_event = os.eventfd(0, EVENT_FLAGS)
         """The eventfd that wakes the consumer when slots were filled."""
         self.ready: deque[int] = deque()
