@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from penstock.core.specs import Column, SlotSpec
 from penstock.replay.accounting import Accounting
@@ -28,6 +28,14 @@ LANES = 256
 
 # Steps of a slot, where the caller gives none.
 DEFAULT_UNROLL = 20
+
+
+class WaitingSlot(NamedTuple):
+    """A slot that arrived, with those values of its header that are read often."""
+
+    slot: Slot
+    version: int
+    steps: int
 
 
 class SlotQueue:
@@ -58,7 +66,7 @@ class SlotQueue:
         self._overflow = overflow
         self._deep = deep
 
-        self._waiting: list[Slot] = []
+        self._waiting: list[WaitingSlot] = []
         """Slots that arrived and were neither taken nor dropped, the oldest first."""
 
     def take(self, count: int, version: int) -> list[Slot]:
@@ -82,24 +90,23 @@ class SlotQueue:
             self._store.lend_one_more()
             return []
 
-        slots = self._waiting[:count]
+        taken = self._waiting[:count]
         self._waiting = self._waiting[count:]
-        return slots
+        return [waiting.slot for waiting in taken]
 
     def in_flight_steps(self) -> int:
         """Agent steps that arrived and were neither taken nor dropped."""
         self.collect()
-        return sum(int(slot.header["steps"]) for slot in self._waiting)
+        return sum(waiting.steps for waiting in self._waiting)
 
     def waiting(self) -> list[Slot]:
         """The slots that arrived and were neither taken nor dropped, the oldest first."""
         self.collect()
-        return list(self._waiting)
+        return [waiting.slot for waiting in self._waiting]
 
     def release(self, slots: list[Slot]) -> None:
         """Free slots that were taken, once they are copied."""
-        for slot in slots:
-            self._store.release(slot.index)
+        self._store.release(*(slot.index for slot in slots))
 
     def collect(self) -> None:
         """Take in slots that were filled since; the accounting counts them here."""
@@ -109,8 +116,9 @@ class SlotQueue:
             slot = self._store.slots[ready.popleft()]
             if self._deep:
                 self._store.hold_slot(slot.index)
-            self._accounting.arrived(slot.header)
-            self._waiting.append(slot)
+            header = slot.header
+            self._accounting.arrived(header)
+            self._waiting.append(WaitingSlot(slot, int(header["version"]), int(header["steps"])))
 
         # Slots that are kept do not count as their writers', which may have others now.
         if self._deep:
@@ -122,19 +130,17 @@ class SlotQueue:
         They are searched behind fresh slots too: a suspended actor's slots arrive after those of
         the others.
         """
-        old = [slot for slot in self._waiting if self._lag(slot, version) > self._max_policy_lag]
-        for slot in old:
-            self._waiting.remove(slot)
-            self._drop("lag", slot)
+        oldest_version = version - self._max_policy_lag
+        old = [waiting for waiting in self._waiting if waiting.version < oldest_version]
+        if old:
+            self._waiting = [slot for slot in self._waiting if slot.version >= oldest_version]
+        for waiting in old:
+            self._drop("lag", waiting)
 
-    def _lag(self, slot: Slot, version: int) -> int:
-        """By how many versions a learner at ``version`` is ahead of the policy of a slot."""
-        return version - int(slot.header["version"])
-
-    def _drop(self, reason: str, slot: Slot) -> None:
+    def _drop(self, reason: str, waiting: WaitingSlot) -> None:
         """Count the steps of a slot by the reason for which it is dropped, and free it."""
-        self._accounting.dropped[reason] += int(slot.header["steps"])
-        self._store.release(slot.index)
+        self._accounting.dropped[reason] += waiting.steps
+        self._store.release(waiting.slot.index)
 
 
 class TrajectoryQueue:

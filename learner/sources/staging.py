@@ -27,8 +27,8 @@ Array = npt.NDArray[Any]
 ArrayCopy = tuple[Array, Array]
 """A target and its source, of one shape. A tuple, as a batch needs one for each slot and column."""
 
-# Blocks of at most so many bytes a slot are taken for all slots at once, as each copy of a column of
-# one slot costs about 1 us, whatever its size. The bytes of larger ones would be copied twice.
+# Blocks of at most so many bytes a slot are taken for all slots at once, as numpy needs about 1 us
+# for a small copy of any size. Of larger blocks, copying the bytes twice costs more.
 SMALL_BLOCK_NBYTES = 1 << 14
 # A smaller copy is done before another thread has woken up.
 LARGE_NBYTES = 1 << 18
@@ -174,7 +174,7 @@ class StagingBatch:
 
 
 def _batch_shape(spec: SlotSpec, column: Column, slots: int) -> tuple[int, ...]:
-    """Returns the shape of a column in a batch: the last axis of its rows has those of all slots."""
+    """Returns the shape of a column in a batch, whose last axis of rows has those of all slots."""
     *rows, last = spec.rows_of(column)
     return (*rows, slots * last, *column.shape)
 

@@ -316,6 +316,8 @@ class SlotStore:
         self._free: deque[int] = deque(range(slots))  # in the order in which they will be lent
         self._lanes: dict[int, _Lane] = {}
         self._lane_of: dict[int, _Lane] = {}  # by slot that counts against a lane
+        self._sleeping: set[int] = set()
+        """Events of the lanes that were lent slots, and whose writers are not woken yet."""
         self._turn = 0  # counts the lanes that had their turn
 
     def set_quota(self, slots: int) -> None:
@@ -411,12 +413,13 @@ class SlotStore:
         """Hold a slot from `ready` until `release`, without counting it against its lane."""
         self._lane_of.pop(slot).held -= 1
 
-    def release(self, slot: int) -> None:
-        """Free a slot that came from `ready`, and lend what is free."""
-        lane = self._lane_of.pop(slot, None)
-        if lane is not None:
-            lane.held -= 1
-        self._free.append(slot)
+    def release(self, *slots: int) -> None:
+        """Free slots that came from `ready`, and lend what is free."""
+        for slot in slots:
+            lane = self._lane_of.pop(slot, None)
+            if lane is not None:
+                lane.held -= 1
+            self._free.append(slot)
         self.lend()
 
     @property
@@ -465,16 +468,21 @@ class SlotStore:
             self._free = deque(slots)
             for _ in slots:
                 self._give(lane)
+        self._wake_writers()
         self._free = deque(free)
         self._turn = int(loans["turn"])
 
     def lend(self) -> None:
         """Give free slots to lanes that want them, in turn; within `quota` if there is one."""
         lanes = self._open_lanes()
-        if self.quota is not None:
+        if self.quota is None:
+            self._lend_in_turn(lanes)
+        else:
             self._lend_quota(lanes)
-            return
+        self._wake_writers()
 
+    def _lend_in_turn(self, lanes: list[_Lane]) -> None:
+        """Lend what is free, one slot to each lane that wants more."""
         satisfied = 0  # lanes in a row that want no more
         while lanes and satisfied < len(lanes) and (self._free or self._grow(lanes)):
             self._turn += 1
@@ -535,15 +543,23 @@ class SlotStore:
         lanes = [lane for lane in self._lanes.values() if lane.words.want > 0]
         if self._free and self._below_quota and lanes and not any(lane.lent for lane in lanes):
             self._give(min(lanes, key=lambda lane: lane.held))
+            self._wake_writers()
 
     def _give(self, lane: _Lane) -> None:
-        """Lend the first free slot to a lane, and wake its writer."""
+        """Lend the first free slot to a lane; `_wake_writers` has to follow."""
         slot = self._free.popleft()
         lane.lent.add(slot)
         lane.held += 1
         self._lane_of[slot] = lane
         lane.words.lent.push(slot)
-        os.eventfd_write(lane.event, 1)
+        self._sleeping.add(lane.event)
+
+    def _wake_writers(self) -> None:
+        """Wake the writers that were lent slots: once for many slots, as each call of the system
+        lets another thread take the interpreter lock."""
+        for event in self._sleeping:
+            os.eventfd_write(event, 1)
+        self._sleeping.clear()
 
     @property
     def lacks_slots(self) -> bool:
