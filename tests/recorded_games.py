@@ -198,6 +198,7 @@ class RecordedGames:
         seed: int,
         games: int,
         *,
+        store: SlotStore | None = None,
         slots: int = 12,
         faults: float = 0.03,
         leaves: float = 0.01,
@@ -207,7 +208,7 @@ class RecordedGames:
         self.policy = policy
         self.spec = slot_spec(policy.config, policy.info)
         algo = policy.config.algo
-        self.store = SlotStore(self.spec, slots, shared=False)
+        self.store = store or SlotStore(self.spec, slots, shared=False)
         writer = self.store.local_writer(self.store.open_lane(want=slots))
         self.recorder = Recorder(
             policy.config,
@@ -280,7 +281,7 @@ class RecordedGames:
         self.service.load(self.weights[-1], Stamp(GENERATION, len(self.weights) - 1))
 
     def learn(self) -> None:
-        """Take the slots that were published, and lend their memory again."""
+        """Take the slots that were published, lend their memory again, and publish what waits."""
         self.store.collect()
         while self.store.ready:
             slot = self.store.slots[self.store.ready.popleft()]

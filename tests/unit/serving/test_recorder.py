@@ -74,19 +74,21 @@ def check_decisions(policy: LoadedPolicy, columns: dict[str, Array], rows: list[
             assert not columns["action"][t].any()
 
 
-def log_probs(net: ActorCritic, columns: dict[str, Array]) -> Array:
-    """Those of all recorded actions of a slot, by the network of a learner, ``[T]``."""
+def log_probs(net: ActorCritic, slots: list[Published]) -> Array:
+    """Those of all recorded actions of slots, by the network of a learner, ``[slots, T]``."""
     batch = {
-        name: torch.from_numpy(np.ascontiguousarray(columns[name]))[:, None]
+        name: torch.from_numpy(np.stack([slot.columns[name] for slot in slots], axis=1))
         for name in ("obs", "action", "alive")
     }
-    if "core_state" in columns:
-        batch["core_state"] = torch.from_numpy(columns["core_state"].copy())
+    if "core_state" in slots[0].columns:
+        states = np.concatenate([slot.columns["core_state"] for slot in slots])
+        batch["core_state"] = torch.from_numpy(states)
     with torch.inference_mode():
         outputs, _, mask = unrolled(net, batch, slice(None))
-        steps = len(columns["action"])
-        policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
-        return np.asarray(policy.logp(batch["action"].flatten(0, 1)))
+        rows = batch["action"].shape[0] * len(slots)
+        policy = distribution(net.actions, outputs[:rows], None if mask is None else mask[:rows])
+        logp = policy.logp(batch["action"].flatten(0, 1))
+    return np.asarray(logp).reshape(-1, len(slots)).T
 
 
 def net_of(policy: LoadedPolicy, weights: Float32) -> Any:
@@ -109,57 +111,55 @@ def test_slots_of_random_games_are_those_of_their_logs(
     target: str, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     policy = recorded_policy(tmp_path, target, *NO_REWARD_CHANGE, *overrides)
-    games = RecordedGames(policy, seed=1, games=32)
-    for _ in range(150):
+    games = RecordedGames(policy, seed=1, games=30)
+    for _ in range(100):
         games.turn()
     games.finish()
 
     assert games.held_turns
     assert min(games.seen[kind] for kind in ("fault", "seat left", "game left")) > 10
     assert len(games.weights) > 5
-    nets = [net_of(policy, weights) for weights in games.weights]
-    is_recurrent = policy.batch_policy.state_size > 0
+    pairs: list[tuple[Published, ExpectedSlot]] = []
     for place, log in games.logs.items():
         slots = games.published[place]
         expected = expected_slots(log, policy.config.actors.unroll)
         check_headers(slots, place)
-        assert len(slots) == len(expected)
-        for slot, expected_slot in zip(slots, expected, strict=True):
-            check_rows(policy, slot, expected_slot)
-            if not is_recurrent:
-                check_log_probs(nets, slot.columns, expected_slot.rows)
+        pairs += zip(slots, expected, strict=True)
+    for slot, expected_slot in pairs:
+        check_rows(policy, slot, expected_slot)
+    if not policy.batch_policy.state_size:
+        check_log_probs(policy, games.weights, pairs)
 
 
-def check_log_probs(nets: list[Any], columns: dict[str, Array], rows: list[Row]) -> None:
+def check_log_probs(
+    policy: LoadedPolicy, weights: list[Float32], pairs: list[tuple[Published, ExpectedSlot]]
+) -> None:
     """Those of each row, by the weights of its version; 0 where the policy decided nothing."""
-    by_version = {
-        version: log_probs(nets[version], columns)
-        for version in np.unique(columns["policy_version"])
-    }
-    for t, row in enumerate(rows):
-        expected = 0.0
-        if row.decision is not None:
-            expected = by_version[row.decision.version][t]
-        elif row.is_last_look:
-            expected = by_version[columns["policy_version"][t]][t]
-        np.testing.assert_allclose(columns["behaviour_logp"][t], expected, atol=2e-5, rtol=1e-5)
+    slots = [slot for slot, _ in pairs]
+    versions = np.stack([slot.columns["policy_version"] for slot in slots])
+    recorded = np.stack([slot.columns["behaviour_logp"] for slot in slots])
+    rows = [row for _, expected in pairs for row in expected.rows]
+    is_decided = np.array([row.decision is not None or row.is_last_look for row in rows])
+    is_decided = is_decided.reshape(versions.shape)
+    for version in np.unique(versions):
+        computed = log_probs(net_of(policy, weights[version]), slots)
+        chosen = is_decided & (versions == version)
+        np.testing.assert_allclose(recorded[chosen], computed[chosen], atol=2e-5, rtol=1e-5)
+    repeats = np.array([row.repeats for row in rows]).reshape(versions.shape)
+    assert not recorded[~is_decided & ~repeats].any()
 
 
 def test_a_recurrent_learner_computes_the_recorded_log_probabilities(tmp_path: Path) -> None:
     overrides = ("actors.unroll=9", "model.core=lstm", "model.core_size=16")
     policy = recorded_policy(tmp_path, "cartpole", *overrides)
     games = RecordedGames(policy, seed=2, games=20, changes_weights=False)
-    for _ in range(200):
+    for _ in range(100):
         games.turn()
     games.finish()
 
-    net = net_of(policy, games.weights[0])
-    steps = 0
-    for slot in (slot for slots in games.published.values() for slot in slots):
-        alive = slot.columns["alive"]
-        computed = log_probs(net, slot.columns)
-        np.testing.assert_allclose(
-            slot.columns["behaviour_logp"][alive], computed[alive], rtol=0, atol=1e-5
-        )
-        steps += int(alive.sum())
-    assert steps > 1000
+    slots = [slot for slots in games.published.values() for slot in slots]
+    computed = log_probs(net_of(policy, games.weights[0]), slots)
+    recorded = np.stack([slot.columns["behaviour_logp"] for slot in slots])
+    alive = np.stack([slot.columns["alive"] for slot in slots])
+    assert alive.sum() > 1000
+    np.testing.assert_allclose(recorded[alive], computed[alive], rtol=0, atol=1e-5)
