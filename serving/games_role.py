@@ -303,7 +303,7 @@ class GamesProcess:
         """Publish the unrolls in progress, as far as the learner lends slots for them."""
         self._recorder.flush_all()
         deadline_s = time.monotonic() + self._config.run.grace_s / 2
-        while self._recorder.waiting and time.monotonic() < deadline_s:
+        while self._recorder.held and time.monotonic() < deadline_s:
             if self._link.learner_gone():
                 return
             self._ctx.status.beat()
@@ -326,6 +326,6 @@ class GamesProcess:
             coded_nbytes=self._port.received_nbytes,
             games=len(self._port.games),
             playing=recorder.playing,
-            waiting=recorder.waiting,
+            held=recorder.held,
             streams=(),
         )
