@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig
 from penstock.envs.seats import Seating, turns_of
 
@@ -42,19 +41,12 @@ class MatchDraws:
         """Read the shares.
 
         Args:
-            league: the config's section, with matches against chairs.
+            league: the config's section, with matches against chairs alone.
             seating: of the games.
 
         Raises:
-            UserError: as `turns_of`, or for shares of scripted players, whom these games do not
-                have here.
+            UserError: as `turns_of`.
         """
-        if league.bots:
-            raise UserError(
-                f"league.bots has {', '.join(league.bots)}, and games that connect have no "
-                "scripted players here; leave it out, and let the game play such a seat itself, "
-                "without rows for it"
-            )
         chairs = league.chair_count
         self.turns = turns_of(seating, league.seats)
         """The seats that learn in a match, in turn by the matches against a chair."""

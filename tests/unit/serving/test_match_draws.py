@@ -7,7 +7,6 @@ import heapq
 import numpy as np
 import pytest
 
-from penstock.configs.errors import UserError
 from penstock.configs.league import LeagueConfig
 from penstock.envs.seats import Seating
 from penstock.serving.match_draws import MIRROR, MatchDraws
@@ -67,8 +66,3 @@ def test_sides_take_turns_against_each_chair() -> None:
         turns.setdefault(opponent, []).append(turn)
     for chair in (1, 2, 3):
         assert turns[chair] == [i % 2 for i in range(len(turns[chair]))]
-
-
-def test_scripted_players_are_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"league.bots has random, .* scripted players .* leave it"):
-        MatchDraws(LeagueConfig(mirror=0.5, bots={"random": 0.5}), DUEL)
