@@ -153,8 +153,8 @@ def _sides(content: dict[str, Any], seats: int) -> tuple[int, ...] | None:
     if not is_list or not all(type(side) is int for side in sides):
         raise MessageError(
             "sides",
-            f"sides is {str(sides)[:SHOWN_LENGTH]}; give the side of each seat of one game, counted "
-            "from 0, as in [0, 1]",
+            f"sides is {str(sides)[:SHOWN_LENGTH]}; give the side of each seat of one game, as in "
+            "[0, 1]",
         )
     if sorted({*sides}) != [*range(len({*sides}))]:
         raise MessageError(

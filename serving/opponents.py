@@ -13,8 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 from penstock.algos.batch_policy import BatchPolicy
+from penstock.algos.samples import network_shape
+from penstock.configs.schema import Config
 from penstock.core.draws import NO_DRAW, draw_number
 from penstock.core.interfaces import ReadPolicy
+from penstock.core.observations import Spaces
 from penstock.core.params import Array, Float32, Stamp
 from penstock.serving.match_draws import MIRROR
 from penstock.serving.seats import Indices
@@ -22,6 +25,29 @@ from penstock.serving.seats import Indices
 MOST_DRAWS = 4
 NO_POLICY = -1
 """The number of the policy that plays against nobody."""
+
+
+def make_opponents(config: Config, spaces: Spaces, most_games: int, seed: int) -> Opponents:
+    """Returns the opponents of games of several sides, without weights.
+
+    Args:
+        config: of a run with matches against chairs.
+        spaces: of its games.
+        most_games: at the same time.
+        seed: of the random numbers of their actions.
+    """
+    seeds = np.random.SeedSequence(seed)
+
+    def make(weights: Float32) -> BatchPolicy:
+        [own_seed] = seeds.spawn(1)
+        return BatchPolicy(config, spaces, weights, int(own_seed.generate_state(1)[0]))
+
+    return Opponents(
+        chairs=config.league.chair_count,
+        size=network_shape(config, spaces).layout.size,
+        games=most_games,
+        make=make,
+    )
 
 
 class Opponents:

@@ -22,6 +22,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -225,6 +226,7 @@ class Recorder:
         terminated: Bools,
         truncated: Bools,
         observations: Array,
+        recorded: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Record what came of the last decisions.
 
@@ -234,6 +236,7 @@ class Recorder:
             terminated: whether the episode has ended, ``[B]``.
             truncated: whether it was cut off, ``[B]``.
             observations: what is seen now, packed, ``[B, *shape]``.
+            recorded: further columns of these rows, ``[B]``.
         """
         row = seats * self._unroll + self._t[seats]
         sums = self._sums[seats]
@@ -251,6 +254,8 @@ class Recorder:
         columns["episode_length"].put(row, sums[:, 1])
         if RETURN in columns:
             columns[RETURN].put(row, sums[:, 2])
+        for name, values in recorded.items():
+            columns[name].put(row, values)
         ended = terminated | truncated
         if ended.any():
             columns["terminated"].put(row, terminated)
