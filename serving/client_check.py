@@ -55,6 +55,8 @@ BYTE_PAUSE_S = 0.0002
 # There is a pause after each of the first bytes of a message, and after every so many others.
 PAUSED_NBYTES = 12
 SHUT_S = 0.3  # during which nobody listens
+# JSON escapes some of it, and WELCOME has a key that no client knows.
+RUN_NAME = 'a "run" of \\check-client, für alle'
 RST = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
 FLAG_NAMES = {0: "goes on", 1: "first", 2: "terminated", 4: "truncated", 8: "leaves"}
 
@@ -340,9 +342,10 @@ class PartCheck:
         content = {
             "protocol": PROTOCOL,
             **describe_layouts(self._rule.layout, self._action_layout),
-            "policy": {"run": "check-client", "env": self._part.name, "play": "sampled"},
+            "policy": {"run": RUN_NAME, "env": self._part.name, "play": "sampled"},
             "seats": SEATS,
             "learns": True,
+            "later": [{"row": 7}, None, -1.5e3],
         }
         self._peer.send(json_message(GameMessageKind.WELCOME, content), singly=singly)
 
