@@ -305,6 +305,7 @@ class GamesProcess:
         if not ctx.incarnation:
             logger.info("%s", connection_note(self._listen, port))
         ctx.report("ready")
+        self._report()
         ctx.status.phase = Phase.RECEIVING
 
     async def _work_until_the_end(self, serving: asyncio.Task[None]) -> None:
@@ -364,7 +365,6 @@ class GamesProcess:
             raw_nbytes=recorder.nbytes,
             coded_nbytes=self._port.received_nbytes,
             games=len(self._port.games),
-            playing=recorder.playing,
             held=recorder.held,
             streams=(),
         )

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algos.slots import OPPONENT, OUTCOME
-from penstock.core.observations import UNBOUNDED
 from penstock.core.params import Array, Float32, Stamp
 from penstock.envs.space_difference import difference
-from penstock.envs.space_json import SPACE_NBYTES, brief_spaces, claimed_nbytes, to_json
+from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
@@ -34,7 +33,7 @@ from penstock.serving.messages import (
 )
 from penstock.serving.opponents import NO_POLICY, Opponents
 from penstock.serving.recorder import Recorder
-from penstock.serving.rows import ObservationReader, RowLayout, Rows
+from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
     DECIDE,
     END,
@@ -217,14 +216,8 @@ class Service:
 
     def describe(self) -> dict[str, Any]:
         """Returns the policy, the spaces and the layouts of rows, as JSON."""
-        observation, action = brief_spaces(self.policy.observation_space, self.policy.action_space)
         return {
-            "observation": _with_finite_bounds(observation),
-            "action": _with_finite_bounds(action),
-            "row": self.observations.layout.to_json(),
-            "row_nbytes": self.observations.layout.nbytes,
-            "action_row": self.actions.to_json(),
-            "action_nbytes": self.actions.nbytes,
+            **describe_layouts(self.observations.layout, self.actions),
             "policy": {
                 "run": self.name,
                 "env": self.policy.config.env.id,
@@ -499,14 +492,3 @@ class Service:
         all_states[is_own] = own_state
         all_states[~is_own] = next_state
         return all_actions, all_states
-
-
-def _with_finite_bounds(encoded: Any) -> Any:
-    """Returns a space as JSON without infinity, which JavaScript does not read."""
-    if isinstance(encoded, dict):
-        return {kind: _with_finite_bounds(content) for kind, content in encoded.items()}
-    if isinstance(encoded, list):
-        return [_with_finite_bounds(inner) for inner in encoded]
-    if isinstance(encoded, float):
-        return min(max(encoded, -UNBOUNDED), UNBOUNDED)
-    return encoded
