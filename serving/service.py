@@ -269,7 +269,7 @@ class Service:
 
         Returns: the packed observations, and the rows at fault.
         """
-        packed, reasons = self.observations.read(observations)
+        packed, reasons = self.observations.read(observations, goes_on)
         if reasons:
             self.seats.fail(seat[list(reasons)])
         if goes_on is None:

@@ -21,7 +21,7 @@ ROUNDS = 10  # of a game of rock, paper, scissors
 GAMES = 8
 LEAGUE = (
     *("actors.unroll=8", "actors.envs=32", "league.mirror=0", "league.chairs=3"),
-    *("league.games=20", "league.snapshot_steps=3000", "league.snapshot_win_rate=null"),
+    *("league.games=20", "league.snapshot_steps=1500", "league.snapshot_win_rate=null"),
     *("run.interval_s=0.2", "run.grace_s=30", "checkpoint.every_steps=20"),
 )
 
@@ -65,7 +65,7 @@ def test_each_game_against_the_pool_is_counted_once(
     penstock: Penstock, tmp_path: Path, port: int, results: Path
 ) -> None:
     folder = tmp_path / "run"
-    command = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=12000")
+    command = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=6000")
     code, summary, err = command.end()
     assert code == 0, err
     assert_balanced(summary)
@@ -86,10 +86,10 @@ def test_a_killed_service_and_a_killed_learner_leave_games_and_league_going_on(
     penstock: Penstock, tmp_path: Path, port: int, results: Path
 ) -> None:
     folder = tmp_path / "run"
-    command = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=40000")
+    command = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=10000")
     for role in ("connector-0", "learner-0"):
         before = played(results)
-        command.wait_until(lambda before=before: played(results) > before + 100)
+        command.wait_until(lambda before=before: played(results) > before + 50)
         pid = command.pid_of(role)
         os.kill(pid, signal.SIGKILL)
         command.wait_until(lambda role=role, pid=pid: command.pid_of(role) not in (0, pid))
@@ -107,20 +107,20 @@ def test_a_resumed_run_goes_on_with_its_pool_and_results(
     penstock: Penstock, tmp_path: Path, port: int, results: Path
 ) -> None:
     folder = tmp_path / "run"
-    code, _, err = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=8000").end()
+    code, _, err = serve_env(penstock, port, f"run.dir={folder}", "stop.env_steps=4000").end()
     assert code == 0, err
     saved = league_state(folder)
     assert saved is not None
-    assert saved["games"] > 200
+    assert saved["games"] > 100
     members = pool_ids(folder / "pool")
 
-    arguments = ("--resume", "must", f"run.dir={folder}", "stop.env_steps=16000")
+    arguments = ("--resume", "must", f"run.dir={folder}", "stop.env_steps=8000")
     code, summary, err = serve_env(penstock, port, *arguments).end()
     assert code == 0, err
     assert_balanced(summary)
     resumed = league_state(folder)
     assert resumed is not None
-    assert resumed["games"] > saved["games"] + 200
+    assert resumed["games"] > saved["games"] + 100
     assert resumed["session"] > saved["session"]
     assert_pool_grew(members, folder / "pool")
 
@@ -130,7 +130,7 @@ def test_a_run_without_a_target_takes_the_sides_from_its_first_game(
 ) -> None:
     folder = tmp_path / "run"
     bind = ("--bind", f"tcp://127.0.0.1:{port}")
-    options = (f"run.dir={folder}", "algo.name=ppo", "stop.env_steps=6000")
+    options = (f"run.dir={folder}", "algo.name=ppo", "stop.env_steps=4000")
     code, summary, err = penstock("serve-env", *bind, "--json", *LEAGUE, *options).end()
     assert code == 0, err
     assert_balanced(summary)
