@@ -167,7 +167,9 @@ class ObservationReader:
         needs_action = None if acts is None else acts[None]
         if find_bad_observation(packed[None], self._packer.parts, needs_action, self._counts):
             bad_rows = np.flatnonzero(~self._are_sound(packed, acts))
-            _note(faults, bad_rows, lambda row: self._describe(packed[row]))
+            _note(
+                faults, bad_rows, lambda row: self._describe(packed[row], acts is None or acts[row])
+            )
         return packed, faults
 
     def _mend_choices(self, observations: Any) -> dict[int, str]:
@@ -202,9 +204,10 @@ class ObservationReader:
                 sound &= np.isfinite(array).reshape(len(packed), -1).all(1)
         return sound
 
-    def _describe(self, packed_row: Array) -> str:
-        """Returns what is wrong with one packed row, in words."""
-        words = find_bad_observation(packed_row[None, None], self._packer.parts, None, self._counts)
+    def _describe(self, packed_row: Array, acts: bool) -> str:
+        """Returns what is wrong with one packed row, in which a seat ``acts`` or not, in words."""
+        row = packed_row[None, None]
+        words = find_bad_observation(row, self._packer.parts, np.array([[acts]]), self._counts)
         assert words is not None
         # The words name the place in a vector of environments, which a game does not know.
         words = words.replace("environment 0's", "its").removesuffix(" in row 0")
