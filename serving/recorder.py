@@ -22,6 +22,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -170,6 +171,15 @@ class Recorder:
         """The number of places whose unrolls wait."""
         return len({unroll.place for unroll in self._waiting})
 
+    def figures(self) -> dict[str, int]:
+        """Returns the counts that the page shows."""
+        return {
+            "slots": self.slots,
+            "steps": self.steps,
+            "playing": self.playing,
+            "held": self.held,
+        }
+
     # ------------------------------------------------------------------------------ rows
 
     def first(self, seats: Indices, observations: Array) -> None:
@@ -229,6 +239,7 @@ class Recorder:
         terminated: Bools | None,
         truncated: Bools | None,
         observations: Array,
+        recorded: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Record what came of the last decisions.
 
@@ -238,6 +249,7 @@ class Recorder:
             terminated: whether the episode has ended, ``[B]``; None if none has.
             truncated: whether it was cut off, likewise.
             observations: what is seen now, packed, ``[B, *shape]``.
+            recorded: further columns of these rows, ``[B]``.
         """
         sums = self._sums[seats]
         sums[:, 0] += rewards
@@ -257,6 +269,8 @@ class Recorder:
         columns["episode_length"].items[row] = sums[:, 1]
         if sums.shape[1] > 2:
             columns[RETURN].items[row] = sums[:, 2]
+        for name, values in recorded.items():
+            columns[name].items[row] = values
         self._phase[seats] = SHOWN
         if terminated is not None and truncated is not None:
             columns["terminated"].items[row] = terminated
