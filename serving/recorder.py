@@ -145,8 +145,10 @@ class Recorder:
         self._t = np.zeros(self.capacity, np.int64)
         self._held = np.zeros(self.capacity, np.uint8)
         """The number of its unrolls that wait."""
-        self._sums = np.zeros((self.capacity, 3 if RETURN in self._rows else 2))
-        """Return and length of the episode so far, and the discounted return if it is recorded."""
+        # Of the episode so far.
+        self._return = np.zeros(self.capacity)
+        self._length = np.zeros(self.capacity, np.int32)
+        self._discounted = np.zeros(self.capacity)
         self._started_s = np.zeros(self.capacity)
         self._sequence = np.zeros(self.capacity, np.int64)
         self._produced_steps = np.zeros(self.capacity, np.int64)
@@ -189,7 +191,9 @@ class Recorder:
             seats: places ``[B]``.
             observations: packed, ``[B, *shape]``.
         """
-        self._sums[seats] = 0.0
+        self._return[seats] = 0.0
+        self._length[seats] = 0
+        self._discounted[seats] = 0.0
         phase = self._phase[seats]
         self._phase[seats] = BEGUN
         if phase.min(initial=OVER) > BEGUN:  # as most do
@@ -251,24 +255,23 @@ class Recorder:
             observations: what is seen now, packed, ``[B, *shape]``.
             recorded: further columns of these rows, ``[B]``.
         """
-        sums = self._sums[seats]
-        sums[:, 0] += rewards
-        sums[:, 1] += 1.0
-        if sums.shape[1] > 2:
-            sums[:, 2] *= self._discount
-            sums[:, 2] += rewards
-        self._sums[seats] = sums
-        self._recorded_steps += len(seats)
-
         t = self._t[seats]
         row = seats * self._unroll + t
         columns = self._rows
         columns["alive"].items[row] = True
         columns["reward"].items[row] = rewards
-        columns["episode_return"].items[row] = sums[:, 0]
-        columns["episode_length"].items[row] = sums[:, 1]
-        if sums.shape[1] > 2:
-            columns[RETURN].items[row] = sums[:, 2]
+        self._recorded_steps += len(seats)
+
+        returns = self._return[seats] + rewards
+        self._return[seats] = returns
+        columns["episode_return"].items[row] = returns.astype(np.float32)
+        lengths = self._length[seats] + 1
+        self._length[seats] = lengths
+        columns["episode_length"].items[row] = lengths
+        if RETURN in columns:
+            discounted = self._discounted[seats] * self._discount + rewards
+            self._discounted[seats] = discounted
+            columns[RETURN].items[row] = discounted.astype(np.float32)
         for name, values in recorded.items():
             columns[name].items[row] = values
         self._phase[seats] = SHOWN
@@ -381,15 +384,16 @@ class Recorder:
     def _headers(self, places: Indices) -> npt.NDArray[np.void]:
         """Returns the headers of the unrolls of these places, and counts them in their streams."""
         alive = self._alive[places]
-        steps = np.count_nonzero(alive, axis=1)
-        versions = np.where(alive, self._versions[places], np.iinfo(np.uint32).max).min(axis=1)
+        steps = alive.sum(axis=1)
+        # Weights only become newer, so the oldest are those of the first decision.
+        oldest = self._versions[places, alive.argmax(axis=1)]
         self._produced_steps[places] += steps
 
         headers = np.zeros(len(places), HEADER)
         headers["actor"] = self._first_actor + places
         headers["incarnation"] = self._incarnation
         headers["generation"] = self._stamp.generation
-        headers["version"] = np.minimum(versions, self._stamp.version)
+        headers["version"] = oldest
         headers["sequence"] = self._sequence[places]
         headers["steps"] = steps
         headers["produced_steps"] = self._produced_steps[places]

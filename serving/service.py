@@ -369,7 +369,7 @@ class Service:
             rows.reward[chosen],
             terminated=of_acted & TERMINATED != 0,
             truncated=truncated,
-            observations=packed[chosen],
+            observations=packed.take(chosen, axis=0),
             recorded=self._game_columns(seat[chosen]),
         )
 
