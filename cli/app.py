@@ -16,6 +16,7 @@ import typer
 
 import penstock
 from penstock.cli.bench import bench_app
+from penstock.cli.check_client import check_client
 from penstock.cli.league import league
 from penstock.cli.options import (
     LOOK,
@@ -42,6 +43,7 @@ from penstock.cli.options import (
 from penstock.cli.render import render_app
 from penstock.cli.runs import COMMANDS
 from penstock.cli.serve import serve
+from penstock.cli.serve_env import serve_env
 from penstock.cli.tune import tune
 from penstock.cli.watch import watch
 from penstock.configs.errors import UserError
@@ -701,7 +703,9 @@ def check_env(
     end_all(2 if report["problems"] else 0)
 
 
+app.command("check-client", rich_help_panel=MEASURE)(check_client)
 app.command("watch", rich_help_panel=WATCH)(watch)
 app.command("serve", rich_help_panel=LOOK)(serve)
+app.command("serve-env", rich_help_panel=TRAIN)(serve_env)
 app.command("tune", rich_help_panel=TRAIN)(tune)
 app.command("league", rich_help_panel=TRAIN)(league)
