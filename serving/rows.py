@@ -137,6 +137,10 @@ class ObservationReader:
         """Plan the reading; ``name`` is that of the environment, for messages."""
         self.layout = RowLayout(space, "obs")
         self._packer = Packer(name, space)
+        self._dtype = (
+            np.float32 if self._packer.space.dtype.kind == "f" else self._packer.space.dtype
+        )
+        """As in slots."""
         self._counts = counts_of(action)
         self._choices = [
             (keys, leaf)
@@ -153,7 +157,7 @@ class ObservationReader:
         faults = self._mend_choices(observations) if self._choices else {}
 
         space = self._packer.space
-        packed = np.empty((len(rows), *space.shape), space.dtype)
+        packed = np.empty((len(rows), *space.shape), self._dtype)
         # A float64 may be too large for float32; it becomes infinite, which is found below.
         with np.errstate(over="ignore", invalid="ignore"):
             self._packer.write(observations, packed)

@@ -46,6 +46,7 @@ from penstock.serving.seats import (
 )
 
 MOST_SEATS = 65_536
+FIRST_OR_LEAVES = FIRST | LEAVES
 # The most rows at fault of one game in one turn; one with more is closed.
 MOST_FAULTS = 256
 # The most memory for what networks remember of seats.
@@ -197,8 +198,12 @@ class Service:
         outcomes = self.seats.take(rows)
         if not outcomes.any():  # all go on, as most do
             packed, faults = self._take_shown(rows.seat, observations)
-            if self.recorder is not None:
+            if self.recorder is None:
+                return faults
+            if faults or rows.flags.any():
                 self._record(rows, outcomes, np.arange(len(outcomes)), packed, faults)
+            else:
+                self.recorder.outcome(rows.seat, rows.reward, None, None, packed)
             return faults
 
         at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
@@ -213,7 +218,7 @@ class Service:
         # An observation is checked also where an episode ends.
         is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)
-        packed = np.zeros(0)
+        packed: Array | None = None
         if len(shown):
             goes_on = outcomes[shown] == DECIDE
             packed, further = self._take_shown(rows.seat[shown], observations[shown], goes_on)
@@ -243,7 +248,7 @@ class Service:
         rows: StepRows,
         outcomes: npt.NDArray[np.uint8],
         shown: Indices,
-        packed: Array,
+        packed: Array | None,
         faults: Sequence[RowFault],
     ) -> None:
         """Record rows that were taken.
@@ -252,81 +257,81 @@ class Service:
             rows: of all seats.
             outcomes: what became of each, uint8 [rows].
             shown: the rows whose observations were read.
-            packed: these observations, ``[len(shown), *shape]``.
+            packed: these observations, ``[len(shown), *shape]``; None if there are none.
             faults: the rows at fault that are told; those of bad observations are among them.
         """
-        assert self.recorder is not None
+        recorder = self.recorder
+        assert recorder is not None
+        is_all_shown = len(shown) == len(outcomes)
+        if (
+            packed is not None
+            and is_all_shown
+            and not faults
+            and self.seats.are_different(rows.seat)
+        ):
+            self._record_different(recorder, rows, packed)
+            return
+
+        # A row without an observation shows what its seat saw last.
+        seen = recorder.observations(rows.seat)
+        if packed is not None:
+            seen[shown] = packed
         is_sound = outcomes <= END
         is_sound[[fault.row for fault in faults]] = False
-        place_in_packed = np.zeros(len(outcomes), np.int64)
-        place_in_packed[shown] = np.arange(len(shown))
 
         # The first rows of all seats are recorded at once, then the second ones, and so on.
         left = np.flatnonzero(is_sound)
-        while len(left):
-            chosen = left
-            if not self.seats.are_different(rows.seat[left]):
-                _, firsts = np.unique(rows.seat[left], return_index=True)
-                chosen = left[firsts]
-            self._record_different(rows.select(chosen), packed, place_in_packed[chosen])
-            left = np.setdiff1d(left, chosen)
+        while not self.seats.are_different(rows.seat[left]):
+            _, firsts = np.unique(rows.seat[left], return_index=True)
+            chosen = left[firsts]
+            self._record_different(recorder, rows.select(chosen), seen[chosen])
+            left = np.delete(left, firsts)
+        self._record_different(recorder, rows.select(left), seen[left])
 
         is_at_fault = ~is_sound & (outcomes != IGNORE)
         if is_at_fault.any():
-            self.recorder.abandon(rows.seat[is_at_fault])
+            recorder.abandon(rows.seat[is_at_fault])
 
-    def _record_different(self, rows: StepRows, packed: Array, places: Indices) -> None:
-        """Record rows of seats none of which occurs twice; ``packed[places]`` is what they saw."""
-        recorder = self.recorder
-        assert recorder is not None
-        if not rows.flags.any():  # all go on, as most do
-            goes_on = np.zeros(len(places), np.bool_)
-            recorder.outcome(rows.seat, rows.reward, goes_on, goes_on, packed[places])
-            return
-
-        # What came of actions. A seat that leaves may have none outstanding, and sees nothing more.
+    def _record_different(self, recorder: Recorder, rows: StepRows, packed: Array) -> None:
+        """Record rows of seats none of which occurs twice; ``packed`` is what each sees."""
         flags = rows.flags
-        is_first = flags & FIRST != 0
+        seat = rows.seat
+
+        # What came of actions. A seat that leaves may have none outstanding.
+        acted = flags & FIRST_OR_LEAVES == 0
         leaves = flags & LEAVES != 0
-        terminated = flags & TERMINATED != 0
-        truncated = flags & TRUNCATED != 0
-        acted = np.flatnonzero(~is_first & ~leaves)
+        if leaves.any():
+            acted |= leaves & (flags & (TERMINATED | TRUNCATED) != 0) & recorder.are_decided(seat)
+        chosen = np.flatnonzero(acted)
+        of_acted = flags[chosen]
+        truncated = of_acted & TRUNCATED != 0
         recorder.outcome(
-            rows.seat[acted],
-            rows.reward[acted],
-            terminated[acted],
-            truncated[acted],
-            packed[places[acted]],
+            seat[chosen],
+            rows.reward[chosen],
+            terminated=of_acted & TERMINATED != 0,
+            truncated=truncated,
+            observations=packed[chosen],
         )
-        last = np.flatnonzero(leaves & (terminated | truncated) & recorder.are_decided(rows.seat))
-        if len(last):
-            recorder.outcome(
-                rows.seat[last],
-                rows.reward[last],
-                terminated[last],
-                truncated[last],
-                recorder.observations(rows.seat[last]),
-            )
 
         # The return of an episode that was cut off goes on with the value of what was seen last.
-        cut_off = truncated & ~terminated
-        cut_off[leaves] = False
-        cut_off[last] = (truncated & ~terminated)[last]
-        if cut_off.any():
-            self._decide_last(rows.seat[cut_off])
+        if truncated.any():
+            self._decide_last(seat[chosen[of_acted & (TERMINATED | TRUNCATED) == TRUNCATED]])
 
-        if is_first.any():
-            recorder.first(rows.seat[is_first], packed[places[is_first]])
+        first = np.flatnonzero(flags & FIRST)
+        if len(first):
+            recorder.first(seat[first], packed[first])
         if leaves.any():
-            recorder.leave(rows.seat[leaves])
+            recorder.leave(seat[leaves])
 
     def _decide_last(self, seat: Indices) -> None:
         """Record what the policy says of the last observations of episodes."""
+        if not len(seat):  # all have terminated too
+            return
         assert self.recorder is not None
         assert self._stamp is not None
         state: Float32 = self.seats.state[seat]
         batch = self._batch_policy.act(self.recorder.observations(seat), state, seat)
-        self.recorder.decided(seat, batch, state, self._stamp)
+        self.recorder.looked(seat, batch, state, self._stamp)
 
     def _keep_waiting(self) -> None:
         """Forget pending rows of seats that do not wait any more."""
@@ -357,7 +362,7 @@ class Service:
         if not waits.all():
             seat = seat[waits]
             observations = observations[waits]
-        if self.recorder is not None:
+        if self.recorder is not None and (self.recorder.held or self._stamp is None):
             is_held = self.recorder.are_held(seat) | (self._stamp is None)
             if is_held.any():
                 self._pending = [_Pending(seat[is_held], observations[is_held])]
