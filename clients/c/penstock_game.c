@@ -737,6 +737,8 @@ void penstock_close(penstock_game *game) {
 
 /* -- Steps --------------------------------------------------------------------------------------------------------- */
 
+int penstock_is_connected(const penstock_game *game) { return game->socket != NO_SOCKET; }
+
 const penstock_welcome *penstock_welcome_of(const penstock_game *game) { return &game->welcome; }
 
 const penstock_column *penstock_find_column(const penstock_game *game, const char *name) {

@@ -88,6 +88,9 @@ int penstock_reconnect(penstock_game *game);
 /* Leave the service, and free the memory. NULL is allowed. */
 void penstock_close(penstock_game *game);
 
+/* Returns whether there is a connection, as far as is known. */
+int penstock_is_connected(const penstock_game *game);
+
 const penstock_welcome *penstock_welcome_of(const penstock_game *game);
 
 /* Returns a column of an observation, or NULL if there is none of that name. */
