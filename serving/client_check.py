@@ -218,10 +218,7 @@ class Peer:
             try:
                 received = self._socket.recv(1 << 16)
             except TimeoutError:
-                raise Departure(
-                    f"{len(self._unread)} bytes came within {wait_s:g} s where {expected} is "
-                    "expected; send it as soon as the last answers are there"
-                ) from None
+                raise Departure(self._describe_wait(expected, wait_s)) from None
             except OSError:
                 received = b""
             if not received:
@@ -235,6 +232,19 @@ class Peer:
 
         message, self._unread = self._unread[:wanted], self._unread[wanted:]
         return message
+
+    def _describe_wait(self, expected: str, wait_s: float) -> str:
+        """Returns what has come in that time instead of a whole message."""
+        if not self._unread:
+            return (
+                f"nothing came within {wait_s:g} s where {expected} is expected; send it as soon "
+                "as all answers are there"
+            )
+        wanted = self._wanted_nbytes(expected)
+        return (
+            f"{len(self._unread)} of {wanted} bytes of a message came within {wait_s:g} s where "
+            f"{expected} is expected; its length counts the bytes behind it, and no more"
+        )
 
     def _wanted_nbytes(self, expected: str) -> int:
         """Returns the bytes of the next message with its length, or of its head as long as that is
@@ -508,7 +518,7 @@ def find_departure(message: bytes, expected: Sequence[EchoRow], rule: Observatio
     """Returns a sentence on how a message departs from the STEP that is expected, or "".
 
     Args:
-        message: with its length in front.
+        message: with its length in front, of a kind that exists.
         expected: the rows of the STEP, which may come in any order.
         rule: what seats see.
     """
