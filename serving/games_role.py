@@ -266,6 +266,7 @@ class GamesProcess:
         if not ctx.incarnation:
             logger.info("%s", connection_note(self._listen, port))
         ctx.report("ready")
+        self._report()
         ctx.status.phase = Phase.RECEIVING
 
     async def _work_until_the_end(self, serving: asyncio.Task[None]) -> None:
