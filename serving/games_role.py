@@ -1,4 +1,4 @@
-"""The service of `penstock serve-env`: games play on its port, and a learner trains on what they do.
+"""The service of `penstock serve-env`: games play on its port, and a learner trains on that.
 
 It is a connector: attached to its learner's memory by a lane, it fills slots with what games play
 (`recorder.py`), and decides for them by the newest weights on the learner's board (`service.py`).

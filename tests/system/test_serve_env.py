@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -31,7 +30,6 @@ from train_command import (
     Penstock,
     assert_balanced,
     json_lines,
-    last,
     metrics,
     updates,
 )
