@@ -168,7 +168,10 @@ def test_the_cart_moves_as_the_published_equations_say(tmp_path: Path) -> None:
         _, speed, angle, spin = state
         force = (10.0 if i % 3 else -10.0) - 0.0005 * np.sign(speed)
         sine, cosine = np.sin(angle), np.cos(angle)
-        masses = [[mass + pole, pole * half * cosine], [pole * half * cosine, 4 / 3 * pole * half**2]]
+        masses = [
+            [mass + pole, pole * half * cosine],
+            [pole * half * cosine, 4 / 3 * pole * half**2],
+        ]
         forces = [
             force + pole * half * spin**2 * sine,
             pole * gravity * half * sine - 0.000002 * spin,
