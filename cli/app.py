@@ -16,6 +16,7 @@ import typer
 
 import penstock
 from penstock.cli.bench import bench_app
+from penstock.cli.check_client import check_client
 from penstock.cli.league import league
 from penstock.cli.options import (
     LOOK,
@@ -701,6 +702,7 @@ def check_env(
     end_all(2 if report["problems"] else 0)
 
 
+app.command("check-client", rich_help_panel=MEASURE)(check_client)
 app.command("watch", rich_help_panel=WATCH)(watch)
 app.command("serve", rich_help_panel=LOOK)(serve)
 app.command("tune", rich_help_panel=TRAIN)(tune)

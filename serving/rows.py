@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from penstock.core.observations import MASK, open_choices, views
+from penstock.core.observations import MASK, UNBOUNDED, open_choices, views
 from penstock.envs.packing import Keys, Packer, find_bad_observation, leaves_of, value_at
+from penstock.envs.space_json import brief_spaces
 from penstock.envs.vector_env import counts_of
 from penstock.serving.messages import padded
 
@@ -103,6 +104,30 @@ class RowLayout:
             [column.name, column.dtype, list(column.shape), column.offset]
             for column in self.columns
         ]
+
+
+def describe_layouts(observations: RowLayout, actions: RowLayout) -> dict[str, Any]:
+    """Returns the spaces and the layouts of rows, as WELCOME has them."""
+    observation, action = brief_spaces(observations.space, actions.space)
+    return {
+        "observation": _with_finite_bounds(observation),
+        "action": _with_finite_bounds(action),
+        "row": observations.to_json(),
+        "row_nbytes": observations.nbytes,
+        "action_row": actions.to_json(),
+        "action_nbytes": actions.nbytes,
+    }
+
+
+def _with_finite_bounds(encoded: Any) -> Any:
+    """Returns a space as JSON without infinity, which JavaScript does not read."""
+    if isinstance(encoded, dict):
+        return {kind: _with_finite_bounds(content) for kind, content in encoded.items()}
+    if isinstance(encoded, list):
+        return [_with_finite_bounds(inner) for inner in encoded]
+    if isinstance(encoded, float):
+        return min(max(encoded, -UNBOUNDED), UNBOUNDED)
+    return encoded
 
 
 class ObservationReader:

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.core.observations import UNBOUNDED
 from penstock.core.params import Array, Float32
 from penstock.envs.space_difference import difference
-from penstock.envs.space_json import SPACE_NBYTES, brief_spaces, claimed_nbytes, to_json
+from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
 from penstock.serving.messages import LEAVES, PROTOCOL, Hello, MessageError
-from penstock.serving.rows import ObservationReader, RowLayout, Rows
+from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
     DECIDE,
     END,
@@ -135,14 +134,8 @@ class Service:
 
     def describe(self) -> dict[str, Any]:
         """Returns the policy, the spaces and the layouts of rows, as JSON."""
-        observation, action = brief_spaces(self.policy.observation_space, self.policy.action_space)
         return {
-            "observation": _with_finite_bounds(observation),
-            "action": _with_finite_bounds(action),
-            "row": self.observations.layout.to_json(),
-            "row_nbytes": self.observations.layout.nbytes,
-            "action_row": self.actions.to_json(),
-            "action_nbytes": self.actions.nbytes,
+            **describe_layouts(self.observations.layout, self.actions),
             "policy": {
                 "run": self.name,
                 "env": self.policy.config.env.id,
@@ -226,14 +219,3 @@ class Service:
         action_rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
         self.actions.write(self._to_env_actions(actions), action_rows)
         return DecidedRows(seat, action_rows)
-
-
-def _with_finite_bounds(encoded: Any) -> Any:
-    """Returns a space as JSON without infinity, which JavaScript does not read."""
-    if isinstance(encoded, dict):
-        return {kind: _with_finite_bounds(content) for kind, content in encoded.items()}
-    if isinstance(encoded, list):
-        return [_with_finite_bounds(inner) for inner in encoded]
-    if isinstance(encoded, float):
-        return min(max(encoded, -UNBOUNDED), UNBOUNDED)
-    return encoded
