@@ -99,7 +99,7 @@ $("settings").onsubmit = (event) => {
   event.preventDefault();
   if (training) return stop();
   const settings = {
-    url: $("url").value.trim(), token: $("token").value, matches: $("matches").valueAsNumber, rival: $("rival").value,
+    url: $("url").value.trim(), token: $("token").value, matches: $("seats").valueAsNumber, rival: $("rival").value,
   };
   $("trouble").textContent = "";
   training = new Training(settings, (failure) => stop(failure));

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -150,16 +151,30 @@ def service(site: str, penstock: Penstock) -> str:
     return start_service(penstock, site)[1]
 
 
-@pytest.fixture
-def page(site: str) -> Iterator[Any]:
-    """The page of the game. An error in it fails the test."""
+@contextmanager
+def opened(address: str) -> Iterator[Any]:
+    """A page in a browser. An error in it fails the test."""
     errors: list[str] = []
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(site)
+        page.goto(address)
         yield page
     assert errors == []
+
+
+@pytest.fixture
+def page(site: str) -> Iterator[Any]:
+    """The page of the game."""
+    with opened(site) as page:
+        yield page
+
+
+@pytest.fixture
+def train_page(site: str) -> Iterator[Any]:
+    """The page that trains."""
+    with opened(site + "train.html") as page:
+        yield page
 
 
 # The middle of the right paddle, 0 at the top of the court and 1 at its bottom, from its pixels.
@@ -299,15 +314,53 @@ def test_the_page_says_when_the_server_leaves(page: Any, site: str, penstock: Pe
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_accessibility_problem_in_the_game(page: Any, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["index.html", "train.html"])
+def test_axe_finds_no_accessibility_problem_in_the_game(
+    page: Any, site: str, name: str, scheme: str
+) -> None:
     package = find_spec("axe_playwright_python")
     if package is None or package.origin is None:
         pytest.skip("needs the extra browser")
     page.emulate_media(color_scheme=scheme)
-    page.select_option("#place", "server")
+    page.goto(site + name)
+    if name == "index.html":
+        page.select_option("#place", "server")
     page.evaluate(Path(package.origin).with_name("axe.min.js").read_text())
     found = page.evaluate("async () => (await axe.run()).violations.map(({ id }) => id)")
     assert found == []
+
+
+def test_matches_of_the_page_that_trains_are_decided_by_a_service_until_it_leaves(
+    train_page: Any, site: str, penstock: Penstock
+) -> None:
+    command, url = start_service(penstock, site)
+    train_page.fill("#url", url)
+    train_page.fill("#seats", "7")
+    train_page.click("#train")
+    played = "Number(document.querySelector('#played').textContent) >= 7"
+    train_page.wait_for_function(played, timeout=WAIT_MS)
+    # The shipped agent is better than a beginner, from whom random play loses by more than two points.
+    assert float(train_page.text_content("#return")) > 1
+    assert "does not learn: start penstock serve-env" in train_page.text_content("#trouble")
+
+    command.process.send_signal(signal.SIGINT)
+    waits = "document.querySelector('#trouble').textContent.includes('goes on trying')"
+    train_page.wait_for_function(waits, timeout=WAIT_MS)
+    train_page.click("#train")
+    assert train_page.get_attribute("body", "data-state") == "stopped"
+
+
+def test_the_page_that_trains_ends_where_the_token_is_wrong(
+    train_page: Any, site: str, penstock: Penstock
+) -> None:
+    origin = site.removesuffix("/examples/web_game/")
+    words = ["--port", "0", "--origin", origin, "--token", "a-token-of-many-characters", "--json"]
+    command = penstock("serve", str(WEB_GAME / "duel.safetensors"), *words)
+    train_page.fill("#url", address_of(command).replace("http://", "ws://") + "play")
+    train_page.click("#train")
+    train_page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
+    assert "token" in train_page.text_content("#trouble")
+    assert train_page.get_attribute("body", "data-state") == "stopped"
 
 
 def test_the_code_of_the_tutorial_for_a_page_and_for_node_decides_as_the_policy(
