@@ -270,7 +270,7 @@ func _receive():
 	reader.data_array = _inbox
 	var total = _inbox.size()
 	var position = 0
-	while total - position >= 8 and _tcp.get_status() != StreamPeerTCP.STATUS_NONE:
+	while total - position >= 8:
 		reader.seek(position)
 		var nbytes = reader.get_u32()
 		if nbytes < 4 or nbytes > _MOST_NBYTES:
