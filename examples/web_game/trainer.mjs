@@ -47,9 +47,12 @@ async function play(game, matches, start, stop) {
   rows.flags.fill(FIRST);
   for (;;) {
     own.forEach((match, i) => rows.views[i].obs.set(match.observe()));
-    const actions = await game.step(rows);
+    const actions = await game.step(rows).catch((error) => {
+      if (error instanceof Fault && error.seat !== null) return error.actions;
+      throw error;
+    });
     own.forEach((match, i) => {
-      // A row that has ended a match gets no action; the next one begins another.
+      // A row that has ended a match gets no action, nor does one at fault; the next one begins another.
       if (actions[i] === null) {
         match.begin();
         rows.flags[i] = FIRST;
