@@ -43,6 +43,7 @@ from penstock.cli.options import (
 from penstock.cli.render import render_app
 from penstock.cli.runs import COMMANDS
 from penstock.cli.serve import serve
+from penstock.cli.serve_env import serve_env
 from penstock.cli.tune import tune
 from penstock.cli.watch import watch
 from penstock.configs.errors import UserError
@@ -705,5 +706,6 @@ def check_env(
 app.command("check-client", rich_help_panel=MEASURE)(check_client)
 app.command("watch", rich_help_panel=WATCH)(watch)
 app.command("serve", rich_help_panel=LOOK)(serve)
+app.command("serve-env", rich_help_panel=TRAIN)(serve_env)
 app.command("tune", rich_help_panel=TRAIN)(tune)
 app.command("league", rich_help_panel=TRAIN)(league)

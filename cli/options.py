@@ -173,6 +173,15 @@ ServedInsecure = Annotated[
         help="Serve other hosts without TLS: the network reads the token and all that is served.",
     ),
 ]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--origin",
+        metavar="URL",
+        help="Origin of a page that may connect, such as http://localhost:8000, the web server "
+        "of a game. May be repeated. By default only pages of this server may.",
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print the result as one JSON object, the last line of stdout."),

@@ -16,6 +16,7 @@ from penstock.cli.options import (
     Checkpoint,
     Greedy,
     Json,
+    Origins,
     Sample,
     ServedHost,
     ServedInsecure,
@@ -44,14 +45,7 @@ def serve(
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     insecure: ServedInsecure = False,
-    origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Origin of a page that may connect, such as http://localhost:8000, the web server "
-            "of a game. May be repeated. By default only pages of this server may.",
-        ),
-    ] = None,
+    origin: Origins = None,
     checkpoint: Checkpoint = "best",
     sample: Sample = False,
     greedy: Greedy = False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.configs.games import check_games
 from penstock.configs.group import check_group
 from penstock.configs.league import ROUNDING
 from penstock.configs.model import ModelConfig
@@ -41,6 +42,7 @@ def contradictions(cfg: Sections) -> list[Contradiction]:
         _check_keys,
         _check_sinks,
         _check_network,
+        check_games,
         check_group,
     )
     return [contradiction for check in checks for contradiction in check(cfg)]
@@ -61,8 +63,11 @@ def _check_batches(cfg: Sections) -> Iterator[Contradiction]:
 
 def _check_minibatches_of_unrolls(cfg: Sections) -> Iterator[Contradiction]:
     """Check that each minibatch has an equal share of a slot's environments."""
-    envs = cfg.actor_envs
     updates = cfg.learner.updates_per_batch
+    if cfg.actors.games:
+        yield from _check_minibatches_of_seats(cfg)
+        return
+    envs = cfg.actor_envs
     if envs % updates == 0:
         return
 
@@ -74,6 +79,21 @@ def _check_minibatches_of_unrolls(cfg: Sections) -> Iterator[Contradiction]:
         f"{updates}, and each update takes an equal share of a slot's "
         f"environments; set actors.envs={more_envs} or "
         f"learner.updates_per_batch={fewer_updates}{_or_steps(cfg)}",
+    )
+
+
+def _check_minibatches_of_seats(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that each minibatch has an equal share of the slots, each of one seat of a game."""
+    slots = cfg.learner.batch_slots
+    updates = cfg.learner.updates_per_batch
+    if slots % updates == 0:
+        return
+
+    yield Contradiction(
+        ("learner.batch_slots", "learner.updates_per_batch"),
+        f"learner.batch_slots {slots} is not divisible by learner.updates_per_batch {updates}, and "
+        "each update takes an equal share of a batch's unrolls; set "
+        f"learner.batch_slots={-(-slots // updates) * updates}{_or_steps(cfg)}",
     )
 
 

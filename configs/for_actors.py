@@ -30,7 +30,7 @@ their section or algorithm."""
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "env": {"record": [], "on_error": "fail"},
     "transport": {"connectors": 1},
-    "actors": {"memory_format": "auto"},
+    "actors": {"memory_format": "auto", "games": False},
     "model": {"scale": "bytes", "filters": []},
     "custom": {"data": "unrolls", "n_step": 1},
 }

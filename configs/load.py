@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from penstock.configs.algorithms import ALGORITHMS
 from penstock.configs.errors import UserError
+from penstock.configs.games import GAMES_ID
 from penstock.configs.kinds import defaults, kind_of, without_replaced
 from penstock.configs.layers import Layers
 from penstock.configs.messages import explain, show
@@ -59,6 +60,8 @@ class Resolved:
     any."""
     defaults: str = ""
     """Description of the defaults for a kind of environment, where these apply."""
+    own_options: frozenset[str] = frozenset()
+    """Options that a file or an override of the user has set, such as `learner.lr`."""
 
 
 class TargetOrigin(NamedTuple):
@@ -108,6 +111,11 @@ def resolve_target(
         complete_stored(layers.values)
 
     _add_overrides(layers, overrides)
+    own_options = frozenset(
+        ".".join(path)
+        for path, place in layers.places.items()
+        if layers.preset_places.get(path) != place
+    )
     kind_defaults = ""
     if not layers.preset_places and not is_complete:
         kind_defaults = _add_kind_defaults(layers)
@@ -119,6 +127,7 @@ def resolve_target(
         origin=origin,
         note=_dropped_options(layers, config),
         defaults=kind_defaults,
+        own_options=own_options,
     )
 
 
@@ -240,7 +249,7 @@ def _add_target(
         return TargetOrigin(name or "run", origin)
 
     ids = (_GYMNASIUM_ID, _MODULE_TARGET, _PETTINGZOO_ID)
-    if any(pattern.fullmatch(target) for pattern in ids):
+    if target == GAMES_ID or any(pattern.fullmatch(target) for pattern in ids):
         return _add_env(layers, target, algo=algo, kind=kind)
     raise _no_target_error(target)
 

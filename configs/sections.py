@@ -147,6 +147,10 @@ class ActorsConfig(Section):
     and EnvPool, and by single environments, of which each thread steps a fixed share. More than 1
     helps where a step waits outside Python, such as for a simulator or a network. Other vectorised
     forms ignore it."""
+    games: Switch = False
+    """Whether games play at the port of `penstock serve-env`, which sets this, in place of actor
+    processes. `envs` is then 1, as each seat of a game has slots of its own, and `count` is the
+    number of seats for which memory and exploration are laid out; more may play."""
 
 
 class ReplayConfig(Section):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +123,8 @@ class RoleContext:
     meets_at: str | None = None
     """As in `RoleSpec`."""
     servers: tuple[str, ...] = ()
+    """As in `RoleSpec`."""
+    listen: Mapping[str, Any] | None = None
     """As in `RoleSpec`."""
     group_begun: bool = False
     """Whether a learner was started after others had formed a group, and the trained state is

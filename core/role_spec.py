@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from penstock.core.role import StoreAddress
 
@@ -63,6 +65,11 @@ class RoleSpec:
     servers: tuple[str, ...] = ()
     """The addresses of the shards of a learner's parameter server; with a ``store``, of those that
     the learner's own supervisor starts."""
+    listen: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    """Whom a role that games connect to serves, as keywords of `core.web.listen.Listen`.
+
+    They have the token of the games, so no file, log or command line may have them.
+    """
 
     @property
     def name(self) -> str:

@@ -32,6 +32,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.configs.errors import UserError
+from penstock.configs.games import GAMES_ID
 from penstock.core.loading import (
     callables,
     check_keywords,
@@ -49,6 +50,7 @@ from penstock.envs.instances import claim, refuse_statistics
 from penstock.envs.lives import LivesAsEpisodes
 from penstock.envs.process_state import users_side
 from penstock.envs.seats import SEATS, check_rows, seating_of
+from penstock.envs.self_driven import games_info, refuse_to_make
 from penstock.envs.single import SingleEnv
 from penstock.envs.threads import ThreadedVectorEnv
 from penstock.envs.vector_env import BatchedEnv, EnvInfo, SinglesVectorEnv, copy_observation
@@ -408,11 +410,13 @@ def uses_threads(env: EnvConfig) -> bool:
 def probe(env: EnvConfig, threads: int = 1, first: int = FirstIndex.LEARNER) -> EnvInfo:
     """Returns the properties of the environments of `env`: makes one, or a game, and closes it.
 
-    Arguments as of `make`.
+    Of games that drive their own loop none is made. Arguments as of `make`.
 
     Raises:
         UserError: as `make`.
     """
+    if env.id == GAMES_ID:
+        return games_info(env)
     batched_env = make(env, count=1, threads=threads, whole_games=True, first=first)
     batched_env.close()
     return batched_env.info
@@ -432,6 +436,9 @@ def _find_source(env: EnvConfig, threads: int, filmed: bool) -> _Source:
     Raises:
         UserError: if there is no such environment, or for options that it does not take.
     """
+    if env.id == GAMES_ID:
+        raise refuse_to_make()
+
     # Behind a prefix there may be a function of the user.
     purpose = f"environment {env.id}"
     for prefix, adapter in ADAPTERS.items():

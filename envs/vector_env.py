@@ -141,6 +141,18 @@ class EnvInfo:
             own_spaces=spaces,
         )
 
+    def packed_as(self, name: str, space: Space[Any]) -> EnvInfo:
+        """Returns the same properties with the parts of observations in the order of ``space``.
+
+        Args:
+            name: of the environment, for messages.
+            space: of observations, with the same parts.
+        """
+        parts = Packer(name, space).parts
+        if parts == self.parts:
+            return self
+        return replace(self, parts=parts, own_spaces=(space, self.spaces[1]))
+
     @property
     def spaces(self) -> tuple[Space[Any], Space[Any]]:
         """The environment's own spaces, of observations and of actions."""
@@ -444,11 +456,10 @@ class BatchedEnv:
 
         Call it before `reset_into`. A policy reads the parts where they were in training.
         """
-        packer = Packer(self._name, space)
-        if packer.parts != self.info.parts:
-            own_spaces = space, self.info.spaces[1]
-            self.info = replace(self.info, parts=packer.parts, own_spaces=own_spaces)
-            self._pack_by(packer)
+        info = self.info.packed_as(self._name, space)
+        if info.parts != self.info.parts:
+            self.info = info
+            self._pack_by(Packer(self._name, space))
 
     def _pack_by(self, packer: Packer) -> None:
         """Take the packer of observations, and find the action mask among its parts."""

@@ -24,13 +24,14 @@ from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.params import Float32
-from penstock.envs import EnvInfo, find_bad_observation, make
+from penstock.envs import EnvInfo, find_bad_observation, probe
+from penstock.envs.make import FirstIndex
 from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
 from penstock.evaluation.exported import Exported, read, write
-from penstock.evaluation.policy_source import checkpoint_folder, fitting_weights
+from penstock.evaluation.policy_source import checkpoint_folder, trained_info
 from penstock.learner.checkpoints.checkpoint_format import load
 from penstock.learner.checkpoints.checkpoint_history import PLAY
 
@@ -336,12 +337,11 @@ def stored_policy(
 
     config = load_run(source)
     used_names.check(references(config), allow, str(source))
-    env = make(config.env, 1, whole_games=True)
-    env.close()
+    present_info = probe(config.env, first=FirstIndex.COMMAND)
     folder = checkpoint_folder(source, checkpoint)
     stored = load(folder)
-    weights = fitting_weights(config, folder, stored, env)
-    return Exported(config, env.info.spaces, env.info, weights, stored.meta.get(PLAY))
+    info = trained_info(config, folder, stored, present_info)
+    return Exported(config, info.spaces, info, stored.weights, stored.meta.get(PLAY))
 
 
 def _row(array: Array | None, batch: PackedObservations) -> Array | None:

@@ -16,7 +16,7 @@ from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.params import Float32
-from penstock.envs import BatchedEnv
+from penstock.envs import BatchedEnv, EnvInfo
 from penstock.envs.space_difference import difference
 from penstock.evaluation import exported
 from penstock.evaluation.estimates import way_of
@@ -118,10 +118,21 @@ def fitting_weights(config: Config, folder: Path, stored: Checkpoint, envs: Batc
     It does what `PolicySource.weights` says. ``folder`` is the place of the checkpoint, for
     messages.
     """
-    envs.pack_as(check_spaces(folder, stored, envs.info, config.env.id))
-    layout = network_shape(config, envs.info).layout
-    checkpoint_format.check_layout(folder / checkpoint_format.FILE, stored.layout, layout)
+    envs.pack_as(trained_info(config, folder, stored, envs.info).spaces[0])
     return stored.weights
+
+
+def trained_info(config: Config, folder: Path, stored: Checkpoint, info: EnvInfo) -> EnvInfo:
+    """Returns the properties ``info`` of an environment as they were in training.
+
+    Observations are then packed as in training. ``folder`` is the place of the checkpoint, for
+    messages. Raises UserError if the checkpoint has other spaces, or another network.
+    """
+    packed_space = check_spaces(folder, stored, info, config.env.id)
+    info = info.packed_as(config.env.id, packed_space)
+    layout = network_shape(config, info).layout
+    checkpoint_format.check_layout(folder / checkpoint_format.FILE, stored.layout, layout)
+    return info
 
 
 def _file_source(path: Path, allow: Sequence[str]) -> PolicySource:

@@ -71,6 +71,10 @@ def adapt_to_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Confi
     """
     if len(hosts) == 1:
         config = _without_spread(config)
+    # Games connect to a process beside each learner, wherever that is.
+    if config.actors.games:
+        _check_served_learners(config, hosts, _learner_cores(config))
+        return config
     if config.actors.count == "auto":
         config = _changed(config, "actors", count=_auto_actors(config, hosts))
 
@@ -78,7 +82,7 @@ def adapt_to_hosts(config: Config, hosts: Sequence[int], run_dir: Path) -> Confi
     learners_join = _learners_join(config)
     actors = most_actors(config)
     actors_grow = actors > config.first_actors
-    learner_cores = config.learner.most_count * config.learner.first_threads
+    learner_cores = _learner_cores(config)
     cores = learner_cores + actors * config.actors.threads
     only_host = len(hosts) == 1 and not actors_grow
     fits_one_host = not learners_join and (only_host or cores <= max(hosts))
@@ -186,6 +190,11 @@ def _without_spread(config: Config) -> Config:
     return _changed(config, "learner", server_spread=False)
 
 
+def _learner_cores(config: Config) -> int:
+    """Returns the number of cores of all learners."""
+    return config.learner.most_count * config.learner.first_threads
+
+
 def _learners_join(config: Config) -> bool:
     """Returns whether learners come and go with hosts."""
     return config.learner.most_count > config.learner.first_count
@@ -204,7 +213,7 @@ def _auto_actors(config: Config, hosts: Sequence[int]) -> int | str:
     threads = config.actors.threads
     least = config.least_actors
     count = learner.most_count
-    learner_cores = count * learner.first_threads
+    learner_cores = _learner_cores(config)
     learners_join = _learners_join(config)
 
     # One host has as many actors per learner as its cores allow.

@@ -139,7 +139,7 @@ def _context(arguments: Message, channel: Channel, status: StatusPage) -> RoleCo
 
     same_names = (
         *("role", "index", "incarnation", "run_id", "address", "learner", "resume", "transport"),
-        *("meets_at", "group_begun", "wait_s"),
+        *("meets_at", "group_begun", "wait_s", "listen"),
     )
     same: dict[str, Any] = {name: arguments[name] for name in same_names}
     return RoleContext(

@@ -149,9 +149,9 @@ def train(
         make_sink: makes a further sink.
     """
     resolved = resolve_resumed(target, overrides, resume, source)
-    path = _run_dir(resolved)
+    path = run_dir_of(resolved)
     sinks = () if make_sink is None else (make_sink(path),)
-    return _print_result(
+    return print_result(
         resolved,
         path,
         resume,
@@ -195,7 +195,7 @@ def learner(
         source = None
     resolved = resolve_config(overrides)
 
-    write_to = _run_dir(resolved)
+    write_to = run_dir_of(resolved)
     if place is not None:
         check_place(place, resolved.config, os.environ)
         write_to, resume = choose_run_dir(place, write_to, resume)
@@ -220,7 +220,7 @@ def learner(
             _show_note(_view_stream(as_json), log, note)
         return specs
 
-    return _print_result(resolved, write_to, resume, as_json, make_specs=make_specs, source=source)
+    return print_result(resolved, write_to, resume, as_json, make_specs=make_specs, source=source)
 
 
 def _join_notes(config: Config, specs: Sequence[RoleSpec]) -> list[str]:
@@ -308,7 +308,7 @@ def actors(
     return outcome.exit_code
 
 
-def _run_dir(resolved: Resolved) -> Path:
+def run_dir_of(resolved: Resolved) -> Path:
     """The folder of a run: `run.dir`, or a new one."""
     path = resolved.config.run.dir
     return Path(path) if path else default_run_dir(resolved.name)
@@ -319,7 +319,7 @@ def _view_stream(as_json: bool) -> TextIO:
     return sys.stderr if as_json else sys.stdout
 
 
-def _print_result(
+def print_result(
     resolved: Resolved,
     path: Path,
     resume: Resume,

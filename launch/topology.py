@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.configs.errors import UserError
 from penstock.configs.learner import PACES
 from penstock.configs.transports import AUTO, TRANSPORTS, TransportSpec
 from penstock.core.cores import most_actors
@@ -35,8 +36,10 @@ EVALUATOR_NICER = 1
 def train_roles(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:
     """Returns all roles of a run on this host.
 
-    Learners precede actors, as they take longest to start.
+    Learners precede actors, as they take longest to start. Raises UserError for a run that games
+    play.
     """
+    _refuse_games(config)
     count = config.learner.most_count
     transport = TRANSPORTS.same_host_spec(config.transport.kind)
 
@@ -84,13 +87,51 @@ def learner_roles(config: Config, bind: str, runtime_dir: Path) -> tuple[RoleSpe
         config: the config of the run.
         bind: address at which the first connector of the first learner listens.
         runtime_dir: folder for Unix sockets.
+
+    Raises UserError for a run that games play.
     """
+    _refuse_games(config)
     ranks = range(config.learner.most_count)
     learners = [_learner(config, rank, None) for rank in ranks]
     return (
         *_server(config, runtime_dir),
         *_with_servers(config, runtime_dir, learners),
         *_connectors(config, bind, ranks),
+        *_single_roles(config),
+    )
+
+
+def serve_env_roles(
+    config: Config, bind: str, listen: Mapping[str, Any], runtime_dir: Path
+) -> tuple[RoleSpec, ...]:
+    """Returns the roles of a run that games play: learners, and a connector of games for each.
+
+    Args:
+        config: the config of the run.
+        bind: address at which the games of the first learner connect; the ports of the others
+            follow.
+        listen: which games are served, as in `RoleSpec`.
+        runtime_dir: folder for Unix sockets.
+    """
+    ranks = range(config.learner.most_count)
+    learners = [_learner(config, rank, None) for rank in ranks]
+    connectors = [
+        RoleSpec(
+            role="connector",
+            index=rank,
+            main="penstock.serving.games_role:run",
+            stage=Stage.CARRIERS,
+            threads=config.actors.threads,
+            address=address_of_rank(bind, rank),
+            learner=rank,
+            listen=listen,
+        )
+        for rank in ranks
+    ]
+    return (
+        *_server(config, runtime_dir),
+        *_with_servers(config, runtime_dir, learners),
+        *connectors,
         *_single_roles(config),
     )
 
@@ -106,7 +147,10 @@ def one_of_several(
         rank: rank of the learner. If the pace has a parameter server, the learner has the shards
             whose number, modulo the number of learners, is its rank.
         store: where all learners meet.
+
+    Raises UserError for a run that games play.
     """
+    _refuse_games(config)
     shard_addresses: dict[int, str] = {}
     if config.learner.served:
         host = own_address(store.host)
@@ -145,6 +189,16 @@ def describe_roles(specs: Iterable[RoleSpec]) -> str:
         if not spec.spare:
             counts[spec.role] += 1
     return ", ".join(role if count == 1 else f"{count} {role}s" for role, count in counts.items())
+
+
+def _refuse_games(config: Config) -> None:
+    """Raise UserError for a run that games play, by a command that starts no port for them."""
+    if config.actors.games:
+        raise UserError(
+            "actors.games true is of a run that games play, and this command starts no port for "
+            "them; use penstock serve-env, or set actors.games=false with actors.count and "
+            "actors.envs of your own"
+        )
 
 
 def _server(config: Config, runtime_dir: Path) -> tuple[RoleSpec, ...]:

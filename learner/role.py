@@ -166,7 +166,8 @@ def make_source(
     Raises:
         UserError: the algorithm trains on a data set, without actors.
     """
-    lanes = most + SPARE_LANES
+    # Games play through the lane of a connector.
+    lanes = SPARE_LANES if config.actors.games else most + SPARE_LANES
     feeder = status.ledger("feeder") if batches_ahead(config) else None
     match algorithm(config.algo).data(config.algo):
         case Unrolls():

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core.web.connections import LimitedProtocol
 from penstock.core.web.guard import Scope
-from penstock.serving.port import HELLO_S, Port, Wire
+from penstock.serving.port import HELLO_S, Games, Wire
 
 # How a request of HTTP begins: as the length of a message these bytes would be beyond every limit.
 METHODS = (b"GET ", b"POST", b"HEAD", b"OPTI", b"PUT ", b"DELE", b"PATC")
@@ -32,7 +32,7 @@ class FrameProtocol(Wire):
 
 
 def sniffing(
-    port: Port, admits: Callable[[Scope], bool], most_silent: int
+    port: Games, admits: Callable[[Scope], bool], most_silent: int
 ) -> Callable[..., asyncio.Protocol]:
     """Returns what uvicorn calls for each new connection, as `connections.limited` does.
 
@@ -47,7 +47,7 @@ class SniffingProtocol(LimitedProtocol):
     idle_s = HELLO_S
 
     def __init__(
-        self, port: Port, admits: Callable[[Scope], bool], most_silent: int, **arguments: Any
+        self, port: Games, admits: Callable[[Scope], bool], most_silent: int, **arguments: Any
     ) -> None:
         super().__init__(admits, **arguments)
         self.most_silent = most_silent

@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from penstock.serving.messages import (
     MESSAGE_NBYTES,
     STEP_HEAD,
     GameMessageKind,
+    Hello,
     MessageError,
     act_records,
     fault_message,
@@ -50,13 +51,26 @@ MOST_GAMES = 4096
 STEP = int(GameMessageKind.STEP)
 
 
+class Games(Protocol):
+    """What a connection hands its bytes to: the games of a service."""
+
+    def open(self, wire: Wire) -> Game | None:
+        """Returns the game of a new connection; None if there is no room, after a FAULT."""
+
+    def receive(self, game: Game, content: bytes) -> None:
+        """Take bytes of a game: messages with their length in front, cut anywhere."""
+
+    def lose(self, game: Game) -> None:
+        """Forget a game whose connection has ended."""
+
+
 class Wire(asyncio.Protocol):
     """The connection of a game; its subclasses are games over TCP and over WebSocket."""
 
     send: Callable[[bytes], None]
     """Sends a message that has its length in front."""
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: Games) -> None:
         self._port = port
         self._game: Game | None = None
 
@@ -266,6 +280,8 @@ class Port:
         self._next_number = 0
         self._arrived: list[Game] = []
         """Games with bytes that the next turn reads."""
+        self._has_turn = False
+        """Whether a turn is about to come."""
         self._row_nbytes = service.observations.layout.nbytes
 
     def open(self, wire: Wire) -> Game | None:
@@ -311,20 +327,27 @@ class Port:
     def end(self, reason: str) -> None:
         """Tell all games that the service ends, and close them."""
         for game in [*self.games.values()]:
-            game.wire.send(json_message(GameMessageKind.END, {"reason": reason}))
-            self._close(game)
+            if not game.is_closed:
+                game.wire.send(json_message(GameMessageKind.END, {"reason": reason}))
+                self._close(game)
+
+    def turn_soon(self) -> None:
+        """Have a turn, also if nothing arrives: rows that wait may be decided now."""
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _schedule(self, game: Game) -> None:
         """Have the next turn read what a game has sent.
 
         It comes after the callbacks of this turn of the loop, so it sees all that arrived in it.
         """
-        if not self._arrived:
-            asyncio.get_running_loop().call_soon(self._turn)
         self._arrived.append(game)
+        self.turn_soon()
 
     def _turn(self) -> None:
         """Read what has arrived, decide, and answer."""
+        self._has_turn = False
         games, self._arrived = self._arrived, []
         active = [game for game in games if not game.is_closed]
         for _ in range(MOST_RUNS):
@@ -339,11 +362,15 @@ class Port:
                 self._take(rows, runs_of_size)
             active = [game for game in active if not game.is_read and not game.is_closed]
 
-        decisions = self.service.decide()
+        decisions = self._decide()
         if decisions is not None:
             self._answer(decisions)
         for game in games:
             self._finish_turn(game)
+
+    def _decide(self) -> DecidedRows | None:
+        """Decide for all rows that wait, and end the turn of the service."""
+        return self.service.decide()
 
     def _next_run(self, game: Game) -> StepRun | None:
         """Handle other messages than STEPs; returns the next STEPs, or None if there are none."""
@@ -372,10 +399,7 @@ class Port:
             raise MessageError("hello", "a second HELLO; open another connection")
 
         hello = read_hello(message[KIND.size :], self.service.most_space_nbytes)
-        if self._token is not None and not hmac.compare_digest(
-            hello.token.encode(errors="replace"), self._token.encode()
-        ):
-            raise MessageError("token", "the token is missing or wrong; put it into HELLO")
+        check_token(hello, self._token)
         game.places = self.service.join(hello, game.number)
         game.most_rows = hello.seats
         largest_step = min(step_nbytes(hello.seats, self._row_nbytes), MESSAGE_NBYTES)
@@ -480,8 +504,10 @@ class Port:
                 games_of_count = [games[index] for index in chosen]
                 self._send_acts(games_of_count, int(count), own_seats[rows], actions[rows])
 
-        arrived_s = [game.arrived_s for game in games]
-        self.service.figures.count_answers(arrived_s, counts, perf_counter())
+        # Rows of an earlier turn have waited for the learner, and not for this service.
+        now_s = perf_counter()
+        arrived_s = [game.arrived_s or now_s for game in games]
+        self.service.figures.count_answers(arrived_s, counts, now_s)
 
     def _send_acts(
         self,
@@ -531,6 +557,14 @@ class Port:
         """Close a game; `lose` follows when its connection has ended."""
         game.is_closed = True
         game.wire.close()
+
+
+def check_token(hello: Hello, token: str | None) -> None:
+    """Raise MessageError unless a game has shown the ``token``, if there is one."""
+    if token is not None and not hmac.compare_digest(
+        hello.token.encode(errors="replace"), token.encode()
+    ):
+        raise MessageError("token", "the token is missing or wrong; put it into HELLO")
 
 
 def _run_starts(values: Indices) -> Indices:

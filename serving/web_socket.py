@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 
 from penstock.core.web.guard import Guard, Refusal
 from penstock.serving.messages import JSON_NBYTES, LENGTH
-from penstock.serving.port import Port, Wire
+from penstock.serving.port import Games, Wire
 
 PATH = "/play"
 # A peer that does not answer a ping within this time is closed.
@@ -30,7 +30,7 @@ SLICE_NBYTES = 2048
 class WebSocketProtocol(Wire):
     """One game over WebSocket, on the sans-I/O protocol of websockets."""
 
-    def __init__(self, port: Port, guard: Guard, **uvicorn_arguments: Any) -> None:
+    def __init__(self, port: Games, guard: Guard, **uvicorn_arguments: Any) -> None:
         """Called by uvicorn for a request that asks for WebSocket, with what it knows."""
         super().__init__(port)
         self._guard = guard

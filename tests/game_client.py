@@ -92,10 +92,16 @@ class GameClient:
         start = len(padded(bytes(8 + 4 * n), 8)) - 4
         return Acts([*seats], np.frombuffer(body, self.action, n, start))
 
-    def act(self, observations: Any, flags: Sequence[int], seats: Sequence[int] = ()) -> Any:
+    def act(
+        self,
+        observations: Any,
+        flags: Sequence[int],
+        seats: Sequence[int] = (),
+        rewards: Sequence[float] = (),
+    ) -> Any:
         """Send one STEP, and return the actions of its seats that go on, by seat."""
         seats = seats or range(len(flags))
-        self.send(step(seats, self.rows(observations), flags))
+        self.send(step(seats, self.rows(observations), flags, rewards))
         waiting = {seat for seat, flag in zip(seats, flags, strict=True) if flag < TERMINATED}
         actions: dict[int, Any] = {}
         while waiting - actions.keys():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.configs.errors import UserError
 from penstock.core.web.guard import LOOPBACK_NAMES, TOKEN_LENGTH, Guard
@@ -35,6 +37,8 @@ class Listen:
     """Whether a token may be sent in plain text."""
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages are answered."""
+    option: str = "--host"
+    """The option by which the user has named the host, for errors."""
 
     def check(self) -> None:
         """Raise UserError for options that do not go together."""
@@ -58,12 +62,12 @@ class Listen:
         if self.token is None:
             port = self.port or self.first_port
             raise UserError(
-                f"--host {self.host} is reachable from other hosts; add --token, or serve on "
+                f"{self.option} {self.host} is reachable from other hosts; add --token, or serve on "
                 f"127.0.0.1 and forward the port: ssh -L {port}:127.0.0.1:{port} HOST"
             )
         if self.tls_cert is None and not self.insecure:
             raise UserError(
-                f"--host {self.host} is reachable from other hosts, and the token would be sent in "
+                f"{self.option} {self.host} is reachable from other hosts, and the token would be sent in "
                 "plain text; add --tls-cert and --tls-key, or --insecure"
             )
 
@@ -71,6 +75,11 @@ class Listen:
     def is_loopback(self) -> bool:
         """Whether only this host can reach the address."""
         return self.host in LOOPBACK_NAMES
+
+    @property
+    def _place_options(self) -> str:
+        """The options that name the address, for errors."""
+        return "--port or --host" if self.option == "--host" else self.option
 
     def guard(self) -> Guard:
         """Returns the rules for requests."""
@@ -121,7 +130,7 @@ class Listen:
         if len(ports) > 1:
             tried += f" to {ports[-1]}"
         raise UserError(
-            f"nothing can be served at {tried} ({reason}); give another --port or --host"
+            f"nothing can be served at {tried} ({reason}); give another {self._place_options}"
         )
 
 
@@ -137,3 +146,20 @@ def _listening_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def listen_at(address: str, conditions: Mapping[str, Any]) -> Listen:
+    """Returns where a role listens, and to whom.
+
+    Args:
+        address: ``tcp://HOST:PORT``; a host ``*`` is every interface.
+        conditions: further keywords of `Listen`, as JSON values.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    return Listen(
+        host="0.0.0.0" if host == "*" else host,
+        port=0 if port == "*" else int(port),
+        option="--bind",
+        **{**conditions, "origins": tuple(conditions.get("origins", ()))},
+    )

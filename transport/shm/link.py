@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from penstock.configs.schema import Config
 from penstock.core.interfaces import LearnerGoneError, LearnerInfo, Link, RunOverError
 from penstock.core.params import POLICY_ID, Float32, Stamp
-from penstock.core.role import RoleContext
+from penstock.core.role import RoleContext, learner_socket
 from penstock.core.specs import SlotSpec
 from penstock.transport.shm.attach import AttachClient, close_all
 from penstock.transport.shm.store import Slot, SlotWriter
@@ -100,6 +101,21 @@ class ShmLink:
     def close(self) -> None:
         """Leave: the learner takes the lane back."""
         self._stack.close()
+
+
+def attach_lane(ctx: RoleContext) -> ShmLink | None:
+    """Attach a connector's lane to its learner as soon as that listens.
+
+    Returns None if the role is asked to stop before.
+    """
+    path = learner_socket(ctx.runtime_dir, ctx.learner)
+    while not ctx.stopping():
+        ctx.status.beat()
+        try:
+            return ShmLink(path, None, want=0, lane=True)
+        except (OSError, LearnerGoneError):
+            time.sleep(0.05)
+    return None
 
 
 class ShmTransport:

@@ -16,12 +16,12 @@ from penstock import __version__
 from penstock.configs.policy_lag import lent_by_batch
 from penstock.configs.schema import Config
 from penstock.core import descriptors
-from penstock.core.interfaces import LearnerGoneError, SlotProcessor, Welcome
+from penstock.core.interfaces import SlotProcessor, Welcome
 from penstock.core.memory import TRIM_S, give_back_memory, keep_freed_memory
 from penstock.core.role import EXIT_REJOIN, RoleContext, learner_socket
 from penstock.profiling.status import Phase
 from penstock.transport.addresses import check_bind, connector_addresses, run_bind
-from penstock.transport.shm.link import ShmLink
+from penstock.transport.shm.link import attach_lane
 from penstock.transport.wire import describe_other_version
 from penstock.transport.zmq.listener import turned_away_note
 from penstock.transport.zmq.receiver import TICK_S, ActorShare, Receiver
@@ -50,15 +50,14 @@ def run(ctx: RoleContext, prepare: Callable[[Welcome], SlotProcessor] | None = N
     transport = ctx.config.transport
     curve = ctx.curve or (Path(transport.curve) if transport.curve else None)
     check_bind(ctx.address, keys=curve is not None, insecure=transport.insecure)
-    unix_path = learner_socket(ctx.runtime_dir, ctx.learner)
-    link = _attach(ctx, unix_path)
+    link = attach_lane(ctx)
     if link is None:
         return
 
     receiver = Receiver(
         link,
         ctx.address,
-        unix_path,
+        learner_socket(ctx.runtime_dir, ctx.learner),
         share=_share(ctx, ctx.config),
         curve=curve,
         dtype=ctx.config.weights.dtype,
@@ -84,17 +83,6 @@ def _share(ctx: RoleContext, config: Config) -> ActorShare:
     # Connectors are counted over all learners.
     index = ctx.index - ctx.learner * len(addresses)
     return ActorShare(addresses, index, learners=config.learner.most_count)
-
-
-def _attach(ctx: RoleContext, path: Path) -> ShmLink | None:
-    """Attach a lane to the learner as soon as it listens; return None if asked to stop before."""
-    while not ctx.stopping():
-        ctx.status.beat()
-        try:
-            return ShmLink(path, None, want=0, lane=True)
-        except (OSError, LearnerGoneError):
-            time.sleep(0.05)
-    return None
 
 
 def _serve(ctx: RoleContext, receiver: Receiver, interval_s: float, grace_s: float) -> None:

@@ -1,0 +1,54 @@
+"""Games that drive their own loop, of which only the spaces are known (`env.id` games).
+
+`penstock serve-env` writes the spaces that the first game has sent into `env.kwargs`, as
+`observation` and `action` in the form of `space_json`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.spaces import Space
+
+from penstock.configs.errors import UserError
+from penstock.configs.games import GAMES_ID
+from penstock.core.files import DAMAGE
+from penstock.envs.space_json import from_json, to_json
+from penstock.envs.vector_env import EnvInfo
+
+if TYPE_CHECKING:
+    from penstock.configs.sections import EnvConfig
+
+KEYS = ("observation", "action")
+HOW = "games play, at the port of penstock serve-env"
+
+
+def kwargs_of(observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
+    """Returns `env.kwargs` for games with these spaces."""
+    return dict(zip(KEYS, map(to_json, (observation_space, action_space)), strict=True))
+
+
+def games_info(env: EnvConfig) -> EnvInfo:
+    """Returns the properties of games, by the spaces in `env.kwargs`.
+
+    Raises:
+        UserError: if they are missing or are no spaces, or if Penstock cannot play them.
+    """
+    try:
+        observation_space, action_space = (from_json(env.kwargs[key], sys.maxsize) for key in KEYS)
+    except (*DAMAGE, AssertionError) as error:
+        raise UserError(
+            f"env.id {GAMES_ID} needs the spaces of the games, env.kwargs.observation and "
+            f"env.kwargs.action, and these are none ({str(error)[:80]}); start penstock serve-env "
+            "without a target, so that it takes them from the first game"
+        ) from error
+    return EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
+
+
+def refuse_to_make() -> UserError:
+    """Returns the error for a command that would make an environment."""
+    return UserError(
+        "the games of this run are programs of their own, and there is no environment to make "
+        "here; have them play its policy by `penstock serve RUN`, or name an environment as env.id"
+    )
