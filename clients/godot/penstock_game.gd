@@ -139,10 +139,10 @@ func poll():
 	return welcome != null
 
 
-# Wait until no seat waits for its action, at most so many seconds. For training without a display, where the game has
-# nothing else to do. Returns whether the game may play.
-func wait(longest_s = 10.0):
-	var ends_ms = OS.get_ticks_msec() + int(1000 * longest_s)
+# Wait until no seat waits for its action or the connection is lost, at most so many seconds. For training without a
+# display, where the game has nothing else to do. Returns whether the game may play.
+func wait(longest_s = INF):
+	var ends_ms = OS.get_ticks_msec() + 1000 * longest_s
 	while poll() and _waiting > 0 and OS.get_ticks_msec() < ends_ms:
 		OS.delay_usec(10)
 	return welcome != null

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ pytest.importorskip("uvicorn")
 from javascript import ROOT
 from penstock.serving.service import Service
 from served_games import random_policy, served
+from train_command import Penstock, address_of, assert_balanced
+from waiting import free_port, wait_until
 
 pytestmark = [
     pytest.mark.system,
@@ -180,3 +185,48 @@ func play(port):
     assert told == [["refused", field]], errors
     assert not plays
     assert service.figures.faults[field] == 1
+
+
+OPTIONS = ("algo.name=ppo", "algo.discount=0.98", "learner.lr=1e-3", "run.seed=1", "run.dir=run")
+BEST_RETURN = 10  # bounces
+
+
+@contextmanager
+def juggling(output: Path, port: int) -> Iterator[None]:
+    """Run the project of the example, which writes the means of its episodes to ``output``."""
+    command = ["godot3-server", "--fixed-fps", "60", "--path", str(GAME), f"--port={port}"]
+    with output.open("w") as file:
+        game = subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            game.kill()
+            game.wait()
+
+
+def means_of(output: Path) -> list[float]:
+    """Returns the mean returns that the project has written so far."""
+    return [float(text) for text in re.findall(r"^([\d.]+) bounces", output.read_text(), re.M)]
+
+
+@pytest.mark.timeout(400)
+def test_the_project_trains_without_a_target_and_goes_on_with_the_trained_policy(
+    tmp_path: Path, penstock: Penstock
+) -> None:
+    port = free_port()
+    limits = ("stop.return=8.5", "stop.env_steps=600_000")
+    run = penstock("serve-env", *OPTIONS, *limits, "--bind", f"tcp://127.0.0.1:{port}", "--json")
+    output = tmp_path / "godot.txt"
+    with juggling(output, port):
+        out, errors = run.process.communicate(timeout=300)
+        assert run.process.returncode == 0, errors
+        summary = json.loads(out.splitlines()[-1])
+        assert summary["exit_reason"] == "return", summary
+        assert_balanced(summary)
+
+        # The game waits for a service, and finds the trained policy at the same port.
+        trained = len(means_of(output))
+        assert means_of(output)[0] < 2
+        address_of(penstock("serve", "run", "--greedy", "--port", str(port), "--json"))
+        wait_until(lambda: len(means_of(output)) > trained + 1, timeout_s=60)
+    assert 8.5 < means_of(output)[-1] <= BEST_RETURN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import shutil
@@ -23,7 +24,8 @@ import penstock as library
 from chromium import chromium
 from javascript import ROOT, WEB_GAME, npm_packages, run_node, served
 from pages import blocks
-from train_command import Command, Penstock, address_of
+from train_command import Command, Penstock, address_of, assert_balanced
+from waiting import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -361,6 +363,50 @@ def test_the_page_that_trains_ends_where_the_token_is_wrong(
     train_page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
     assert "token" in train_page.text_content("#trouble")
     assert train_page.get_attribute("body", "data-state") == "stopped"
+
+
+# The mean return of an agent in the page, by its file, in matches against beginners.
+RETURN_IN_PAGE = """async ({ file, matches }) => {
+  const { PageAgent } = await import("./agents.mjs");
+  const { Practice, RIVALS } = await import("./practice.mjs");
+  const agent = await PageAgent.load(file);
+  const running = Array.from({ length: matches }, () => new Practice(RIVALS.beginner));
+  const isEnded = (match) => match.isOver || match.isCut;
+  while (!running.every(isEnded)) {
+    const actions = await agent.act(running.map((match) => match.observe()));
+    running.forEach((match, i) => { if (!isEnded(match)) match.step(actions[i]); });
+  }
+  agent.close();
+  return running.reduce((sum, match) => sum + match.return, 0) / matches;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_game_trains_in_a_page_and_the_exported_agent_plays_in_one(
+    folder: Path, site: str, train_page: Any, penstock: Penstock
+) -> None:
+    port = free_port()
+    options = ["algo.name=ppo", "algo.discount=0.98", "learner.lr=1e-3", "run.seed=1"]
+    options += ["run.dir=run", "stop.return=2", "stop.env_steps=1_000_000"]
+    origin = site.removesuffix("/examples/web_game/")
+    words = ["--bind", f"tcp://127.0.0.1:{port}", "--origin", origin, "--json"]
+    run = penstock("serve-env", *options, *words)
+    train_page.fill("#url", f"ws://127.0.0.1:{port}/play")
+    train_page.click("#train")
+    out, errors = run.process.communicate(timeout=300)
+    assert run.process.returncode == 0, errors
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["exit_reason"] == "return", summary
+    assert_balanced(summary)
+
+    # Random play loses to beginners by 2.5 points, and 5 is the best possible.
+    assert float(train_page.text_content("#return")) > 1.5
+    file = folder / "examples" / "web_game" / "trained.onnx"
+    status, _, errors = penstock("export", "run", str(file)).end()
+    assert status == 0, errors
+    mean = train_page.evaluate(RETURN_IN_PAGE, {"file": file.name, "matches": 100})
+    assert mean > 1.5
 
 
 def test_the_code_of_the_tutorial_for_a_page_and_for_node_decides_as_the_policy(
