@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape
@@ -21,6 +22,9 @@ from penstock.models.fitting import mask_of
 MOST_ROWS = 1024
 """Rows that are decided at once, which bounds the memory of a network; more are decided in turn.
 CartPole's MLP needs a fifth more time for 4,096 rows at once than for four times 1,024."""
+
+
+Indices = npt.NDArray[np.int64]
 
 
 class Workspace(NamedTuple):
@@ -40,6 +44,18 @@ class ExplainedBatch(NamedTuple):
     """The values of the states ``[B]``, None if the network does not estimate them."""
     next_state: Float32
     """``[B, state_size]``"""
+
+
+class RecordedBatch(NamedTuple):
+    """Decisions for B observations, and what a learner needs to know of them; all are copies."""
+
+    actions: Array
+    """As `BatchPolicy.decide` returns them."""
+    next_state: Float32
+    """``[B, state_size]``"""
+    recorded: Mapping[str, Array]
+    """What is recorded of the actions, ``[B, ...]`` by the name of its column: `action` too where a
+    learner trains on other numbers than those that are played."""
 
 
 class BatchPolicy:
@@ -68,6 +84,7 @@ class BatchPolicy:
         self._config = config
         self._spaces = spaces
         self._weights = weights
+        self._untrained = False
         self._shape = network_shape(config, spaces)
         self.state_size = state_size_of(self._shape)
         self._mask = mask_of(spaces)
@@ -104,6 +121,53 @@ class BatchPolicy:
         workspace = self._compute(observations, state)
         decided = workspace.sampler.decide(sample=sample)
         return decided[:count].copy(), workspace.state[:count].copy()
+
+    def load(self, weights: Float32, *, untrained: bool) -> None:
+        """Decide by other weights from now on, which are copied.
+
+        ``untrained``: whether they are those before the network's first update, for which some
+        algorithms act at random.
+        """
+        self._weights = weights.copy()
+        self._workspaces[1].network.load(self._weights)
+        self._untrained = untrained
+        for workspace in self._workspaces.values():
+            workspace.sampler.on_new_weights(untrained=untrained)
+        self.__dict__.pop("_critic", None)
+
+    def act(self, observations: Array, state: Float32, numbers: Indices) -> RecordedBatch:
+        """Decide for each of B observations as actors do in training.
+
+        Args:
+            observations: as for `decide`.
+            state: as for `decide`.
+            numbers: int64 ``[B]``, the number of each one's seat, on which its exploration may
+                depend (`ActionSampler.explore_as`).
+        """
+        count = len(observations)
+        if count > MOST_ROWS:
+            batches = [
+                self.act(observations[rows], state[rows], numbers[rows]) for rows in _slices(count)
+            ]
+            actions, next_states, recorded = zip(*batches, strict=True)
+            return RecordedBatch(
+                np.concatenate(actions),
+                np.concatenate(next_states),
+                {
+                    name: np.concatenate([columns[name] for columns in recorded])
+                    for name in recorded[0]
+                },
+            )
+
+        workspace = self._compute(observations, state)
+        workspace.sampler.explore_as(numbers)
+        actions = workspace.sampler.sample()
+        columns = workspace.sampler.recorded.items()
+        return RecordedBatch(
+            actions[:count].copy(),
+            workspace.state[:count].copy(),
+            {name: values[:count].copy() for name, values in columns},
+        )
 
     def explain(self, observations: Array, state: Float32, *, sample: bool) -> ExplainedBatch:
         """Decide as `decide` does, and return what the decisions were made of."""
@@ -160,7 +224,7 @@ class BatchPolicy:
         [seeds] = self._seeds.spawn(1)
         seed = int(seeds.generate_state(1)[0])
         sampler = algorithm(config.algo).action_sampler(config, self._spaces, seed, 0)
-        sampler.on_new_weights(untrained=False)
+        sampler.on_new_weights(untrained=self._untrained)
         return sampler, np.zeros((rows, self.state_size), np.float32)
 
     @cached_property

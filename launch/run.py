@@ -387,7 +387,8 @@ def run_and_show(
     _explain(outcome, log)
     if "env_steps" in summary and path.is_dir() and log == "text":
         with suppress(OSError):
-            last_words.show(last_words.rows(summary, path), stream)
+            games_play = resolved.config.actors.games
+            last_words.show(last_words.rows(summary, path, games_play=games_play), stream)
     return RunResult(outcome, summary)
 
 

@@ -669,24 +669,29 @@ class StreamTracker:
 
     @property
     def actors(self) -> int:
-        """The number of actors of the connectors, in their newest incarnations."""
+        """The number of actors, or of seats of games, of the connectors."""
+        return sum(connector["actors"] for connector in self._newest_connectors())
+
+    def _newest_connectors(self) -> list[Message]:
+        """The latest messages of the connectors in their newest incarnations."""
         # Of the sorted keys, the dictionary keeps the last incarnation of each index.
         newest = dict(sorted(self._connectors))
-        return sum(self._connectors[key]["actors"] for key in newest.items())
+        return [self._connectors[key] for key in newest.items()]
 
-    def figures(self) -> dict[str, dict[str, int]]:
+    def figures(self) -> dict[str, Any]:
         """Returns what was not trained on, by the names in metrics.jsonl.
 
         ``dropped`` and ``lost`` are agent steps by reason, ``rejected`` are messages by reason.
         With connectors there is also ``received``: the totals over the wire of these and their
-        predecessors.
+        predecessors. Where games play there are also the ``games`` that are connected, and
+        ``seats_held``, the number of their seats that wait until the learner takes what was played.
         """
         connectors = self._connectors.values()
         rejected: Counter[str] = Counter()
         for connector in connectors:
             rejected.update(connector["rejected"])
 
-        figures = {
+        figures: dict[str, Any] = {
             "dropped": dict(self._accounting.dropped),
             "lost": dict(self._accounting.lost),
             "rejected": dict(rejected),
@@ -695,4 +700,8 @@ class StreamTracker:
             figures["received"] = {
                 name: sum(connector[name] for connector in connectors) for name in RECEIVED
             }
+        services = [connector for connector in self._newest_connectors() if "games" in connector]
+        if services:
+            figures["games"] = sum(service["games"] for service in services)
+            figures["seats_held"] = sum(service["held"] for service in services)
         return figures

@@ -62,7 +62,10 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     shown["latency"] = f"{duration(m('latency_p50_s'))}, p95 {duration(m('latency_p95_s'))}"
     shown["dropped"] = reasons(m("dropped") or {})
 
-    shown["actors"] = f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
+    if "games" in metrics:
+        shown["games"] = f"{_games(metrics)}, {count(m('seats_held'))} of them held"
+    else:
+        shown["actors"] = f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
     actor_shares = shares(role_mean(m("ledgers") or {}, "actor"))
     if actor_shares:
         shown["actors"] += f"; {actor_shares}"
@@ -206,7 +209,7 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     actors = f"actors {m('actors_alive')}"
     if m("actors_restarted"):
         actors += f", {m('actors_restarted')} restarted"
-    parts.append(actors)
+    parts.append(_games(metrics) if "games" in metrics else actors)
     if "learners_alive" in metrics:
         parts.append(f"learners {m('learners_alive')}")
 
@@ -218,6 +221,14 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         else:  # an evaluation of an earlier version
             parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
+
+
+def _games(metrics: Metrics) -> str:
+    """Returns the number of games that are connected, and of their seats."""
+    games = metrics["games"]
+    seats = metrics.get("actors_alive")
+    plural = "" if games == 1 else "s"
+    return f"{count(games)} game{plural} with {count(seats)} seat{'' if seats == 1 else 's'}"
 
 
 def _recent_episodes(episodes: int | None) -> str:

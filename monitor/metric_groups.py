@@ -37,7 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "samples": ("dropped", "lost", "rejected"),
     "time": ("time_s", "interval_s", "ledger", "ledgers", "learner_*_fraction"),
-    "system": ("cpu", "actors_*", "learners_*"),
+    "system": ("cpu", "actors_*", "learners_*", "games", "seats_*"),
     "ranks": ("ranks",),
     "server": ("server",),
 }

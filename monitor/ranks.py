@@ -29,7 +29,7 @@ GROUPS = {
 }  # fmt: skip
 SUMMED = {
     "steps_per_s", "trained_steps_per_s", "learner_ceiling_steps_per_s", "actors_alive",
-    "replay_size", "received", "league_games",
+    "replay_size", "received", "league_games", "games", "seats_held",
 }  # fmt: skip
 # Figures of which the highest of any rank counts: an update that all skip is one.
 MOST = ("updates_skipped", "rollbacks")

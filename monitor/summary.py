@@ -21,12 +21,13 @@ FAILED = ("fault", "user_error")
 STOPPED = "stopped"  # ended by the learner of another machine
 
 
-def rows(summary: Metrics, run_dir: Path) -> Rows:
+def rows(summary: Metrics, run_dir: Path, *, games_play: bool = False) -> Rows:
     """Returns the rows of the summary, as labels and texts.
 
     Args:
         summary: the contents of `summary.json`.
         run_dir: the folder of the run.
+        games_play: whether games play, which drive their own loop, in place of actors.
     """
     m = summary.get
     resumed = bool(m("resumed"))
@@ -59,7 +60,9 @@ def rows(summary: Metrics, run_dir: Path) -> Rows:
 
     if is_temporary(run_dir):  # it is removed before anyone could go there
         return [*shown.items()]
-    next_steps = _next_steps(summary["exit_reason"], run_dir) if m("env_steps") else []
+    next_steps: Rows = []
+    if m("env_steps"):
+        next_steps = _next_steps(summary["exit_reason"], run_dir, games_play=games_play)
     return [*shown.items(), ("folder", str(run_dir)), *next_steps]
 
 
@@ -101,11 +104,16 @@ def accounting(terms: Mapping[str, Any], *, resumed: bool = False) -> dict[str, 
     return shown
 
 
-def _next_steps(exit_reason: str, run_dir: Path) -> Rows:
-    """Returns rows that say what to do next, by how the run has ended."""
+def _next_steps(exit_reason: str, run_dir: Path, *, games_play: bool) -> Rows:
+    """Returns rows that say what to do next, by how the run has ended.
+
+    Where games have played, no command has their environment.
+    """
     folder = shlex.quote(str(run_dir))
-    resume = f"penstock train {folder} --resume must"
-    commands = [f"penstock {name} {folder}" for name in ("eval", "record", "plot")]
+    command = "serve-env" if games_play else "train"
+    resume = f"penstock {command} {folder} --resume must"
+    names = ("serve", "plot") if games_play else ("eval", "record", "plot")
+    commands = [f"penstock {name} {folder}" for name in names]
     if exit_reason in INTERRUPTED:
         commands.append(resume)
     elif exit_reason in FAILED:

@@ -98,6 +98,11 @@ class Evidence:
             options = options.get(key) or {}
         return options.get(name, default)
 
+    @property
+    def games_play(self) -> bool:
+        """Whether games play, which drive their own loop, in place of actors."""
+        return bool(self.option("actors", "games", False))
+
     # The learner
 
     def share(self, part: str) -> float:

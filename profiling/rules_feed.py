@@ -119,6 +119,19 @@ def connector_is_busy(evidence: Evidence) -> Verdict | None:
         return None
 
     part, share = largest_part({"ledger": {**ledger, "wait": 0.0}})
+    if evidence.games_play:
+        return Verdict(
+            kind="slow_wire",
+            finding=f"the service of the games is busy: the learner waits {percent(evidence.wait)} "
+            "for it",
+            reason=f"{connector['name']} is busy {percent(busy)} of the time, {percent(share)} in "
+            f"{part}",
+            next_step="let each connection have more seats, so that a message brings more rows; "
+            f"learner.count={len(evidence.learners) + 1} brings another service, at a port of its "
+            "own",
+            cost=evidence.wait,
+        )
+
     next_step = f"learner.count={len(evidence.learners) + 1} brings another connector"
     advice = {
         "decompress": "send samples as they are, if the network carries it: transport.codec=none",
@@ -173,12 +186,27 @@ def actors_elsewhere(evidence: Evidence) -> Verdict | None:
         return nothing_to_judge(
             "no actor plays", "see why actors end (logs/ in the run's folder)", cost=wait
         )
+    if evidence.games_play:
+        return _games_are_slow(evidence)
     return Verdict(
         kind="starved",
         finding=f"actors of other hosts are too slow: the learner waits {percent(wait)} for data",
         reason="the connector waits for them too, and none is on this host",
         next_step="start more of them (`penstock actor`), or profile one of those hosts",
         cost=wait,
+    )
+
+
+def _games_are_slow(evidence: Evidence) -> Verdict:
+    """The learner waits for games, and so does the process that serves them."""
+    idle = max(role["ledger"].get("wait", 0.0) for role in evidence.connectors)
+    return Verdict(
+        kind="starved",
+        finding=f"the games are the limit: the learner waits {percent(evidence.wait)} for data",
+        reason=f"the service that decides for them waits for them too, {percent(idle)} of its time",
+        next_step="let more of them connect, or with more seats, or let each step sooner after its "
+        "actions have come",
+        cost=evidence.wait,
     )
 
 

@@ -325,7 +325,6 @@ class GamesProcess:
             raw_nbytes=recorder.nbytes,
             coded_nbytes=self._port.received_nbytes,
             games=len(self._port.games),
-            playing=recorder.playing,
             held=recorder.held,
             streams=(),
         )

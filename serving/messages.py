@@ -54,6 +54,8 @@ class RowFlag(IntFlag):
 
 # Plain numbers for arithmetic with many rows: a member of an enum takes longer to look up.
 FIRST = int(RowFlag.FIRST)
+TERMINATED = int(RowFlag.TERMINATED)
+TRUNCATED = int(RowFlag.TRUNCATED)
 LEAVES = int(RowFlag.LEAVES)
 ENDED = int(RowFlag.TERMINATED | RowFlag.TRUNCATED | RowFlag.LEAVES)
 ALL_FLAGS = FIRST | ENDED

@@ -139,7 +139,7 @@ class SeatTable:
         """Seats that belong to a game."""
         self._free = [range(capacity)]
         self._at_fault: list[Indices] = []
-        # The last row that names a place, while `take` looks for seats with several rows.
+        # The last row that names a place, for `are_different`.
         self._last_row = np.zeros(capacity, np.int64)
 
     def allocate(self, count: int, game: int) -> range | None:
@@ -171,12 +171,11 @@ class SeatTable:
 
         Rows of the same seat are taken in their order.
         """
-        count = len(rows.seat)
-        numbers = np.arange(count)
-        self._last_row[rows.seat] = numbers
-        if (self._last_row[rows.seat] == numbers).all():
+        if self.are_different(rows.seat):
             return self._take_different(rows)
 
+        count = len(rows.seat)
+        numbers = np.arange(count)
         # The first rows of all seats are taken at once, then the second ones, and so on.
         by_seat = np.argsort(rows.seat, kind="stable")
         sorted_seat = rows.seat[by_seat]
@@ -197,6 +196,12 @@ class SeatTable:
         outcomes[by_seat[is_same_step]] = RowOutcome.REPEATED
         self.fail(rows.seat[by_seat[is_same_step | (ranks >= MOST_ROWS_A_TURN)]])
         return outcomes
+
+    def are_different(self, seats: Indices) -> bool:
+        """Returns whether no seat occurs twice."""
+        numbers = np.arange(len(seats))
+        self._last_row[seats] = numbers
+        return bool((self._last_row[seats] == numbers).all())
 
     def fail(self, seats: Indices) -> None:
         """Note that these seats are at fault, until the turn ends."""

@@ -351,7 +351,13 @@ def _steps(value: float) -> str:
 
 
 def end(
-    state: str, error: Any, *, seen_s: float | None, trained_steps: float | None, folder: Path
+    state: str,
+    error: Any,
+    *,
+    seen_s: float | None,
+    trained_steps: float | None,
+    folder: Path,
+    games_play: bool = False,
 ) -> Row:
     """Returns the message on a run that did not end by one of its limits.
 
@@ -361,6 +367,7 @@ def end(
         seen_s: time of its last report.
         trained_steps: of the newest checkpoint; None without one.
         folder: of the run.
+        games_play: whether games play in place of actors.
     """
     if error:
         cause = str(error).rstrip(".")
@@ -374,7 +381,8 @@ def end(
         checkpoint = f"Its newest checkpoint has {count(trained_steps)} trained steps"
 
     kind = "plain" if state == "stopped" and not error else "bad"
-    command = f"penstock train {shlex.quote(str(folder))} --resume auto"
+    name = "serve-env" if games_play else "train"
+    command = f"penstock {name} {shlex.quote(str(folder))} --resume auto"
     return trouble(kind, f"{cause}. {checkpoint}.", time_s=seen_s, command=command)
 
 

@@ -44,6 +44,7 @@ def pipeline_figures(
     """
     window = MetricWindow(columns, WINDOW_S if live else None)
     verdict_kind = (verdict or {}).get("kind")
+    games_play = option(options, "actors", "games") is True
     has_wire = any(name.startswith("received/") for name in columns.names)
 
     return {
@@ -57,7 +58,8 @@ def pipeline_figures(
         "actors": {
             "alive": finite(last.get("actors_alive")),
             "restarted": finite(last.get("actors_restarted")),
-            "count": option(options, "actors", "count"),
+            "count": None if games_play else option(options, "actors", "count"),
+            "games": finite(last.get("games")) if games_play else None,
             "shares": _actor_shares(window),
         },
         "transport": {

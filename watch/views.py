@@ -677,6 +677,7 @@ def _early_end(run: WatchedRun, row: Mapping[str, Any]) -> Row:
         seen_s=run.seen_s,
         trained_steps=max((steps for steps in saved_steps if steps is not None), default=None),
         folder=run.folder,
+        games_play=run.options.get("actors.games") is True,
     )
 
 

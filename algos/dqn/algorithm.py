@@ -9,6 +9,7 @@ Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from penstock.core.observations import Spaces
 from penstock.core.params import Float32
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
-from penstock.models.acting.categorical import EpsilonGreedySampler, ladder
+from penstock.models.acting.categorical import EpsilonGreedySampler, ladder, seat_ladder
 from penstock.models.fitting import HeadShape, q_shape
 
 if TYPE_CHECKING:
@@ -157,7 +158,12 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
         count=envs,
         total=config.first_actors * envs,
     )
-    return EpsilonGreedySampler(int(spaces.action_space.n), epsilon, np.random.default_rng(seed))
+    return EpsilonGreedySampler(
+        int(spaces.action_space.n),
+        epsilon,
+        np.random.default_rng(seed),
+        seat_epsilon=partial(seat_ladder, cfg.epsilon, cfg.epsilon_alpha),
+    )
 
 
 def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:

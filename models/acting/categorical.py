@@ -11,7 +11,8 @@ sampler are its own and stay the same; every call writes them anew.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,13 @@ class ActionSampler(ABC):
         ``untrained``: whether they are those before its first update.
         """
         self.untrained = untrained
+
+    def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
+        """Explore in the first environments as the seats of these ``numbers`` [B] of games do.
+
+        A sampler whose environments all explore alike does not override it.
+        """
+        assert len(numbers) <= self.outputs.shape[1], numbers
 
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
         """Forbid the marked ones of the outputs, bool ``[outputs, envs]``, in the next decision.
@@ -284,14 +292,27 @@ class EpsilonGreedySampler(ActionSampler):
     """
 
     def __init__(
-        self, actions: int, epsilon: npt.NDArray[np.float64], rng: np.random.Generator
+        self,
+        actions: int,
+        epsilon: npt.NDArray[np.float64],
+        rng: np.random.Generator,
+        seat_epsilon: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]] | None = None,
     ) -> None:
-        """``epsilon`` float64 ``[envs]`` has the probability of each environment."""
+        """Create a sampler.
+
+        Args:
+            actions: number of actions.
+            epsilon: the probability of each environment, float64 ``[envs]``.
+            rng: draws the actions.
+            seat_epsilon: returns the probabilities of seats of games, given their numbers; None if
+                it is not used for games.
+        """
         envs = len(epsilon)
         super().__init__(actions, envs, rng)
-        self._epsilon = epsilon
+        self._epsilon = epsilon.copy()
+        self._seat_epsilon = seat_epsilon
         # A number u below epsilon, spread over the actions: one draw decides whether and which.
-        self._spread = actions / np.maximum(epsilon, 1e-300)
+        self._spread = actions / np.maximum(self._epsilon, 1e-300)
 
         # Memory of the stages of `sample`.
         self._uniform = np.empty(envs)
@@ -304,6 +325,12 @@ class EpsilonGreedySampler(ActionSampler):
         self._actions = np.empty(envs, np.int32)
         self._q_taken, self._q_max = np.empty((2, envs), np.float32)
         self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
+
+    def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
+        assert self._seat_epsilon is not None
+        count = len(numbers)
+        self._epsilon[:count] = self._seat_epsilon(numbers)
+        self._spread[:count] = len(self.outputs) / np.maximum(self._epsilon[:count], 1e-300)
 
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
         self._allowed = ~forbidden | forbidden.all(axis=0)
@@ -371,3 +398,24 @@ def ladder(
     """
     rung = (first + np.arange(count)) % total / max(total - 1, 1)
     return np.asarray(base ** (1 + rung * alpha))
+
+
+def seat_ladder(
+    base: float, alpha: float, numbers: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Returns epsilons, float64 ``[B]``, for the seats of games with these ``numbers``.
+
+    How many seats will play is not known, so seat i has the place in `ladder` that the van der
+    Corput sequence gives it, 0, 1/2, 1/4, 3/4, 1/8 and so on: the seats in use, however many, are
+    spread over the ladder evenly. Numbers beyond 65,535 begin anew.
+    """
+    return np.asarray(base ** (1 + _van_der_corput()[numbers % len(_van_der_corput())] * alpha))
+
+
+@lru_cache(maxsize=1)
+def _van_der_corput() -> npt.NDArray[np.float64]:
+    """Returns the first 65,536 numbers of the sequence in base 2: bits mirrored at the point."""
+    fractions = np.zeros(1)
+    for bit in range(1, 17):
+        fractions = np.concatenate([fractions, fractions + 2.0**-bit])
+    return fractions

@@ -170,7 +170,7 @@ function drawHead() {
     ["Utilization", percent(computes), lacks ? `gets ${learner.cpu.toFixed(2)} of a core` : `waits ${percent(learner.ledger.wait_data)}`,
       "Share of the learner's wall clock in forward, backward and optimizer. It includes the time in which these wait for a core that another process uses; the processor time of the learner does not"],
     ["Policy lag", number(weights.lag_mean), "updates"],
-    ["Actors", actors, running ? restarted : now.state === "died" ? "died with the run" : f.actors_restarted ? `ended, ${restarted}` : "ended"],
+    now.flow.actors.games !== null ? ["Games", count(now.flow.actors.games), `${actors} seats`] : ["Actors", actors, running ? restarted : now.state === "died" ? "died with the run" : f.actors_restarted ? `ended, ${restarted}` : "ended"],
     ["Time", clock(f.time_s), `of training, ${f.time_s >= 3600 ? "h:mm:ss" : "m:ss"}`],
   ];
   const windowed = new Set(["Utilization", "Policy lag"]);

@@ -19,7 +19,9 @@ export class FlowView {
         ["episodes", count(f.environments.episodes)],
         ["in step", percent(share.step)],
       ]),
-      stage("actors", "Actors", [count(actorsOf(now)), running ? (typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive") : now.state === "died" ? "died with the run" : "ended"], [
+      f.actors.games !== null ? stage("actors", "Games", [count(f.actors.games), "connected"], [
+        ["seats", count(f.actors.alive)],
+      ]) : stage("actors", "Actors", [count(actorsOf(now)), running ? (typeof f.actors.count === "number" ? `of ${f.actors.count} alive` : "alive") : now.state === "died" ? "died with the run" : "ended"], [
         ["inference", percent(share.infer)],
         ["wait", percent(share.wait)],
         share.compress || share.send ? ["compress, send", percent(share.compress + share.send)] : null,
