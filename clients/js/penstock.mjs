@@ -15,6 +15,7 @@ const ENDED = TERMINATED | TRUNCATED | LEAVES;
 const PROTOCOL = 1;
 const HELLO = 1, WELCOME = 2, STEP = 3, ACT = 4, FAULT = 5, END = 6;
 const MOST_NBYTES = 16 * 2 ** 20; // of a message
+const FIRST_PAUSE_MS = 100, LONGEST_PAUSE_MS = 5000; // between attempts to connect again
 // All numbers of the protocol are little-endian, as are typed arrays wherever browsers and Node run.
 const ARRAYS = {
   f4: Float32Array, f8: Float64Array, i1: Int8Array, u1: Uint8Array, b1: Uint8Array, i2: Int16Array, u2: Uint16Array,
@@ -65,13 +66,9 @@ export class Fault extends Error {
  */
 export async function connect({ url, seats = 1, token, observation, action, name }) {
   if (!/^(wss?|tcp|tls):/.test(url)) throw new Error(`${url} is no address of a service; give ws://, wss://, tcp:// or tls://`);
-  const open = url.startsWith("ws") ? openWebSocket : openSocket;
-  const link = await open(url);
-  return new Promise((resolve, reject) => {
-    const connection = new Connection(link, { resolve, reject });
-    link.send(message(HELLO, { protocol: PROTOCOL, seats, token, observation, action, name }));
-    link.listen((bytes) => connection.receive(bytes), (reason) => connection.lost(reason));
-  });
+  const connection = new Connection(url, { protocol: PROTOCOL, seats, token, observation, action, name });
+  await connection.open();
+  return connection;
 }
 
 /** Rows of a STEP, of the same seats each time. What is written into them is what is sent. */
@@ -107,19 +104,55 @@ export class Rows {
 
 /** A connection, made by `connect`. */
 export class Connection {
-  #link;
-  #opening;
+  #url;
+  #hello;
+  #link = null;
+  #opening = null;
   #steps = new Map(); // of each seat that waits for its action: its step, and its place there
 
-  constructor(link, opening) {
-    this.#link = link;
-    this.#opening = opening;
+  constructor(url, hello) {
+    this.#url = url;
+    this.#hello = hello;
     /** @type {Welcome} */
     this.welcome = null;
     /** @type {number} seats 0 ... seats - 1 may play. */
     this.seats = 0;
     /** @type {((reason: Error) => void) | null} called once when the service closes the connection, or it breaks. */
     this.onclose = null;
+  }
+
+  /** Connect once: `connect` and `reconnect` do. Rejects as `connect` does. */
+  async open() {
+    const link = await (this.#url.startsWith("ws") ? openWebSocket : openSocket)(this.#url);
+    this.#link = link;
+    return new Promise((resolve, reject) => {
+      this.#opening = { resolve, reject };
+      link.send(message(HELLO, this.#hello));
+      // What an earlier link still brings, such as its end, is not of this one.
+      const ofThis = (handle) => (content) => { if (this.#link === link) handle(content); };
+      link.listen(ofThis((bytes) => this.receive(bytes)), ofThis((reason) => this.lost(reason)));
+    });
+  }
+
+  /**
+   * Connect again after the service has gone, with growing pauses. All seats must begin new episodes; rows that were
+   * made before remain valid.
+   * @param {number} [waitS] how many seconds to try; for ever by default.
+   * @returns {Promise<void>} rejects with a Fault if the service refuses this game, as it may be another one, and with
+   *   the last Error when the time is over.
+   */
+  async reconnect(waitS = Infinity) {
+    const until = performance.now() + 1000 * waitS;
+    this.#end(new Error("the connection was closed"));
+    for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
+      try {
+        return await this.open();
+      } catch (error) {
+        const isRefused = error instanceof Fault && error.field !== "connection"; // there may be room later
+        if (isRefused || performance.now() + pause > until) throw error;
+      }
+      await new Promise((resolve) => setTimeout(resolve, pause));
+    }
   }
 
   /**
@@ -184,9 +217,12 @@ export class Connection {
     if (kind === ACT) return this.#act(bytes);
     const body = JSON.parse(decoder.decode(new Uint8Array(bytes, 4)));
     if (kind === WELCOME) {
+      const layout = ({ row, row_nbytes, action_row, action_nbytes }) => JSON.stringify([row, row_nbytes, action_row, action_nbytes]);
+      if (this.welcome && layout(this.welcome) !== layout(body))
+        return this.lost(new Fault({ seat: null, field: "observation", error: "the service has other spaces than before; start anew" }));
       this.welcome = body;
       this.seats = body.seats;
-      this.#opening.resolve(this);
+      this.#opening.resolve();
     }
     if (kind === FAULT && body.seat !== null) this.#settle(body.seat, null, new Fault(body));
     if (kind === FAULT && body.seat === null) this.lost(new Fault(body));
@@ -222,7 +258,7 @@ export class Connection {
   #end(reason) {
     this.#link?.close();
     this.#link = null;
-    this.#opening.reject(reason);
+    this.#opening?.reject(reason);
     const steps = new Set([...this.#steps.values()].map(({ step }) => step));
     this.#steps.clear();
     steps.forEach((step) => step.reject(reason));
