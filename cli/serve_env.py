@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli import completion
 from penstock.cli.options import (
     ClusterAddress,
     EngineName,
@@ -22,7 +23,6 @@ from penstock.cli.options import (
     WorkingDir,
     read_token,
 )
-from penstock.cli import completion
 from penstock.configs.errors import UserError
 
 PORT = 8900

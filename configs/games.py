@@ -1,8 +1,9 @@
 """Runs that are played by games at the port of `penstock serve-env`, in place of actors.
 
 A seat of a game is a stream of its own, whose slots have one environment. So such a run has
-`actors.envs` 1, as many slots in a batch as an ordinary one has environments, and for `actors.count`
-the number of all its environments: batches, memory and exploration are those of that run.
+`actors.envs` 1, as many slots in a batch as an ordinary run has environments in one, and as
+`actors.count` the number of all environments: batches, memory and exploration are those of that
+run.
 """
 
 from __future__ import annotations

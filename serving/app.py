@@ -39,6 +39,7 @@ def most_act_nbytes(service: Service) -> int:
 def make_app(port: Port, guard: Guard) -> GuardedApp:
     """Returns the application that serves what is not a game, behind ``guard``."""
     service = port.service
+    recorder = service.recorder
 
     async def act(request: Request) -> Response:
         """Decide for one observation."""
@@ -64,6 +65,7 @@ def make_app(port: Port, guard: Guard) -> GuardedApp:
                 "games": len(port.games),
                 "seats": service.seats.taken,
                 "most_seats": service.seats.capacity,
+                "learns": None if recorder is None else recorder.figures(),
                 **service.figures.to_json(perf_counter()),
             }
         )

@@ -1,4 +1,4 @@
-"""The service of `penstock serve-env`: games play on its port, and a learner trains on what they do.
+"""The service of `penstock serve-env`: games play on its port, and a learner trains on that.
 
 It is a connector: attached to its learner's memory by a lane, it fills slots with what games play
 (`recorder.py`), and decides for them by the newest weights on the learner's board (`service.py`).
@@ -266,6 +266,7 @@ class GamesProcess:
         if not ctx.incarnation:
             logger.info("%s", connection_note(self._listen, port))
         ctx.report("ready")
+        self._report()
         ctx.status.phase = Phase.RECEIVING
 
     async def _work_until_the_end(self, serving: asyncio.Task[None]) -> None:

@@ -169,6 +169,15 @@ class Recorder:
         """The number of places whose unrolls wait."""
         return int(np.count_nonzero(self._held))
 
+    def figures(self) -> dict[str, int]:
+        """Returns the counts that the page shows."""
+        return {
+            "slots": self.slots,
+            "steps": self.steps,
+            "playing": self.playing,
+            "held": self.held,
+        }
+
     # ------------------------------------------------------------------------------ rows
 
     def first(self, seats: Indices, observations: Array) -> None:

@@ -1,92 +1,66 @@
 """CartPole as games that drive their own loop: a program that plays through `penstock serve-env`.
 
-    python pole_games.py PORT [SEATS [EPISODES_A_CONNECTION [SECONDS_A_STEP]]]
+    python pole_games.py PORT [SEATS]
 
-It connects whenever it can, also again after it has lost the connection, and prints the return of
-each episode that it finishes. It ends on SIGTERM, and where EPISODES_A_CONNECTION is not 0 each
-connection ends after so many episodes of its first seat.
+It says its spaces, connects again whenever it has lost the service, and prints the return of each
+episode that it has finished. It plays until it is ended.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 
-from game_client import END, FIRST, TERMINATED, TRUNCATED, GameClient
+sys.path.append(str(Path(__file__).parents[1] / "clients" / "python"))
 
-# The pause before another attempt to connect, doubled each time up to the last one.
-PAUSES_S = (0.05, 1.0)
+from penstock_game import FIRST, TERMINATED, TRUNCATED, Game, Lost
 
-
-class Lost(Exception):
-    """The connection has ended."""
-
-
-def connected(port: int, seats: int, **hello: object) -> GameClient:
-    """A connection, as soon as the service takes one."""
-    pause_s, longest_s = PAUSES_S
-    while True:
-        try:
-            return GameClient(port, seats=seats, **hello)
-        except (OSError, AssertionError, ValueError):
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-
-
-def play(game: GameClient, envs: gymnasium.vector.VectorEnv, step_s: float = 0.0) -> Iterator[float]:
-    """Play one connection, and yield the returns of finished episodes. Raises Lost at its end."""
-    seats = envs.num_envs
-    observations, _ = envs.reset()
-    flags = np.full(seats, FIRST)
-    rewards = np.zeros(seats)
-    returns = np.zeros(seats)
-    actions = np.zeros(seats, np.int64)
-    while True:
-        began_s = time.monotonic()
-        try:
-            answered = game.act(observations, flags.tolist(), rewards=rewards.tolist())
-        except AssertionError as error:
-            [(kind, _)] = error.args
-            if kind not in (0, END):
-                raise
-            raise Lost from error
-        except OSError as error:
-            raise Lost from error
-
-        actions[:] = 0
-        for seat, action in answered.items():
-            actions[seat] = action
-        ended = flags >= TERMINATED
-        yield from returns[ended]
-        returns[ended] = 0.0
-
-        # The step after the end of an episode begins the next one.
-        observations, rewards, terminated, truncated, _ = envs.step(actions)
-        flags = np.where(terminated, TERMINATED, np.where(truncated, TRUNCATED, 0))
-        flags[ended] = FIRST
-        returns += rewards
-        if step_s:
-            time.sleep(max(0.0, began_s + step_s - time.monotonic()))
+# The bounds of gymnasium's environment, with one that JSON has in place of infinity.
+LIMITS = [4.8, 1e30, 0.41887903213500977, 1e30]
+OBSERVATION = {"Box": [[-limit for limit in LIMITS], LIMITS, [4], "<f4"]}
+ACTION = {"Discrete": [2, 0]}
 
 
 def main() -> None:
     """Play until the process is ended."""
-    port, seats, episodes, step_s = (*map(float, sys.argv[1:]), *(8.0, 0.0, 0.0)[len(sys.argv) - 2 :])
-    envs = gymnasium.make_vec("CartPole-v1", int(seats), vectorization_mode="vector_entry_point")
+    port = int(sys.argv[1])
+    seats = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+    poles = gymnasium.make_vec("CartPole-v1", seats, vectorization_mode="vector_entry_point")
+    game = Game(
+        "127.0.0.1", port, seats=seats, observation=OBSERVATION, action=ACTION, wait_s=math.inf
+    )
     while True:
-        with closing(connected(int(port), int(seats))) as game:
-            try:
-                for count, episode_return in enumerate(play(game, envs, step_s), 1):
-                    print(episode_return, flush=True)
-                    if count == episodes:
-                        break
-            except Lost:
-                print("lost", flush=True)
+        try:
+            play(game, poles)
+        except Lost:
+            print("lost", flush=True)
+            game.reconnect()
+
+
+def play(game: Game, poles: gymnasium.vector.VectorEnv) -> None:
+    """Play new episodes until the service is lost."""
+    rows = game.rows(range(poles.num_envs))
+    rows.obs["obs"], _ = poles.reset()
+    rows.flags[:] = FIRST
+    returns = np.zeros(poles.num_envs)
+    ended = np.zeros(poles.num_envs, np.bool_)
+    while True:
+        faults = game.step(rows)
+        assert not faults, faults
+        for episode_return in returns[ended]:
+            print(episode_return, flush=True)
+        returns[ended] = 0.0
+
+        # The step after the end of an episode begins the next one, whatever the action is.
+        rows.obs["obs"], rows.reward[:], terminated, truncated, _ = poles.step(rows.action)
+        returns += rows.reward
+        rows.flags[:] = np.where(terminated, TERMINATED, np.where(truncated, TRUNCATED, 0))
+        rows.flags[ended] = FIRST
+        ended = terminated | truncated
 
 
 if __name__ == "__main__":

@@ -59,16 +59,17 @@ class Listen:
         # An address that other hosts can reach needs a token, which must not be sent in plain text.
         if self.is_loopback:
             return
+        finding = f"{self.option} {self.host} is reachable from other hosts"
         if self.token is None:
             port = self.port or self.first_port
             raise UserError(
-                f"{self.option} {self.host} is reachable from other hosts; add --token, or serve on "
-                f"127.0.0.1 and forward the port: ssh -L {port}:127.0.0.1:{port} HOST"
+                f"{finding}; add --token, or serve on 127.0.0.1 and forward the port: "
+                f"ssh -L {port}:127.0.0.1:{port} HOST"
             )
         if self.tls_cert is None and not self.insecure:
             raise UserError(
-                f"{self.option} {self.host} is reachable from other hosts, and the token would be sent in "
-                "plain text; add --tls-cert and --tls-key, or --insecure"
+                f"{finding}, and the token would be sent in plain text; add --tls-cert and "
+                "--tls-key, or --insecure"
             )
 
     @property

@@ -65,6 +65,12 @@ function showFigures(now) {
     ["mean batch", now.mean_batch === null ? "–" : now.mean_batch.toFixed(1)],
     ["p50 latency", milliseconds(now.latency_p50_s)],
     ["p99 latency", milliseconds(now.latency_p99_s)],
+    ...(now.learns ? [
+      ["slots learned from", whole(now.learns.slots)],
+      ["agent steps in them", whole(now.learns.steps)],
+      ["steps in unrolls that go on", whole(now.learns.playing)],
+      ["seats that wait for the learner", whole(now.learns.held)],
+    ] : []),
   ];
   byId("figures").replaceChildren(
     ...figures.map(([name, value]) => element("div", element("dt", name), element("dd", value))),
