@@ -179,7 +179,10 @@ func play(port):
     assert service.figures.faults[field] == 1
 
 
-OPTIONS = ("algo.name=ppo", "algo.discount=0.98", "learner.lr=1e-3", "run.seed=1", "run.dir=run")
+OPTIONS = (
+    *("algo.name=ppo", "algo.discount=0.98", "learner.lr=2e-3", "learner.updates_per_batch=4"),
+    *("run.seed=1", "run.dir=run", "stop.return=8.5", "stop.env_steps=600_000"),
+)
 BEST_RETURN = 10  # bounces
 
 
@@ -206,8 +209,7 @@ def test_the_project_trains_without_a_target_and_goes_on_with_the_trained_policy
     tmp_path: Path, penstock: Penstock
 ) -> None:
     port = free_port()
-    limits = ("stop.return=8.5", "stop.env_steps=600_000")
-    run = penstock("serve-env", *OPTIONS, *limits, "--bind", f"tcp://127.0.0.1:{port}", "--json")
+    run = penstock("serve-env", *OPTIONS, "--bind", f"tcp://127.0.0.1:{port}", "--json")
     output = tmp_path / "godot.txt"
     with juggling(output, port):
         out, errors = run.process.communicate(timeout=300)
