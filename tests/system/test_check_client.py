@@ -47,7 +47,9 @@ def c(folder: Path) -> list[str]:
 def cpp(folder: Path) -> list[str]:
     """The game in C++."""
     client = folder / "penstock_game.o"
-    subprocess.run([found("cc"), "-c", CLIENTS / "c" / "penstock_game.c", "-o", client], check=True)
+    subprocess.run(
+        [found("cc"), "-c", CLIENTS / "c" / "penstock_game.c", "-o", client], check=True
+    )
     source = CLIENTS / "cpp" / "echo_game.cpp"
     words = [found("c++"), "-std=c++17", f"-I{CLIENTS / 'c'}", source, client]
     subprocess.run([*words, "-o", folder / "echo"], check=True)
