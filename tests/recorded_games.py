@@ -341,7 +341,8 @@ class RecordedGames:
             return self._fault(seat, reward)
         begins = (FIRST, np.nan, "")
         if seat.phase == "idle":
-            return [(LEAVES, 0.0, "unread")] if rng.random() < 0.05 else [begins]
+            leaves = LEAVES | int(rng.choice([0, TERMINATED]))
+            return [(leaves, reward, "unread")] if rng.random() < 0.1 else [begins]
 
         if rng.random() < 0.03:  # begins anew
             return [begins]
