@@ -243,7 +243,8 @@ class Service:
             if faults or rows.flags.any() or self._sided is not None:
                 self._record(rows, outcomes, np.arange(len(outcomes)), packed, faults)
             else:
-                self.recorder.outcome(rows.seat, rows.reward, None, None, packed)
+                self.recorder.outcome(rows.seat, rows.reward, None, None)
+                self.recorder.show(rows.seat, packed)
             return faults
 
         at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
@@ -356,10 +357,11 @@ class Service:
         flags = rows.flags
         seat = rows.seat
 
-        # What came of actions. A seat that leaves may have none outstanding.
+        # A seat that leaves may have no action outstanding.
         acted = flags & FIRST_OR_LEAVES == 0
         leaves = flags & LEAVES != 0
-        if leaves.any():
+        any_leaves = bool(leaves.any())
+        if any_leaves:
             acted |= leaves & (flags & (TERMINATED | TRUNCATED) != 0) & recorder.are_decided(seat)
         chosen = np.flatnonzero(acted)
         of_acted = flags[chosen]
@@ -369,18 +371,20 @@ class Service:
             rows.reward[chosen],
             terminated=of_acted & TERMINATED != 0,
             truncated=truncated,
-            observations=packed.take(chosen, axis=0),
             recorded=self._game_columns(seat[chosen]),
         )
+        if len(chosen) < len(seat):
+            recorder.first(seat[flags & FIRST != 0])
+        if not any_leaves:
+            recorder.show(seat, packed)
+        else:
+            is_shown = acted | ~leaves
+            recorder.show(seat[is_shown], packed[is_shown])
 
         # The return of an episode that was cut off goes on with the value of what was seen last.
         if truncated.any():
             self._decide_last(seat[chosen[of_acted & (TERMINATED | TRUNCATED) == TRUNCATED]])
-
-        first = np.flatnonzero(flags & FIRST)
-        if len(first):
-            recorder.first(seat[first], packed[first])
-        if leaves.any():
+        if any_leaves:
             recorder.leave(seat[leaves])
 
     def _decide_last(self, seat: Indices) -> None:

@@ -235,6 +235,7 @@ class RecordedGames:
         self._single = policy.observation_space
         self._single.seed(seed)
         self._number = 0
+        self._turns = 0
         self.service.load(self.weights[0], Stamp(GENERATION, 0))
         self.games = [self.join() for _ in range(games)]
 
@@ -275,7 +276,8 @@ class RecordedGames:
         self.answer()
         if rng.random() < 0.2:
             self.learn()
-        if self._changes_weights and rng.random() < 0.1:
+        self._turns += 1
+        if self._changes_weights and self._turns % 9 == 0:
             self.load()
 
     def load(self) -> None:
