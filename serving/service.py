@@ -2,8 +2,8 @@
 
 It knows nothing of connections and loops (`port.py`), so it is tested without them. In each turn
 its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn.
-All that happens to a seat passes through these two calls and `leave`, and with a `Recorder` all of
-it is recorded for a learner.
+All that happens to a seat passes through these two calls and `leave`, and a `GameRecorder` records
+all of it for a learner.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.match_draws import MatchDraws
 from penstock.serving.messages import (
     FIRST,
@@ -32,7 +33,6 @@ from penstock.serving.messages import (
     MessageError,
 )
 from penstock.serving.opponents import NO_POLICY, Opponents
-from penstock.serving.recorder import Recorder
 from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
     DECIDE,
@@ -91,7 +91,7 @@ class Service:
         policy: LoadedPolicy,
         name: str = "",
         most_seats: int = MOST_SEATS,
-        recorder: Recorder | None = None,
+        recorder: GameRecorder | None = None,
         opponents: Opponents | None = None,
     ) -> None:
         """Create a service without games.
@@ -352,7 +352,7 @@ class Service:
         outcomes = self._sided.outcomes(seats)
         return {OPPONENT: outcomes.draw, OUTCOME: outcomes.outcome}
 
-    def _record_different(self, recorder: Recorder, rows: StepRows, packed: Array) -> None:
+    def _record_different(self, recorder: GameRecorder, rows: StepRows, packed: Array) -> None:
         """Record rows of seats none of which occurs twice; ``packed`` is what each sees."""
         flags = rows.flags
         seat = rows.seat

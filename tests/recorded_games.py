@@ -22,8 +22,8 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.core.params import Float32, Stamp
 from penstock.core.specs import HEADER
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.messages import Hello
-from penstock.serving.recorder import Recorder
 from penstock.serving.seats import StepRows
 from penstock.serving.service import Service
 from penstock.transport.shm.store import SlotStore
@@ -210,7 +210,7 @@ class RecordedGames:
         algo = policy.config.algo
         self.store = store or SlotStore(self.spec, slots, shared=False)
         writer = self.store.local_writer(self.store.open_lane(want=slots))
-        self.recorder = Recorder(
+        self.recorder = GameRecorder(
             policy.config,
             self.spec,
             4096,

@@ -18,7 +18,7 @@ from penstock.envs.vector_env import action_map
 from penstock.models.distributions import distribution
 from penstock.models.torch_heads import ActorCritic
 from penstock.models.torch_nets import filled_net
-from penstock.serving import recorder as recorder_module
+from penstock.serving import game_recorder as recorder_module
 from penstock.serving.messages import Hello, MessageError
 from recorded_games import (
     FIRST,

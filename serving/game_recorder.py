@@ -63,7 +63,7 @@ class _WaitingUnroll(NamedTuple):
     """The bytes of each block of a slot."""
 
 
-class Recorder:
+class GameRecorder:
     """The unrolls of all places, and what was published of them.
 
     For each place, calls come in this order:
