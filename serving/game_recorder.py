@@ -169,6 +169,11 @@ class GameRecorder:
         return self._recorded_steps - self.steps
 
     @property
+    def is_holding(self) -> bool:
+        """Whether some place is held."""
+        return bool(self._waiting)
+
+    @property
     def held(self) -> int:
         """The number of places whose unrolls wait."""
         return len({unroll.place for unroll in self._waiting})

@@ -426,7 +426,7 @@ class Service:
         if not waits.all():
             seat = seat[waits]
             observations = observations[waits]
-        if self.recorder is not None and (self.recorder.held or self._stamp is None):
+        if self.recorder is not None and (self.recorder.is_holding or self._stamp is None):
             is_held = self.recorder.are_held(seat)
             if self._sided is not None:
                 is_held &= self._sided.are_recorded(seat)

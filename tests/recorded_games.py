@@ -80,6 +80,7 @@ class Row:
     outcome: Outcome | None = None
     episode_return: float = 0.0
     episode_length: int = 0
+    discounted_return: float = 0.0
     is_last_look: bool = False
     """Whether the policy has decided on the last observation of a truncated episode here."""
     repeats: bool = False
@@ -92,13 +93,13 @@ class ExpectedSlot:
     rows: list[Row]
 
 
-def expected_slots(events: list[Event], unroll: int) -> list[ExpectedSlot]:
+def expected_slots(events: list[Event], unroll: int, discount: float = 1.0) -> list[ExpectedSlot]:
     """The slots of one place, and at the end those rows that make no whole slot are missing."""
     slots: list[ExpectedSlot] = []
     current = ExpectedSlot([], [])
     status = "new"
     row = Row()
-    total, length = 0.0, 0
+    total, length, discounted = 0.0, 0, 0.0
 
     def close(next_obs: Array) -> None:
         nonlocal current, row
@@ -119,14 +120,16 @@ def expected_slots(events: list[Event], unroll: int) -> list[ExpectedSlot]:
                 else:
                     close(obs)
                 status = "begun"
-                total, length = 0.0, 0
+                total, length, discounted = 0.0, 0, 0.0
             case Act():
                 row.decision = event
                 status = "decided"
             case Outcome(reward, terminated, truncated, seen) if status == "decided":
                 total += reward
                 length += 1
+                discounted = discount * discounted + reward
                 row.outcome = event
+                row.discounted_return = discounted
                 row.episode_return, row.episode_length = total, length
                 close(current.obs[-1] if seen is None else seen)
                 status = "over" if terminated or truncated else "shown"

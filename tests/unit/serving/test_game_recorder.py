@@ -61,6 +61,9 @@ def check_rows(policy: LoadedPolicy, slot: Published, expected: ExpectedSlot) ->
     np.testing.assert_allclose(
         columns["episode_return"], [row.episode_return for row in rows], rtol=1e-6
     )
+    if "discounted_return" in columns:
+        discounted = [row.discounted_return for row in rows]
+        np.testing.assert_allclose(columns["discounted_return"], discounted, rtol=1e-5, atol=1e-6)
     check_decisions(policy, columns, rows)
 
 
@@ -106,6 +109,10 @@ def net_of(policy: LoadedPolicy, weights: Float32) -> Any:
         ("cartpole", ("actors.unroll=5",)),
         ("cartpole", ("actors.unroll=1",)),
         ("cartpole", ("actors.unroll=7", "model.core=lstm", "model.core_size=16")),
+        (
+            "cartpole_ppo",
+            ("actors.unroll=6", "algo.normalize_rewards=true", "learner.updates_per_batch=1"),
+        ),
         ("parts", ("actors.unroll=4",)),
         ("numbered", ("actors.unroll=6",)),
         ("bounded", ("actors.unroll=3",)),
@@ -127,7 +134,7 @@ def test_slots_of_random_games_are_those_of_their_logs(
     pairs: list[tuple[Published, ExpectedSlot]] = []
     for place, log in games.logs.items():
         slots = games.published[place]
-        expected = expected_slots(log, policy.config.actors.unroll)
+        expected = expected_slots(log, policy.config.actors.unroll, policy.config.algo.discount)
         check_headers(slots, place)
         pairs += zip(slots, expected, strict=True)
     for slot, expected_slot in pairs:
