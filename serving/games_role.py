@@ -1,9 +1,10 @@
 """The service of `penstock serve-env`: games play on its port, and a learner trains on that.
 
 It is a connector: attached to its learner's memory by a lane, it fills slots with what games play
-(`recorder.py`), and decides for them by the newest weights on the learner's board (`service.py`).
-One loop does all that, and so its heartbeat. When the learner ends, games are told to connect again
-and the process is started anew, as their episodes so far are of a learner that is gone.
+(`game_recorder.py`), and decides for them by the newest weights on the learner's board
+(`service.py`). One loop does all that, and so its heartbeat. When the learner ends, games are told
+to connect again and the process is started anew, as their episodes so far are of a learner that is
+gone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from penstock.envs.make import FirstIndex
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.opponents import Opponents, make_opponents
 from penstock.serving.port import Game, Port
-from penstock.serving.recorder import Recorder
 from penstock.serving.server import (
     check_packages,
     connection_limits,
@@ -250,7 +251,7 @@ class GamesProcess:
         policy = LoadedPolicy(
             config, weights.values.copy(), info.spaces, info, sample=True, seed=int(seed)
         )
-        self._recorder = Recorder(
+        self._recorder = GameRecorder(
             config,
             link.spec,
             MOST_SEATS,

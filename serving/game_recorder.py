@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,18 +63,18 @@ class _WaitingUnroll(NamedTuple):
     """The bytes of each block of a slot."""
 
 
-class Recorder:
+class GameRecorder:
     """The unrolls of all places, and what was published of them.
 
     For each place, calls come in this order:
 
-        first                       an episode begins
-            decided, outcome        until it ends, or until
-            abandon                 it ends without a result
-        leave                       the game has gone, or a seat of it
+        first, show                     an episode begins
+            decided, outcome, show      until it ends, or until
+            abandon                     it ends without a result
+        looked                          may follow the last `show` of an episode
+        leave                           the game has gone, or a seat of it
 
-    `decided` may also be called for a place whose episode is over, with what the policy says of its
-    final observation. A place occurs once in a call.
+    A place occurs once in a call.
     """
 
     def __init__(
@@ -169,6 +169,11 @@ class Recorder:
         return self._recorded_steps - self.steps
 
     @property
+    def is_holding(self) -> bool:
+        """Whether some place is held."""
+        return bool(self._waiting)
+
+    @property
     def held(self) -> int:
         """The number of places whose unrolls wait."""
         return len({unroll.place for unroll in self._waiting})
@@ -184,28 +189,19 @@ class Recorder:
 
     # ------------------------------------------------------------------------------ rows
 
-    def first(self, seats: Indices, observations: Array) -> None:
-        """Begin episodes, which abandons those in progress.
-
-        Args:
-            seats: places ``[B]``.
-            observations: packed, ``[B, *shape]``.
-        """
+    def first(self, seats: Indices) -> None:
+        """Begin episodes in these places ``[B]``, which abandons those in progress."""
         self._return[seats] = 0.0
         self._length[seats] = 0
         self._discounted[seats] = 0.0
         phase = self._phase[seats]
         self._phase[seats] = BEGUN
-        if phase.min(initial=OVER) > BEGUN:  # as most do
-            self._show(seats, self._t[seats], observations)
+        if phase.min(initial=OVER) > BEGUN:  # row t only resets, as in most places
             return
 
-        # An observation that nobody has acted on is replaced; else row t only resets.
+        # `show` replaces an observation that nobody has acted on.
         self._begin_unrolls(seats[phase == NEW])
-        closes = phase > BEGUN
-        replaced = seats[~closes]
-        self._obs.put(replaced * self._obs.rows + self._t[replaced], observations[~closes])
-        self._show(seats[closes], self._t[seats[closes]], observations[closes])
+        self._t[seats[phase <= BEGUN]] -= 1
 
     def decided(self, seats: Indices, batch: RecordedBatch, state: Float32, stamp: Stamp) -> None:
         """Record what the policy decided for places that `are_held` does not name.
@@ -242,7 +238,6 @@ class Recorder:
         rewards: npt.NDArray[np.float32],
         terminated: Bools | None,
         truncated: Bools | None,
-        observations: Array,
         recorded: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Record what came of the last decisions.
@@ -252,11 +247,9 @@ class Recorder:
             rewards: raw, ``[B]``.
             terminated: whether the episode has ended, ``[B]``; None if none has.
             truncated: whether it was cut off, likewise.
-            observations: what is seen now, packed, ``[B, *shape]``.
             recorded: further columns of these rows, ``[B]``.
         """
-        t = self._t[seats]
-        row = seats * self._unroll + t
+        row = seats * self._unroll + self._t[seats]
         columns = self._rows
         columns["alive"].items[row] = True
         columns["reward"].items[row] = rewards
@@ -279,7 +272,20 @@ class Recorder:
             columns["terminated"].items[row] = terminated
             columns["truncated"].items[row] = truncated
             self._phase[seats[terminated | truncated]] = OVER
-        self._show(seats, t, observations)
+
+    def show(self, seats: Indices, observations: Array) -> None:
+        """Go on to the next rows, and complete the unrolls that are full.
+
+        Args:
+            seats: places ``[B]``, which have begun an episode or have an outcome.
+            observations: what is seen now, packed, ``[B, *shape]``.
+        """
+        t = self._t[seats] + 1
+        self._t[seats] = t
+        self._obs.put(seats * self._obs.rows + t, observations)
+        is_full = t == self._unroll
+        if is_full.any():
+            self._complete(seats[is_full])
 
     def abandon(self, seats: Indices) -> None:
         """End episodes without a result: the row of an action that is outstanding is dropped."""
@@ -312,15 +318,6 @@ class Recorder:
     def are_held(self, seats: Indices) -> Bools:
         """Returns which of these places must not be decided, as their unrolls wait."""
         return np.asarray(self._held[seats] > 0)
-
-    def _show(self, seats: Indices, t: Indices, observations: Array) -> None:
-        """Go on from row t to the next, which has these observations; complete full unrolls."""
-        next_t = t + 1
-        self._t[seats] = next_t
-        self._obs.put(seats * self._obs.rows + next_t, observations)
-        is_full = next_t == self._unroll
-        if is_full.any():
-            self._complete(seats[is_full])
 
     def _begin_unrolls(self, places: Indices) -> None:
         """Clear all rows but the first observation."""
@@ -447,12 +444,12 @@ class _RowColumn:
         self.items[items] = values
 
 
-def _row_columns(spec: SlotSpec, images: Mapping[str, Array]) -> dict[str, _RowColumn]:
+def _row_columns(spec: SlotSpec, images: Mapping[str, npt.NDArray[Any]]) -> dict[str, _RowColumn]:
     """Returns the columns of all places by name, without a copy.
 
     ``images`` has each block of the places, ``[places, *block.shape]``.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for name, block in images.items():
         fields = block.dtype.names
         arrays |= {name: block} if fields is None else {field: block[field] for field in fields}
