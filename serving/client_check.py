@@ -162,14 +162,14 @@ class Door:
         self._listener: socket.socket = listen.bind()
         self.port: int = self._listener.getsockname()[1]
 
-    def accept(self, process: subprocess.Popen[bytes] | None, wait_s: float) -> Peer:
+    def accept(self, process: subprocess.Popen[bytes] | None, wait_s: float) -> ClientConnection:
         """Returns the next connection. Raises Departure if none comes."""
         self._listener.settimeout(POLL_S)
         deadline_s = time.monotonic() + wait_s
         while time.monotonic() < deadline_s:
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
-                return Peer(connection)
+                return ClientConnection(connection)
             if process is not None and process.poll() is not None:
                 raise Departure(
                     "the client ended where it must connect; connect to the HOST and PORT that "
@@ -199,7 +199,7 @@ class Door:
         self._listener.close()
 
 
-class Peer:
+class ClientConnection:
     """One connection of the client."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -322,12 +322,12 @@ class PartCheck:
         self._actions = draw_actions(part.action, seed)
         self._game = EchoGame()
         self._answers = Answers()
-        self._peer: Peer
+        self._connection: ClientConnection
 
     def run(self) -> None:
         """Play. Raises Departure."""
         wait_s = math.inf if self._process is None else RECONNECT_S
-        self._peer = self._door.accept(self._process, wait_s)
+        self._connection = self._door.accept(self._process, wait_s)
         try:
             self._greet(singly=True)
             while steps := self._game.next_round():
@@ -340,10 +340,10 @@ class PartCheck:
         except Departure as departure:
             # The client is told why it is closed, and need not come again.
             with suppress(Departure):
-                self._peer.send(fault_message(None, "message", str(departure)))
+                self._connection.send(fault_message(None, "message", str(departure)))
             raise
         finally:
-            self._peer.close()
+            self._connection.close()
         self._expect_exit()
 
     def _greet(self, *, singly: bool = False) -> None:
@@ -357,11 +357,11 @@ class PartCheck:
             "learns": True,
             "later": [{"row": 7}, None, -1.5e3],
         }
-        self._peer.send(json_message(GameMessageKind.WELCOME, content), singly=singly)
+        self._connection.send(json_message(GameMessageKind.WELCOME, content), singly=singly)
 
     def _expect_hello(self) -> None:
         """Read HELLO. Raises Departure."""
-        message = self._peer.read_message("HELLO", self._wait_s)
+        message = self._connection.read_message("HELLO", self._wait_s)
         if message is None:
             raise Departure("the connection was closed before HELLO; send it at once")
         _, kind = HEAD.unpack_from(message)
@@ -383,7 +383,7 @@ class PartCheck:
     def _expect_step(self, rows: Sequence[EchoRow], round_rows: Sequence[EchoRow]) -> None:
         """Read a STEP of these rows, of all those of a round. Raises Departure."""
         seats = _listed([row.seat for row in rows])
-        message = self._peer.read_message(f"a STEP of {seats}", self._wait_s)
+        message = self._connection.read_message(f"a STEP of {seats}", self._wait_s)
         if message is None:
             raise Departure(
                 f"the connection was closed where a STEP of {seats} is expected; the seats have "
@@ -398,46 +398,46 @@ class PartCheck:
         number = self._game.round
         match self._answers.of_round(number):
             case Answer.TOGETHER:
-                self._peer.send(self._act(seats))
+                self._connection.send(self._act(seats))
             case Answer.REVERSED:
-                self._peer.send(self._act(seats[::-1]))
+                self._connection.send(self._act(seats[::-1]))
             case Answer.SINGLE:
-                self._peer.send(b"".join([self._act([seat]) for seat in seats]))
+                self._connection.send(b"".join([self._act([seat]) for seat in seats]))
             case Answer.DRIBBLED:
-                self._peer.send(self._act(seats), singly=True)
+                self._connection.send(self._act(seats), singly=True)
             case Answer.LATE:
                 time.sleep(LATE_S)
-                if self._peer.has_pending():
+                if self._connection.has_pending():
                     raise Departure(
                         f"round {number}: bytes came although {_listed(seats)} had no answer yet; "
                         "wait for the ACT of each row that goes on"
                     )
-                self._peer.send(self._act(seats))
+                self._connection.send(self._act(seats))
             case Answer.FAULT_FIRST:
                 refused = seats[number % len(seats)]
                 others = [seat for seat in seats if seat != refused]
-                self._peer.send(self._fault(refused) + self._act(others))
+                self._connection.send(self._fault(refused) + self._act(others))
             case Answer.FAULT_LAST:
                 refused = seats[number % len(seats)]
                 others = [seat for seat in seats if seat != refused]
-                self._peer.send(self._act(others) + self._fault(refused))
+                self._connection.send(self._act(others) + self._fault(refused))
             case Answer.FAULT_ALL:
-                self._peer.send(b"".join([self._fault(seat) for seat in seats]))
+                self._connection.send(b"".join([self._fault(seat) for seat in seats]))
             case Answer.END:
                 self._end("the service ends")
                 # A service that begins may tell games to come again, and then be gone for a while.
-                self._peer = self._door.accept(self._process, RECONNECT_S)
+                self._connection = self._door.accept(self._process, RECONNECT_S)
                 self._expect_hello()
                 self._end("starting, connect again")
                 self._door.shut(SHUT_S)
                 self._reconnect()
             case Answer.CUT:
                 act = self._act(seats)
-                self._peer.send(act[: len(act) // 2])
-                self._peer.close()
+                self._connection.send(act[: len(act) // 2])
+                self._connection.close()
                 self._reconnect()
             case Answer.RESET:
-                self._peer.close(reset=True)
+                self._connection.close(reset=True)
                 self._reconnect()
 
     def _act(self, seats: Sequence[int]) -> bytes:
@@ -459,27 +459,27 @@ class PartCheck:
 
     def _end(self, reason: str) -> None:
         """Send END, and wait until the client has closed. Raises Departure."""
-        self._peer.send(json_message(GameMessageKind.END, {"reason": reason}))
-        self._peer.finish()
-        while message := self._peer.read_message("the end of the connection", self._wait_s):
+        self._connection.send(json_message(GameMessageKind.END, {"reason": reason}))
+        self._connection.finish()
+        while message := self._connection.read_message("the end of the connection", self._wait_s):
             _, kind = HEAD.unpack_from(message)
             if kind != GameMessageKind.END:
                 raise Departure(
                     f"{GameMessageKind(kind).name} came on a connection that END has closed; "
                     "close it, and connect again"
                 )
-        self._peer.close()
+        self._connection.close()
 
     def _reconnect(self) -> None:
         """Take the client's next connection. Raises Departure."""
         self._game.lose_connection()
-        self._peer = self._door.accept(self._process, RECONNECT_S)
+        self._connection = self._door.accept(self._process, RECONNECT_S)
         self._greet()
 
     def _expect_end(self) -> None:
         """Read END, and rows with flag 8 before it. Raises Departure."""
         while True:
-            message = self._peer.read_message("END", self._wait_s)
+            message = self._connection.read_message("END", self._wait_s)
             if message is None:
                 raise Departure(
                     "the connection was closed without END; send it, as all episodes are played"
