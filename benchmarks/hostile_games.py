@@ -53,7 +53,7 @@ from penstock.core.descriptors import wait_readable
 from penstock.core.params import Stamp
 from penstock.core.web.listen import Listen
 from penstock.serving.port import MOST_GAMES, Port
-from penstock.serving.recorder import Recorder
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.server import make_server
 from penstock.serving.service import MOST_SEATS, Service
 from penstock.transport.shm.store import Slot, SlotStore, drain_event
@@ -398,7 +398,8 @@ class Recorded(NamedTuple):
         numbers: dict[int, list[int]] = {seat: [] for seat in range(HONEST_SEATS)}
         for row in findings.honest:
             is_right = row.action == honest.actions[row.number][row.seat]
-            wrong += not is_right or row.reward != np.float32(row.number / 1000)
+            reward = float(np.float32(row.number / 1000))
+            wrong += not is_right or row.reward != reward
             numbers[row.seat].append(row.number)
         # The outcome of the last action is not known, as the game leaves.
         rows = [*range(len(honest.actions) - 1)]
@@ -449,7 +450,7 @@ def serve_recorded(
 ) -> None:
     """Serve until killed; the port goes to ``ready``."""
     writer = store.local_writer(lane)
-    recorder = Recorder(
+    recorder = GameRecorder(
         config,
         store.geometry.spec,
         MOST_SEATS,

@@ -2,8 +2,8 @@
 
 It knows nothing of connections and loops (`port.py`), so it is tested without them. In each turn
 its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn.
-All that happens to a seat passes through these two calls and `leave`, and with a `Recorder` all of
-it is recorded for a learner.
+All that happens to a seat passes through these two calls and `leave`, and a `GameRecorder` records
+all of it for a learner.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos.slots import OPPONENT, OUTCOME
 from penstock.core.params import Array, Float32, Stamp
 from penstock.envs.space_difference import difference
 from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
+from penstock.serving.game_recorder import GameRecorder
+from penstock.serving.match_draws import MatchDraws
 from penstock.serving.messages import (
     FIRST,
     LEAVES,
@@ -29,7 +32,7 @@ from penstock.serving.messages import (
     Hello,
     MessageError,
 )
-from penstock.serving.recorder import Recorder
+from penstock.serving.opponents import NO_POLICY, Opponents
 from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
     DECIDE,
@@ -44,6 +47,7 @@ from penstock.serving.seats import (
     SeatTable,
     StepRows,
 )
+from penstock.serving.sided_seats import SidedSeats
 
 MOST_SEATS = 65_536
 FIRST_OR_LEAVES = FIRST | LEAVES
@@ -87,7 +91,8 @@ class Service:
         policy: LoadedPolicy,
         name: str = "",
         most_seats: int = MOST_SEATS,
-        recorder: Recorder | None = None,
+        recorder: GameRecorder | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
         """Create a service without games.
 
@@ -97,6 +102,8 @@ class Service:
             most_seats: of all games together.
             recorder: records what is played, for a learner. The policy must sample, and rows wait
                 for its first weights (`load`). None if nobody learns.
+            opponents: play some seats of games of several sides; they have weights. None if the
+                policy plays all.
         """
         if recorder is not None:
             assert policy.sample, "a learner trains on sampled actions"
@@ -110,6 +117,19 @@ class Service:
         if state_size:
             most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
         self.seats = SeatTable(most_seats, state_size)
+        self._seating = policy.info.seating
+        self._opponents = opponents
+        self._sided: SidedSeats | None = None
+        """The same seats, where opponents play some of them."""
+        if opponents is not None:
+            self._sided = SidedSeats(
+                most_seats,
+                state_size,
+                seating=self._seating,
+                draws=MatchDraws(policy.config.league, self._seating),
+                opponents=opponents,
+            )
+            self.seats = self._sided
         env_id = policy.config.env.id
         self.observations = ObservationReader(env_id, policy.observation_space, policy.action_space)
         self.actions = RowLayout(policy.action_space, "action")
@@ -148,6 +168,7 @@ class Service:
                 f"trained on {policy.config.env.id}, whose {differs.column} are {differs.trained}",
             )
 
+        self._check_sides(hello)
         places = self.seats.allocate(hello.seats, game)
         if places is None:
             raise MessageError(
@@ -156,6 +177,22 @@ class Service:
                 f"{self.seats.capacity} are taken; ask for fewer",
             )
         return places
+
+    def _check_sides(self, hello: Hello) -> None:
+        """Raise MessageError unless the seats of a game are those of the run."""
+        sides = self._seating.sides
+        if self.recorder is not None and hello.sides not in (None, sides):
+            raise MessageError(
+                "sides",
+                f"the sides of the game are {[*(hello.sides or ())]}, and those of this run are "
+                f"{[*sides]}; start another run for it",
+            )
+        if self._sided is not None and hello.seats % len(sides):
+            raise MessageError(
+                "seats",
+                f"{hello.seats} seats are no whole games of {len(sides)} seats, some of which "
+                f"opponents play; ask for a multiple of {len(sides)}",
+            )
 
     def leave(self, places: range) -> None:
         """Free the places of a game that has left; not between `take` and `decide`."""
@@ -168,12 +205,15 @@ class Service:
 
     def welcome(self, seats: int) -> dict[str, Any]:
         """Returns the content of the WELCOME for a game with so many seats."""
-        return {
+        content = {
             "protocol": PROTOCOL,
             **self.describe(),
             "seats": seats,
             "learns": self.recorder is not None,
         }
+        if self._sided is not None:
+            content["sides"] = [*self._seating.sides]
+        return content
 
     def describe(self) -> dict[str, Any]:
         """Returns the policy, the spaces and the layouts of rows, as JSON."""
@@ -200,10 +240,11 @@ class Service:
             packed, faults = self._take_shown(rows.seat, observations)
             if self.recorder is None:
                 return faults
-            if faults or rows.flags.any():
+            if faults or rows.flags.any() or self._sided is not None:
                 self._record(rows, outcomes, np.arange(len(outcomes)), packed, faults)
             else:
-                self.recorder.outcome(rows.seat, rows.reward, None, None, packed)
+                self.recorder.outcome(rows.seat, rows.reward, None, None)
+                self.recorder.show(rows.seat, packed)
             return faults
 
         at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
@@ -234,7 +275,7 @@ class Service:
 
         Returns: the packed observations, and the rows at fault.
         """
-        packed, reasons = self.observations.read(observations)
+        packed, reasons = self.observations.read(observations, goes_on)
         if reasons:
             self.seats.fail(seat[list(reasons)])
         if goes_on is None:
@@ -267,6 +308,7 @@ class Service:
             packed is not None
             and is_all_shown
             and not faults
+            and self._sided is None
             and self.seats.are_different(rows.seat)
         ):
             self._record_different(recorder, rows, packed)
@@ -278,6 +320,9 @@ class Service:
             seen[shown] = packed
         is_sound = outcomes <= END
         is_sound[[fault.row for fault in faults]] = False
+        is_at_fault = ~is_sound & (outcomes != IGNORE)
+        if self._sided is not None:
+            is_sound &= self._are_of_learners(rows)
 
         # The first rows of all seats are recorded at once, then the second ones, and so on.
         left = np.flatnonzero(is_sound)
@@ -288,19 +333,35 @@ class Service:
             left = np.delete(left, firsts)
         self._record_different(recorder, rows.select(left), seen[left])
 
-        is_at_fault = ~is_sound & (outcomes != IGNORE)
         if is_at_fault.any():
             recorder.abandon(rows.seat[is_at_fault])
+        if self._sided is not None:
+            recorder.abandon(self._sided.take_abandoned())
 
-    def _record_different(self, recorder: Recorder, rows: StepRows, packed: Array) -> None:
+    def _are_of_learners(self, rows: StepRows) -> Bools:
+        """Returns which rows, of games of several sides, are not those of opponents."""
+        assert self._sided is not None
+        is_first = rows.flags & FIRST != 0
+        outcomes = self._sided.outcomes(rows.seat)
+        return np.where(is_first, self._sided.learns[rows.seat], outcomes.learns)
+
+    def _game_columns(self, seats: Indices) -> dict[str, Array]:
+        """Returns what the last rows of ``seats`` record of their games, by column."""
+        if self._sided is None:
+            return {}
+        outcomes = self._sided.outcomes(seats)
+        return {OPPONENT: outcomes.draw, OUTCOME: outcomes.outcome}
+
+    def _record_different(self, recorder: GameRecorder, rows: StepRows, packed: Array) -> None:
         """Record rows of seats none of which occurs twice; ``packed`` is what each sees."""
         flags = rows.flags
         seat = rows.seat
 
-        # What came of actions. A seat that leaves may have none outstanding.
+        # A seat that leaves may have no action outstanding.
         acted = flags & FIRST_OR_LEAVES == 0
         leaves = flags & LEAVES != 0
-        if leaves.any():
+        any_leaves = bool(leaves.any())
+        if any_leaves:
             acted |= leaves & (flags & (TERMINATED | TRUNCATED) != 0) & recorder.are_decided(seat)
         chosen = np.flatnonzero(acted)
         of_acted = flags[chosen]
@@ -310,17 +371,20 @@ class Service:
             rows.reward[chosen],
             terminated=of_acted & TERMINATED != 0,
             truncated=truncated,
-            observations=packed[chosen],
+            recorded=self._game_columns(seat[chosen]),
         )
+        if len(chosen) < len(seat):
+            recorder.first(seat[flags & FIRST != 0])
+        if not any_leaves:
+            recorder.show(seat, packed)
+        else:
+            is_shown = acted | ~leaves
+            recorder.show(seat[is_shown], packed[is_shown])
 
         # The return of an episode that was cut off goes on with the value of what was seen last.
         if truncated.any():
             self._decide_last(seat[chosen[of_acted & (TERMINATED | TRUNCATED) == TRUNCATED]])
-
-        first = np.flatnonzero(flags & FIRST)
-        if len(first):
-            recorder.first(seat[first], packed[first])
-        if leaves.any():
+        if any_leaves:
             recorder.leave(seat[leaves])
 
     def _decide_last(self, seat: Indices) -> None:
@@ -363,7 +427,10 @@ class Service:
             seat = seat[waits]
             observations = observations[waits]
         if self.recorder is not None and (self.recorder.held or self._stamp is None):
-            is_held = self.recorder.are_held(seat) | (self._stamp is None)
+            is_held = self.recorder.are_held(seat)
+            if self._sided is not None:
+                is_held &= self._sided.are_recorded(seat)
+            is_held |= self._stamp is None
             if is_held.any():
                 self._pending = [_Pending(seat[is_held], observations[is_held])]
                 seat = seat[~is_held]
@@ -373,16 +440,14 @@ class Service:
             return None
 
         state: Float32 = self.seats.state[seat]
-        if self.recorder is None:
+        if self._sided is not None:
+            actions, next_state = self._act_among_opponents(seat, observations, state)
+        elif self.recorder is not None:
+            actions, next_state = self._act(seat, observations, state)
+        else:
             actions, next_state = self._batch_policy.decide(
                 observations, state, sample=self.policy.sample
             )
-        else:
-            assert self._stamp is not None
-            batch = self._batch_policy.act(observations, state, seat)
-            self.recorder.decided(seat, batch, state, self._stamp)
-            actions = batch.actions
-            next_state = batch.next_state
         self.seats.state[seat] = next_state
         self.seats.finish_turn(seat)
         self.figures.count_batch(len(seat))
@@ -390,3 +455,42 @@ class Service:
         action_rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
         self.actions.write(self._to_env_actions(actions), action_rows)
         return DecidedRows(seat, action_rows)
+
+    def _act(self, seat: Indices, observations: Array, state: Float32) -> tuple[Array, Float32]:
+        """Decide for seats that learn, and record it; returns actions and the next state."""
+        assert self.recorder is not None
+        assert self._stamp is not None
+        batch = self._batch_policy.act(observations, state, seat)
+        if self._sided is not None:
+            # The game of a seat may be over since its row was taken.
+            plays = self._sided.are_recorded(seat)
+            if not plays.all():
+                self.recorder.decided(seat[plays], batch.select(plays), state[plays], self._stamp)
+                return batch.actions, batch.next_state
+        self.recorder.decided(seat, batch, state, self._stamp)
+        return batch.actions, batch.next_state
+
+    def _act_among_opponents(
+        self, seat: Indices, observations: Array, state: Float32
+    ) -> tuple[Array, Float32]:
+        """Decide for seats of which opponents play some; returns actions and the next state."""
+        assert self._sided is not None
+        assert self._opponents is not None
+        numbers = self._sided.opponents_of(seat)
+        is_own = numbers == NO_POLICY
+        if is_own.all():
+            return self._act(seat, observations, state)
+        actions, next_state = self._opponents.decide(
+            numbers[~is_own], observations[~is_own], state[~is_own]
+        )
+        if not is_own.any():
+            return actions, next_state
+
+        own_actions, own_state = self._act(seat[is_own], observations[is_own], state[is_own])
+        all_actions = np.empty((len(seat), *actions.shape[1:]), actions.dtype)
+        all_actions[is_own] = own_actions
+        all_actions[~is_own] = actions
+        all_states = np.empty_like(state)
+        all_states[is_own] = own_state
+        all_states[~is_own] = next_state
+        return all_actions, all_states

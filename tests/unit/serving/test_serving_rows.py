@@ -125,6 +125,16 @@ def test_a_row_at_fault_is_named_and_leaves_the_others_alone(
     assert_equal(PARTS, np.delete(packed, 3, 0), np.delete(sound, 3, 0))
 
 
+def test_a_mask_may_allow_nothing_where_no_seat_acts() -> None:
+    reader, rows, records = rows_of_parts(3)
+    records["action_mask"] = 0
+    records["inner.speed"][2] = np.nan
+    _, faults = reader.read(rows, acts=np.array([False, True, False]))
+    assert [*faults] == [1, 2]
+    assert "no action allowed" in faults[1]
+    assert "nan" in faults[2]
+
+
 def test_bytes_that_are_no_flag_are_read_as_true() -> None:
     reader, rows, records = rows_of_parts(2)
     records["flags"] = 1
