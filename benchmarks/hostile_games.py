@@ -52,8 +52,8 @@ from penstock.algos.samples import slot_spec
 from penstock.core.descriptors import wait_readable
 from penstock.core.params import Stamp
 from penstock.core.web.listen import Listen
-from penstock.serving.port import MOST_GAMES, Port
 from penstock.serving.game_recorder import GameRecorder
+from penstock.serving.port import MOST_GAMES, Port
 from penstock.serving.server import make_server
 from penstock.serving.service import MOST_SEATS, Service
 from penstock.transport.shm.store import Slot, SlotStore, drain_event
