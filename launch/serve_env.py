@@ -148,6 +148,6 @@ def _options_of_first_game(
     if spaces is None:
         return None
 
-    options = [f"env.kwargs={json.dumps(kwargs_of(spaces.observation, spaces.action))}"]
+    options = [f"env.kwargs={json.dumps(kwargs_of(*spaces))}"]
     config = resolve_target(GAMES_ID, [*options, *overrides]).config
     return [*options, f"env.kind={kind_of(config, games_info(config.env))}"]

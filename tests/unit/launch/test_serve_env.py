@@ -50,7 +50,7 @@ REFUSED = {
     "transport.frame_stack=4": "games send whole observations; set transport.frame_stack=null",
     "env.record=[won]": "env.record won names values of an environment's `info`",
     "transport.max_policy_lag=0": "is below the 1 optimizer steps of a batch",
-    "league.bots={random: 0.5}": "league.mirror and league.bots let others play some seats",
+    "league.bots={random: 0.5}": "league.bots random are scripted players of an environment",
     "eval.every_s=30": "eval.every_s would evaluate in an environment",
     "learner.count=1..2": "set learner.count=1",
 }
