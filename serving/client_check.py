@@ -106,8 +106,8 @@ def check_client(
     with closing(Door(port)) as door:
         for number, part in enumerate(script, 1):
             if not command:
-                where = f"{HOST} {door.port}"
-                tell(f"part {number} of {len(script)}, {part.name}: start the echo game for {where}")
+                place = f"part {number} of {len(script)}, {part.name}"
+                tell(f"{place}: start the echo game for {HOST} {door.port}")
             door.turn_away()
             with _started(command, door.port) as process:
                 check = PartCheck(part, door, process, seed=number, wait_s=wait_s)
@@ -272,8 +272,8 @@ class Peer:
 
     def send(self, content: bytes, *, singly: bool = False) -> None:
         """Send bytes, or each byte by itself. Raises Departure if the client has gone."""
-        self._socket.settimeout(WAIT_S)
         try:
+            self._socket.settimeout(WAIT_S)
             if not singly:
                 self._socket.sendall(content)
                 return
@@ -331,11 +331,11 @@ class PartCheck:
         try:
             self._greet(singly=True)
             while steps := self._game.next_round():
+                rows = [row for step in steps for row in step]
                 for step in steps:
-                    self._expect_step(step)
-                rows = [row for step in steps for row in step if row.goes_on]
-                if rows:
-                    self._answer([row.seat for row in rows])
+                    self._expect_step(step, rows)
+                if seats := [row.seat for row in rows if row.goes_on]:
+                    self._answer(seats)
             self._expect_end()
         except Departure as departure:
             # The client is told why it is closed, and need not come again.
@@ -380,8 +380,8 @@ class PartCheck:
                 "HELLO has spaces, and the echo game plays any; leave observation and action out"
             )
 
-    def _expect_step(self, rows: Sequence[EchoRow]) -> None:
-        """Read a STEP of these rows. Raises Departure."""
+    def _expect_step(self, rows: Sequence[EchoRow], round_rows: Sequence[EchoRow]) -> None:
+        """Read a STEP of these rows, of all those of a round. Raises Departure."""
         seats = _listed([row.seat for row in rows])
         message = self._peer.read_message(f"a STEP of {seats}", self._wait_s)
         if message is None:
@@ -389,7 +389,7 @@ class PartCheck:
                 f"the connection was closed where a STEP of {seats} is expected; the seats have "
                 "episodes to play"
             )
-        if sentence := find_departure(message, rows, self._rule):
+        if sentence := find_departure(message, rows, round_rows, self._rule):
             raise Departure(f"round {self._game.round}: {sentence}")
         self.rows += len(rows)
 
@@ -514,12 +514,18 @@ class PartCheck:
             raise Departure(f"the client ended with exit code {code}; end it with 0")
 
 
-def find_departure(message: bytes, expected: Sequence[EchoRow], rule: ObservationRule) -> str:
+def find_departure(
+    message: bytes,
+    expected: Sequence[EchoRow],
+    round_rows: Sequence[EchoRow],
+    rule: ObservationRule,
+) -> str:
     """Returns a sentence on how a message departs from the STEP that is expected, or "".
 
     Args:
         message: with its length in front, of a kind that exists.
         expected: the rows of the STEP, which may come in any order.
+        round_rows: all rows of the round, with which they may be confused.
         rule: what seats see.
     """
     _, kind = HEAD.unpack_from(message)
@@ -540,8 +546,8 @@ def find_departure(message: bytes, expected: Sequence[EchoRow], rule: Observatio
     sentences = (
         _explain_flags(step, sent),
         _explain_padding(message, len(sent)),
-        _explain_rewards(step, sent),
-        _explain_rows(step, sent, rule),
+        _explain_rewards(step, sent, round_rows),
+        _explain_rows(step, sent, round_rows, rule),
     )
     return next(filter(None, sentences), "")
 
@@ -623,13 +629,13 @@ def _explain_padding(message: bytes, count: int) -> str:
     return ""
 
 
-def _explain_rewards(step: Any, sent: Sequence[EchoRow]) -> str:
+def _explain_rewards(step: Any, sent: Sequence[EchoRow], round_rows: Sequence[EchoRow]) -> str:
     """Returns a sentence on the first reward that is not the one expected, or ""."""
     for reward, row in zip(step["reward"], sent, strict=True):
         if reward.tobytes() == row.reward.tobytes():
             continue
         text = f"the reward of seat {row.seat} is {reward} where {row.reward} is expected"
-        others = [other.seat for other in sent if other.reward == reward and other is not row]
+        others = [other.seat for other in round_rows if other.reward == reward]
         if row.flags & FIRST:
             return f"{text}; a first row has the reward 0"
         if others:
@@ -641,14 +647,19 @@ def _explain_rewards(step: Any, sent: Sequence[EchoRow]) -> str:
     return ""
 
 
-def _explain_rows(step: Any, sent: Sequence[EchoRow], rule: ObservationRule) -> str:
+def _explain_rows(
+    step: Any,
+    sent: Sequence[EchoRow],
+    round_rows: Sequence[EchoRow],
+    rule: ObservationRule,
+) -> str:
     """Returns a sentence on the first observation that is not the one expected, or ""."""
     for content, row in zip(step["rows"], sent, strict=True):
         expected = rule.row(row.seat, row.number)
         if (content == expected).all():
             continue
         place = f"seat {row.seat} in its row {row.number}"
-        for other in sent:
+        for other in round_rows:
             if (content == rule.row(other.seat, other.number)).all():
                 return (
                     f"{place} shows the observation of seat {other.seat}; rows of bytes lie in "
@@ -680,7 +691,7 @@ def _explain_bytes(place: str, content: Any, expected: Any, rule: ObservationRul
             )
     return (
         f"byte {byte} of the observation of {place} belongs to no column and is {content[byte]}; "
-        "write zeros there"
+        "columns begin at their offsets in WELCOME, and other bytes are zeros"
     )
 
 

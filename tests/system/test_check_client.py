@@ -40,20 +40,21 @@ def python(folder: Path) -> list[str]:
 def c(folder: Path) -> list[str]:
     """The game in C."""
     sources = [str(CLIENTS / "c" / name) for name in ("echo_game.c", "penstock_game.c")]
-    subprocess.run([found("cc"), *sources, "-o", folder / "echo"], check=True)
-    return [str(folder / "echo")]
+    program = str(folder / "echo")
+    subprocess.run([found("cc"), *sources, "-o", program], check=True)
+    return [program]
 
 
 def cpp(folder: Path) -> list[str]:
     """The game in C++."""
-    client = folder / "penstock_game.o"
-    subprocess.run(
-        [found("cc"), "-c", CLIENTS / "c" / "penstock_game.c", "-o", client], check=True
-    )
-    source = CLIENTS / "cpp" / "echo_game.cpp"
-    words = [found("c++"), "-std=c++17", f"-I{CLIENTS / 'c'}", source, client]
-    subprocess.run([*words, "-o", folder / "echo"], check=True)
-    return [str(folder / "echo")]
+    client = str(folder / "penstock_game.o")
+    program = str(folder / "echo")
+    source = str(CLIENTS / "c" / "penstock_game.c")
+    subprocess.run([found("cc"), "-c", source, "-o", client], check=True)
+    game = str(CLIENTS / "cpp" / "echo_game.cpp")
+    options = ["-std=c++17", f"-I{CLIENTS / 'c'}"]
+    subprocess.run([found("c++"), *options, game, client, "-o", program], check=True)
+    return [program]
 
 
 def godot(folder: Path) -> list[str]:
@@ -137,7 +138,7 @@ MUTATIONS = {
             return true(columns, nbytes)
         client._row_dtype = shifted
         """,
-        "element 0 of column clock, <f4, which begins at offset 16",
+        "byte 14 .* columns begin at their offsets in WELCOME",
     ),
     "rows in another order than their seats": (
         "numbers",
@@ -214,7 +215,7 @@ MUTATIONS = {
             return true(self, *parts)
         client.Game.step = hasty
         """,
-        "bytes came although seats 0, 1, 2 had no answer yet|the flags of seat",
+        "bytes came although seats 0, 2 had no answer yet",
     ),
     "no reconnect": (
         "numbers",
@@ -362,7 +363,7 @@ MUTATIONS = {
             self.message[:4].view("<u4")[0] += 4
         client.Rows.__init__ = longer
         """,
-        "80 of 84 bytes of a message came.*its length counts the bytes behind it",
+        "92 of 96 bytes of a message came.*its length counts the bytes behind it",
     ),
     "another protocol": ("numbers", "client._PROTOCOL = 2", "HELLO is refused: protocol is 2"),
     "other seats": ("numbers", "echo.SEATS = 2", "HELLO says 2 seats; the echo game has 3"),
