@@ -30,7 +30,7 @@ def free_port() -> str:
 
 def options_of(path: Path) -> list[str]:
     """The options of a YAML file as KEY=VALUE, but those of the environment."""
-    sections = parse(path.read_text())
+    sections, _ = parse(path.read_text(), path.name)
     return [
         f"{section}.{key}={json.dumps(value)}"
         for section, content in sections.items()
