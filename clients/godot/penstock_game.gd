@@ -127,7 +127,7 @@ func poll():
 			_tcp.set_no_delay(true)
 			_send_json(_Kind.HELLO, _hello)
 		_receive()
-	elif status == StreamPeerTCP.STATUS_NONE and _is_greeted:
+	elif _is_greeted and status != StreamPeerTCP.STATUS_CONNECTING:
 		_lose("the connection was lost")
 	elif status == StreamPeerTCP.STATUS_ERROR:
 		_lose("nobody serves at %s:%d; start penstock serve-env there" % [_host, _port])
