@@ -57,6 +57,11 @@ class RecordedBatch(NamedTuple):
     """What is recorded of the actions, ``[B, ...]`` by the name of its column: `action` too where a
     learner trains on other numbers than those that are played."""
 
+    def select(self, chosen: Array) -> RecordedBatch:
+        """Returns some of the decisions."""
+        recorded = {name: values[chosen] for name, values in self.recorded.items()}
+        return RecordedBatch(self.actions[chosen], self.next_state[chosen], recorded)
+
 
 class BatchPolicy:
     """Decides for any number of observations in one call.

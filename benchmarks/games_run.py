@@ -1,4 +1,4 @@
-"""A run of `penstock serve-env` with the games of `pole_clients.py`, for the benchmarks of games."""
+"""A run of `penstock serve-env` with the games of `pole_clients.py`, for benchmarks of games."""
 
 from __future__ import annotations
 

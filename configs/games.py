@@ -73,12 +73,12 @@ def check_games(cfg: Sections) -> Iterator[Contradiction]:
             f"{updates_of_batch(cfg)} optimizer steps of a batch, and an unroll of a slow game "
             "spans several batches; set transport.max_policy_lag=1000",
         )
-    if cfg.league.has_matches:
+    if cfg.league.bots:
         yield Contradiction(
-            ("league.mirror", "league.bots"),
-            "league.mirror and league.bots let others play some seats of a game, and each seat of "
-            "a game that connects is played by the policy that learns; set league.mirror=null and "
-            "league.bots={}",
+            ("league.bots",),
+            f"league.bots {', '.join(cfg.league.bots)} are scripted players of an environment, and "
+            "games that connect have their own; set league.bots={}, and let the game play such a "
+            "seat without sending rows for it",
         )
     evaluation = {
         "eval.every_steps": cfg.eval.every_steps,

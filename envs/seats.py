@@ -296,10 +296,11 @@ def check_options(config: Config, seating: Seating) -> None:
     _check_league(config, seating)
     _check_against(config, seating)
     if seating.has_opponents and config.stop.return_ is not None and not _is_evaluated(config):
+        evaluate = "set eval.every_steps=100000 and transport.kind=auto, or "
         raise UserError(
             f"stop.return {config.stop.return_:g} is reached by evaluations in a game of several "
             "sides, since returns in training against oneself tell nothing of its strength, and "
-            "there are no evaluations; set eval.every_steps=100000 and transport.kind=auto, or "
+            f"there are no evaluations; {'set ' if config.actors.games else evaluate}"
             "stop.return=null with stop.minutes or stop.env_steps"
         )
 
@@ -321,7 +322,10 @@ def _check_league(config: Config, seating: Seating) -> None:
             f"{league.mirror_share:g} lets the policy play all of them; set league.mirror=0"
         )
 
-    if league.has_matches:
+    if config.actors.games:
+        if league.has_matches:  # games come and go, so no number of rows is to be divided
+            turns_of(seating, league.seats)
+    elif league.has_matches:
         divide_rows(league, seating, config.actor_envs)
     else:
         check_rows(config.env.id, config.actor_envs, seating.seats)

@@ -1,12 +1,15 @@
 """Games that drive their own loop, of which only the spaces are known (`env.id` games).
 
 `penstock serve-env` writes the spaces that the first game has sent into `env.kwargs`, as
-`observation` and `action` in the form of `space_json`.
+`observation` and `action` in the form of `space_json`; and the sides of a game's seats, if it has
+several, as `sides`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.spaces import Space
@@ -14,6 +17,7 @@ from gymnasium.spaces import Space
 from penstock.configs.errors import UserError
 from penstock.configs.games import GAMES_ID
 from penstock.core.files import DAMAGE
+from penstock.envs.seats import SEATS, SIDES, seating_of
 from penstock.envs.space_json import from_json, to_json
 from penstock.envs.vector_env import EnvInfo
 
@@ -24,9 +28,14 @@ KEYS = ("observation", "action")
 HOW = "games play, at the port of penstock serve-env"
 
 
-def kwargs_of(observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
-    """Returns `env.kwargs` for games with these spaces."""
-    return dict(zip(KEYS, map(to_json, (observation_space, action_space)), strict=True))
+def kwargs_of(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    sides: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Returns `env.kwargs` for games with these spaces, and ``sides`` of the seats of each."""
+    kwargs = dict(zip(KEYS, map(to_json, (observation_space, action_space)), strict=True))
+    return kwargs if sides is None else {**kwargs, SIDES: [*sides]}
 
 
 def games_info(env: EnvConfig) -> EnvInfo:
@@ -43,7 +52,9 @@ def games_info(env: EnvConfig) -> EnvInfo:
             f"env.kwargs.action, and these are none ({str(error)[:80]}); start penstock serve-env "
             "without a target, so that it takes them from the first game"
         ) from error
-    return EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
+    info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
+    sides = env.kwargs.get(SIDES, [0])
+    return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
 
 
 def refuse_to_make() -> UserError:

@@ -79,7 +79,7 @@ def serve_env(
     elif is_local:
         _check_port(listen)
 
-    resolved = _resolve(target, overrides, resume, source)
+    resolved = resolve_games_run(target, overrides, resume, source)
     return print_result(
         resolved,
         run_dir_of(resolved),
@@ -98,7 +98,9 @@ def _make_specs(
     return topology.serve_env_roles(config, bind, conditions, runtime_dir)
 
 
-def _resolve(target: str, overrides: Sequence[str], resume: Resume, source: str | None) -> Resolved:
+def resolve_games_run(
+    target: str, overrides: Sequence[str], resume: Resume, source: str | None
+) -> Resolved:
     """Returns the config of a run that games play. Raises UserError.
 
     What a target has for actors is translated: slots of one seat take the place of slots of
@@ -148,6 +150,6 @@ def _options_of_first_game(
     if spaces is None:
         return None
 
-    options = [f"env.kwargs={json.dumps(kwargs_of(spaces.observation, spaces.action))}"]
+    options = [f"env.kwargs={json.dumps(kwargs_of(*spaces))}"]
     config = resolve_target(GAMES_ID, [*options, *overrides]).config
     return [*options, f"env.kind={kind_of(config, games_info(config.env))}"]

@@ -44,6 +44,8 @@ class GameSpaces(NamedTuple):
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
+    sides: tuple[int, ...] | None
+    """The side of each seat of one game, if there are several."""
 
 
 def wait_for_spaces(listen: Listen, ready: Callable[[int], object]) -> GameSpaces | None:
@@ -142,4 +144,4 @@ def _checked_spaces(hello: Hello) -> GameSpaces:
         EnvInfo.of_spaces(GAMES_ID, (hello.observation, hello.action), 1, "")
     except UserError as error:
         raise MessageError("observation", str(error)) from error
-    return GameSpaces(hello.observation, hello.action)
+    return GameSpaces(hello.observation, hello.action, hello.sides)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from penstock.envs.make import FirstIndex
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
+from penstock.serving.opponents import Opponents, make_opponents
 from penstock.serving.port import Game, Port
 from penstock.serving.recorder import Recorder
 from penstock.serving.server import (
@@ -51,6 +53,11 @@ logger = note_logger(__name__)
 
 # The longest time between two heartbeats.
 TICK_S = 0.1
+# Of slow games few rows arrive together, and a turn for each takes a third of a core at 2,000 rows
+# a second. So they wait for others: for this share of the mean time between two rows of a seat,
+# within these bounds. Games that are fast notice nothing.
+PAUSE_SHARE = 0.01
+PAUSES_S = (0.0005, 0.005)
 # A predecessor that was killed, or is presumed dead, may hold the port for a moment.
 PORT_PATIENCE_S = 5.0
 # The bits of an actor's id below the index of the connector: the place of a seat.
@@ -78,9 +85,33 @@ def run(ctx: RoleContext) -> None:
         config, note = with_acting_form(config, info)
         if note and ctx.index == 0:
             logger.info("%s", note)
-        GamesProcess(ctx, config, info, link).run()
+        opponents = _opponents(ctx, config, info, link)
+        if opponents is None or _wait_for_opponents(ctx, opponents, link):
+            GamesProcess(ctx, config, info, link, opponents).run()
     if not ctx.stopping():
         raise SystemExit(EXIT_REJOIN)
+
+
+def _opponents(ctx: RoleContext, config: Config, info: EnvInfo, link: ShmLink) -> Opponents | None:
+    """Returns those who play some seats of the games, without weights; None if nobody does."""
+    if not config.league.has_matches:
+        return None
+    entropy = [config.run.seed, ctx.index, ctx.incarnation, link.welcome.generation, 1]
+    [seed] = np.random.SeedSequence(entropy).generate_state(1)
+    return make_opponents(config, info, MOST_SEATS // info.seating.seats, int(seed))
+
+
+def _wait_for_opponents(ctx: RoleContext, opponents: Opponents, link: ShmLink) -> bool:
+    """Wait until each chair of the learner has weights; returns False if the learner ends before.
+
+    A learner shows them before it listens, unless it is asked to stop.
+    """
+    while not opponents.refresh(link.read_weights):
+        if ctx.stopping() or link.learner_gone():
+            return False
+        ctx.status.beat()
+        time.sleep(TICK_S)
+    return True
 
 
 class LedgerSelector(selectors.DefaultSelector):
@@ -101,17 +132,23 @@ class LedgerSelector(selectors.DefaultSelector):
 class NewestWeights:
     """The weights of a service, which follow those on the learner's board."""
 
-    def __init__(self, link: ShmLink) -> None:
-        """Read the weights of ``link``; a learner publishes before it listens."""
+    def __init__(self, link: ShmLink, opponents: Opponents | None) -> None:
+        """Read the weights of ``link``; a learner publishes before it listens.
+
+        Those of ``opponents`` follow the learner's too.
+        """
         self.values: Float32 = np.empty(link.welcome.layout.size, np.float32)
         """The flat vector of the network's parameters."""
         self._link = link
+        self._opponents = opponents
         stamp = link.read_weights(self.values, None)
         assert stamp is not None, "the learner listens before it has published weights"
         self.stamp: Stamp = stamp
 
     def refresh(self) -> bool:
         """Read the weights if there are newer ones; returns whether there were."""
+        if self._opponents is not None:
+            self._opponents.refresh(self._link.read_weights)
         stamp = self._link.read_weights(self.values, self.stamp)
         if stamp is None:
             return False
@@ -160,10 +197,31 @@ class LearningPort(Port):
         return decisions
 
 
+def pause_s(seats: int, rows_per_s: float) -> float:
+    """Returns how long a turn waits for further rows, so that it decides more at once.
+
+    Args:
+        seats: of all games.
+        rows_per_s: of all of them together.
+    """
+    if not rows_per_s:
+        return 0.0
+    shortest_s, longest_s = PAUSES_S
+    wanted_s = PAUSE_SHARE * seats / rows_per_s
+    return 0.0 if wanted_s < shortest_s else min(wanted_s, longest_s)
+
+
 class GamesProcess:
     """One process that serves games, between its attachment to the learner and its end."""
 
-    def __init__(self, ctx: RoleContext, config: Config, info: EnvInfo, link: ShmLink) -> None:
+    def __init__(
+        self,
+        ctx: RoleContext,
+        config: Config,
+        info: EnvInfo,
+        link: ShmLink,
+        opponents: Opponents | None,
+    ) -> None:
         """Make the service and open its port.
 
         Args:
@@ -171,6 +229,7 @@ class GamesProcess:
             config: of the run.
             info: the environment that the games are.
             link: attached to the learner with a lane; it stays the caller's.
+            opponents: play some seats of the games, if any; they have weights.
 
         Raises:
             UserError: the address cannot be served at.
@@ -184,7 +243,7 @@ class GamesProcess:
         # The store has no other writer, and the learner limits what is in use.
         self._writer.want = config.first_actors * config.transport.slots
 
-        weights = NewestWeights(link)
+        weights = NewestWeights(link, opponents)
         first_actor = ctx.index << PLACE_BITS
         entropy = [config.run.seed, first_actor, ctx.incarnation, link.welcome.generation]
         [seed] = np.random.SeedSequence(entropy).generate_state(1)
@@ -200,7 +259,7 @@ class GamesProcess:
             incarnation=ctx.incarnation,
             process=partial(algorithm(config.algo).process, config.algo),
         )
-        service = Service(policy, ctx.run_dir.name, recorder=self._recorder)
+        service = Service(policy, ctx.run_dir.name, recorder=self._recorder, opponents=opponents)
         service.load(weights.values, weights.stamp)
 
         self._listen = listen_at(ctx.address, ctx.listen or {})
@@ -279,6 +338,8 @@ class GamesProcess:
         while not (ctx.stopping() or serving.done() or self._error or self._link.learner_gone()):
             ctx.status.beat()
             ctx.messages()
+            service = self._port.service
+            self._port.pause_s = pause_s(service.seats.taken, service.figures.rate(perf_counter()))
             now_s = time.monotonic()
             if now_s >= next_report_s:
                 next_report_s = now_s + interval_s

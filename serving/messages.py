@@ -30,6 +30,7 @@ JSON_NBYTES = 64 << 10
 MESSAGE_NBYTES = 16 << 20
 TEXT_LENGTH = 200  # characters of the token and of the name in HELLO
 SHOWN_LENGTH = 80  # characters of a foreign text in a sentence
+MOST_SIDED_SEATS = 256  # seats of one game whose sides HELLO gives
 
 
 class GameMessageKind(IntEnum):
@@ -80,6 +81,8 @@ class Hello:
     action: spaces.Space[Any] | None = None
     """Its spaces; None if it says nothing of them."""
     name: str = ""
+    sides: tuple[int, ...] | None = None
+    """The side of each seat of one of its games, counted from 0; None if it says nothing of it."""
 
 
 def json_message(kind: GameMessageKind, content: dict[str, Any]) -> bytes:
@@ -127,6 +130,7 @@ def read_hello(body: bytes, most_space_nbytes: int) -> Hello:
         observation=_space(content, "observation", most_space_nbytes),
         action=_space(content, "action", most_space_nbytes),
         name=_text(content, "name"),
+        sides=_sides(content, seats),
     )
 
 
@@ -138,6 +142,31 @@ def _text(content: dict[str, Any], field: str) -> str:
     if not isinstance(text, str) or len(text) > TEXT_LENGTH:
         raise MessageError(field, f"{field} is no text of at most {TEXT_LENGTH} characters")
     return text
+
+
+def _sides(content: dict[str, Any], seats: int) -> tuple[int, ...] | None:
+    """Returns the field `sides` of a HELLO with so many seats, or None. Raises MessageError."""
+    sides = content.get("sides")
+    if sides is None:
+        return None
+    is_list = isinstance(sides, list) and 0 < len(sides) <= MOST_SIDED_SEATS
+    if not is_list or not all(type(side) is int for side in sides):
+        raise MessageError(
+            "sides",
+            f"sides is {str(sides)[:SHOWN_LENGTH]}; give the side of each seat of one game, as in "
+            "[0, 1]",
+        )
+    if sorted({*sides}) != [*range(len({*sides}))]:
+        raise MessageError(
+            "sides", f"sides {str(sides)[:SHOWN_LENGTH]} are not counted from 0; give 0, 1, ..."
+        )
+    if seats % len(sides):
+        raise MessageError(
+            "seats",
+            f"{seats} seats are no whole games of {len(sides)} seats, as sides says; give a "
+            f"multiple of {len(sides)}",
+        )
+    return tuple(sides)
 
 
 def _space(content: dict[str, Any], field: str, most_nbytes: int) -> spaces.Space[Any] | None:

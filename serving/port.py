@@ -280,6 +280,10 @@ class Port:
         self._next_number = 0
         self._arrived: list[Game] = []
         """Games with bytes that the next turn reads."""
+        self.pause_s = 0.0
+        """The time for which what has arrived waits for more, so that a turn decides more at once.
+
+        A turn costs as much as some dozens of rows."""
         self._has_turn = False
         """Whether a turn is about to come."""
         self._row_nbytes = service.observations.layout.nbytes
@@ -333,9 +337,14 @@ class Port:
 
     def turn_soon(self) -> None:
         """Have a turn, also if nothing arrives: rows that wait may be decided now."""
-        if not self._has_turn:
-            self._has_turn = True
-            asyncio.get_running_loop().call_soon(self._turn)
+        if self._has_turn:
+            return
+        self._has_turn = True
+        loop = asyncio.get_running_loop()
+        if self.pause_s:
+            loop.call_later(self.pause_s, self._turn)
+        else:
+            loop.call_soon(self._turn)
 
     def _schedule(self, game: Game) -> None:
         """Have the next turn read what a game has sent.

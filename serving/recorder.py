@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SlotProcessor
 from penstock.core.params import Array, Float32, Stamp
-from penstock.core.specs import HEADER, Bytes, SlotSpec
+from penstock.core.specs import HEADER, Bytes, Column, SlotSpec
 from penstock.serving.seats import Bools, Indices
 from penstock.transport.shm.arena import Arena, available_nbytes
 from penstock.transport.shm.store import Geometry, Slot, SlotWriter
@@ -57,6 +58,7 @@ class _WaitingUnroll(NamedTuple):
 
     place: int
     header: npt.NDArray[np.void]
+    """``[1]``"""
     payload: list[Bytes]
     """The bytes of each block of a slot."""
 
@@ -126,25 +128,25 @@ class Recorder:
         geometry = Geometry(spec, self.capacity, lanes=0)
         self._images = geometry.blocks(Arena.private(geometry.nbytes))
         """Each block of all places, ``[places, *block.shape]``."""
-        self._bytes = {
-            name: block.reshape(self.capacity, -1).view(np.uint8)
-            for name, block in self._images.items()
-        }
+        self._bytes = [(name, _as_bytes(block)) for name, block in self._images.items()]
         """The same as bytes, ``[places, nbytes]``."""
+        self._slot_bytes = [_as_bytes(block) for block in writer.blocks.values()]
+        """The blocks of all slots of the learner, in the same order."""
         records = self._images["records"]
         self._alive: Bools = records["alive"][..., 0]
         """Which rows are decisions, ``[places, T]``."""
         self._versions = records["policy_version"][..., 0]
-        self._columns = _row_columns(spec, self._images)
-        """The columns by row: ``place * T + t``, or ``place * (T + 1) + t`` of observations."""
+        self._rows = _row_columns(spec, self._images)
+        """Each column row by row, as `_RowColumn`."""
+        self._obs = self._rows["obs"]
 
         # By place.
         self._phase = np.zeros(self.capacity, np.uint8)
         self._t = np.zeros(self.capacity, np.int64)
         self._held = np.zeros(self.capacity, np.uint8)
         """The number of its unrolls that wait."""
-        self._sums = np.zeros((self.capacity, 3))
-        """Return, length and discounted return of the episode so far."""
+        self._sums = np.zeros((self.capacity, 3 if RETURN in self._rows else 2))
+        """Return and length of the episode so far, and the discounted return if it is recorded."""
         self._started_s = np.zeros(self.capacity)
         self._sequence = np.zeros(self.capacity, np.int64)
         self._produced_steps = np.zeros(self.capacity, np.int64)
@@ -167,7 +169,7 @@ class Recorder:
     @property
     def held(self) -> int:
         """The number of places whose unrolls wait."""
-        return int(np.count_nonzero(self._held))
+        return len({unroll.place for unroll in self._waiting})
 
     def figures(self) -> dict[str, int]:
         """Returns the counts that the page shows."""
@@ -187,23 +189,19 @@ class Recorder:
             seats: places ``[B]``.
             observations: packed, ``[B, *shape]``.
         """
-        phase = self._phase[seats]
-        is_new = phase == NEW
-        if is_new.any():
-            self._begin_unrolls(seats[is_new])
         self._sums[seats] = 0.0
+        phase = self._phase[seats]
+        self._phase[seats] = BEGUN
+        if phase.min(initial=OVER) > BEGUN:  # as most do
+            self._show(seats, self._t[seats], observations)
+            return
 
         # An observation that nobody has acted on is replaced; else row t only resets.
+        self._begin_unrolls(seats[phase == NEW])
         closes = phase > BEGUN
-        if closes.all():
-            self._show(seats, observations)
-        else:
-            kept = seats[~closes]
-            self._columns["obs"].put(
-                kept * (self._unroll + 1) + self._t[kept], observations[~closes]
-            )
-            self._show(seats[closes], observations[closes])
-        self._phase[seats] = BEGUN
+        replaced = seats[~closes]
+        self._obs.put(replaced * self._obs.rows + self._t[replaced], observations[~closes])
+        self._show(seats[closes], self._t[seats[closes]], observations[closes])
 
     def decided(self, seats: Indices, batch: RecordedBatch, state: Float32, stamp: Stamp) -> None:
         """Record what the policy decided for places that `are_held` does not name.
@@ -214,60 +212,71 @@ class Recorder:
             state: the recurrent state before the decisions, ``[B, size]``.
             stamp: of the weights.
         """
+        self.looked(seats, batch, state, stamp)
+        self._phase[seats] = DECIDED
+
+    def looked(self, seats: Indices, batch: RecordedBatch, state: Float32, stamp: Stamp) -> None:
+        """Record what the policy says of the last observations of episodes that are over.
+
+        The arguments are those of `decided`.
+        """
         t = self._t[seats]
         row = seats * self._unroll + t
-        self._columns["action"].put(row, batch.actions)
+        columns = self._rows
+        columns["action"].put(row, batch.actions)
         for name, values in batch.recorded.items():
-            self._columns[name].put(row, values)
-        self._columns["policy_version"].put(row, stamp.version)
-        if "core_state" in self._columns:
+            columns[name].put(row, values)
+        columns["policy_version"].items[row] = stamp.version
+        if "core_state" in columns:
             begins = t == 0
-            self._columns["core_state"].put(seats[begins], state[begins])
-
+            columns["core_state"].put(seats[begins], state[begins])
         self._stamp = stamp
-        self._phase[seats] = np.maximum(self._phase[seats], DECIDED)
 
     def outcome(
         self,
         seats: Indices,
         rewards: npt.NDArray[np.float32],
-        terminated: Bools,
-        truncated: Bools,
+        terminated: Bools | None,
+        truncated: Bools | None,
         observations: Array,
+        recorded: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Record what came of the last decisions.
 
         Args:
             seats: places ``[B]``, all of which have been decided.
             rewards: raw, ``[B]``.
-            terminated: whether the episode has ended, ``[B]``.
-            truncated: whether it was cut off, ``[B]``.
+            terminated: whether the episode has ended, ``[B]``; None if none has.
+            truncated: whether it was cut off, likewise.
             observations: what is seen now, packed, ``[B, *shape]``.
+            recorded: further columns of these rows, ``[B]``.
         """
-        row = seats * self._unroll + self._t[seats]
         sums = self._sums[seats]
         sums[:, 0] += rewards
-        sums[:, 1] += 1
-        sums[:, 2] *= self._discount
-        sums[:, 2] += rewards
+        sums[:, 1] += 1.0
+        if sums.shape[1] > 2:
+            sums[:, 2] *= self._discount
+            sums[:, 2] += rewards
         self._sums[seats] = sums
         self._recorded_steps += len(seats)
 
-        columns = self._columns
-        columns["alive"].put(row, True)
-        columns["reward"].put(row, rewards)
-        columns["episode_return"].put(row, sums[:, 0])
-        columns["episode_length"].put(row, sums[:, 1])
-        if RETURN in columns:
-            columns[RETURN].put(row, sums[:, 2])
-        ended = terminated | truncated
-        if ended.any():
-            columns["terminated"].put(row, terminated)
-            columns["truncated"].put(row, truncated)
-            self._phase[seats] = np.where(ended, OVER, SHOWN)
-        else:
-            self._phase[seats] = SHOWN
-        self._show(seats, observations)
+        t = self._t[seats]
+        row = seats * self._unroll + t
+        columns = self._rows
+        columns["alive"].items[row] = True
+        columns["reward"].items[row] = rewards
+        columns["episode_return"].items[row] = sums[:, 0]
+        columns["episode_length"].items[row] = sums[:, 1]
+        if sums.shape[1] > 2:
+            columns[RETURN].items[row] = sums[:, 2]
+        for name, values in recorded.items():
+            columns[name].items[row] = values
+        self._phase[seats] = SHOWN
+        if terminated is not None and truncated is not None:
+            columns["terminated"].items[row] = terminated
+            columns["truncated"].items[row] = truncated
+            self._phase[seats[terminated | truncated]] = OVER
+        self._show(seats, t, observations)
 
     def abandon(self, seats: Indices) -> None:
         """End episodes without a result: the row of an action that is outstanding is dropped."""
@@ -299,22 +308,20 @@ class Recorder:
 
     def are_held(self, seats: Indices) -> Bools:
         """Returns which of these places must not be decided, as their unrolls wait."""
-        if not self._waiting:
-            return np.zeros(len(seats), np.bool_)
         return np.asarray(self._held[seats] > 0)
 
-    def _show(self, seats: Indices, observations: Array) -> None:
-        """Go on to row t + 1, which has these observations; publish the unrolls that are full."""
-        t = self._t[seats] + 1
-        self._t[seats] = t
-        self._columns["obs"].put(seats * (self._unroll + 1) + t, observations)
-        is_full = t == self._unroll
+    def _show(self, seats: Indices, t: Indices, observations: Array) -> None:
+        """Go on from row t to the next, which has these observations; complete full unrolls."""
+        next_t = t + 1
+        self._t[seats] = next_t
+        self._obs.put(seats * self._obs.rows + next_t, observations)
+        is_full = next_t == self._unroll
         if is_full.any():
             self._complete(seats[is_full])
 
     def _begin_unrolls(self, places: Indices) -> None:
         """Clear all rows but the first observation."""
-        for name, block in self._bytes.items():
+        for name, block in self._bytes:
             if name != "obs":
                 block[places] = 0
         # Rows that are not decided have the version of the last decision before them.
@@ -330,11 +337,11 @@ class Recorder:
         Returns: whether a place is held no longer.
         """
         was_freed = False
-        while self._waiting and (slot := self._writer.acquire(0)) is not None:
+        for slot in self._lent_slots(len(self._waiting)):
             unroll = self._waiting.popleft()
             for target, source in zip(slot.payload, unroll.payload, strict=True):
                 target[:] = source
-            self._publish(slot, unroll.header)
+            self._publish([slot], unroll.header)
             self._held[unroll.place] -= 1
             was_freed |= not self._held[unroll.place]
         return was_freed
@@ -347,21 +354,29 @@ class Recorder:
     def _complete(self, places: Indices) -> None:
         """Publish unrolls, or let them wait, and begin the next ones of these places."""
         headers = self._headers(places)
-        for place, header in zip(places.tolist(), headers, strict=True):
-            payload = [block[place] for block in self._bytes.values()]
-            slot = None if self._waiting else self._writer.acquire(0)
-            if slot is None:
-                copies = [block.copy() for block in payload]
-                self._waiting.append(_WaitingUnroll(place, header, copies))
-                self._held[place] += 1
-                continue
-            for target, source in zip(slot.payload, payload, strict=True):
-                target[:] = source
-            self._publish(slot, header)
+        slots = self._lent_slots(0 if self._waiting else len(places))
+        published = len(slots)
+        if slots:
+            filled = np.array([slot.index for slot in slots])
+            for (_, image), target in zip(self._bytes, self._slot_bytes, strict=True):
+                target[filled] = image[places[:published]]
+            self._publish(slots, headers[:published])
 
-        obs = self._images["obs"]
-        obs[places, 0] = obs[places, self._unroll]
+        for i, place in enumerate(places[published:].tolist(), start=published):
+            payload = [image[place].copy() for _, image in self._bytes]
+            self._waiting.append(_WaitingUnroll(place, headers[i : i + 1], payload))
+            self._held[place] += 1
+
+        first_row = places * self._obs.rows
+        self._obs.items[first_row] = self._obs.items[first_row + self._unroll]
         self._begin_unrolls(places)
+
+    def _lent_slots(self, most: int) -> list[Slot]:
+        """Returns slots that are lent, at most so many."""
+        slots: list[Slot] = []
+        while len(slots) < most and (slot := self._writer.acquire(0)) is not None:
+            slots.append(slot)
+        return slots
 
     def _headers(self, places: Indices) -> npt.NDArray[np.void]:
         """Returns the headers of the unrolls of these places, and counts them in their streams."""
@@ -382,39 +397,50 @@ class Recorder:
         self._sequence[places] += 1
         return headers
 
-    def _publish(self, slot: Slot, header: npt.NDArray[np.void]) -> None:
-        """Publish a slot whose payload is filled."""
-        self._process(slot.columns)
-        slot.header[...] = header
-        slot.header["published_s"] = time.monotonic()
-        self._writer.publish(slot)
-        self.slots += 1
-        self.steps += int(header["steps"])
+    def _publish(self, slots: Sequence[Slot], headers: npt.NDArray[np.void]) -> None:
+        """Publish slots whose payloads are filled."""
+        for slot in slots:
+            self._process(slot.columns)
+        headers["published_s"] = time.monotonic()
+        for slot, header in zip(slots, headers, strict=True):
+            slot.header[...] = header
+        self._writer.publish(*slots)
+        self.slots += len(slots)
+        self.steps += int(headers["steps"].sum())
+
+
+def _as_bytes(block: Array) -> npt.NDArray[np.uint8]:
+    """Returns a view of contiguous arrays ``[count, ...]`` as bytes, ``[count, nbytes]``."""
+    return block.reshape(len(block), -1).view(np.uint8)
 
 
 class _RowColumn:
-    """A column of all places, row by row."""
+    """A column of all places, row by row: row t of a place is item ``place * rows + t``."""
 
-    def __init__(self, column: Array, axes: int) -> None:
-        """Create a view of ``column``; its first ``axes`` axes count rows."""
-        self._dtype = column.dtype
-        self._size = math.prod(column.shape[axes:])
-        rows = column.reshape(math.prod(column.shape[:axes]), self._size)
-        assert np.shares_memory(rows, column), "the rows of a column lie at equal distances"
+    def __init__(self, column: Column, array: Array, rows: int) -> None:
+        """Create a view.
+
+        Args:
+            column: its name, dtype and shape.
+            array: its values, ``[places, ..., *column.shape]``.
+            rows: of each place.
+        """
+        self.rows = rows
+        self._dtype = np.dtype(column.dtype)
+        size = math.prod(column.shape)
+        items = array.reshape(len(array) * rows, size)
+        assert np.shares_memory(items, array), f"the rows of {column.name} lie at equal distances"
         # Rows of several values are written as one item each, in a tenth of the time.
-        if self._size == 1:
-            self._rows = rows[:, 0]
-        else:
-            self._rows = rows.view(f"V{self._size * rows.itemsize}")[:, 0]
+        self._itemtype = np.dtype(f"V{column.cell_nbytes}") if column.shape else self._dtype
+        self.items: Array = items.view(self._itemtype)[:, 0]
 
-    def put(self, rows: Indices, values: Any) -> None:
-        """Write values ``[B, *shape]`` into these rows; of a column without shape one for all."""
-        if self._size > 1:
-            items = np.ascontiguousarray(values, self._dtype).reshape(len(rows), self._size)
-            values = items.view(self._rows.dtype)[:, 0]
-        elif np.ndim(values):
-            values = np.reshape(values, len(rows))
-        self._rows[rows] = values
+    def put(self, items: Indices, values: Array) -> None:
+        """Write values ``[B, *shape]`` to items ``[B]``."""
+        if self._itemtype is not self._dtype:
+            values = np.ascontiguousarray(values, self._dtype)
+            size = self._itemtype.itemsize // self._dtype.itemsize
+            values = values.reshape(len(items), size).view(self._itemtype)[:, 0]
+        self.items[items] = values
 
 
 def _row_columns(spec: SlotSpec, images: Mapping[str, Array]) -> dict[str, _RowColumn]:
@@ -427,6 +453,6 @@ def _row_columns(spec: SlotSpec, images: Mapping[str, Array]) -> dict[str, _RowC
         fields = block.dtype.names
         arrays |= {name: block} if fields is None else {field: block[field] for field in fields}
     return {
-        column.name: _RowColumn(arrays[column.name], axes=1 + len(spec.rows_of(column)))
+        column.name: _RowColumn(column, arrays[column.name], rows=math.prod(spec.rows_of(column)))
         for column in spec.columns
     }

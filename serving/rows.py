@@ -27,6 +27,7 @@ MOST_DESCRIBED = 64
 FURTHER_FAULT = "the observation is at fault, as others that came with it"
 
 Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.uint8]
 """Rows of bytes, ``[count, nbytes]``."""
 
@@ -137,6 +138,10 @@ class ObservationReader:
         """Plan the reading; ``name`` is that of the environment, for messages."""
         self.layout = RowLayout(space, "obs")
         self._packer = Packer(name, space)
+        self._dtype = (
+            np.float32 if self._packer.space.dtype.kind == "f" else self._packer.space.dtype
+        )
+        """As in slots."""
         self._counts = counts_of(action)
         self._choices = [
             (keys, leaf)
@@ -144,23 +149,31 @@ class ObservationReader:
             if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
         ]
 
-    def read(self, rows: Rows) -> tuple[Array, dict[int, str]]:
+    def read(self, rows: Rows, acts: Bools | None = None) -> tuple[Array, dict[int, str]]:
         """Returns the packed observations ``[count, *shape]``, and what is wrong with which rows.
 
         Rows with a fault are packed as anything.
+
+        Args:
+            rows: contiguous.
+            acts: the rows in which an action is chosen, bool ``[count]``, so that a mask must allow
+                one; all if it is None.
         """
         observations = self.layout.read(rows)
         faults = self._mend_choices(observations) if self._choices else {}
 
         space = self._packer.space
-        packed = np.empty((len(rows), *space.shape), space.dtype)
+        packed = np.empty((len(rows), *space.shape), self._dtype)
         # A float64 may be too large for float32; it becomes infinite, which is found below.
         with np.errstate(over="ignore", invalid="ignore"):
             self._packer.write(observations, packed)
 
-        if find_bad_observation(packed[None], self._packer.parts, None, self._counts):
-            bad_rows = np.flatnonzero(~self._are_sound(packed))
-            _note(faults, bad_rows, lambda row: self._describe(packed[row]))
+        needs_action = None if acts is None else acts[None]
+        if find_bad_observation(packed[None], self._packer.parts, needs_action, self._counts):
+            bad_rows = np.flatnonzero(~self._are_sound(packed, acts))
+            _note(
+                faults, bad_rows, lambda row: self._describe(packed[row], acts is None or acts[row])
+            )
         return packed, faults
 
     def _mend_choices(self, observations: Any) -> dict[int, str]:
@@ -181,21 +194,24 @@ class ObservationReader:
             np.copyto(values, np.broadcast_to(low, values.shape), where=~inside)
         return faults
 
-    def _are_sound(self, packed: Array) -> npt.NDArray[np.bool_]:
-        """Returns which rows are finite and have masks that allow something, bool ``[count]``."""
+    def _are_sound(self, packed: Array, acts: Bools | None) -> Bools:
+        """Returns which rows are finite, and have masks that allow something where a seat
+        ``acts``, bool ``[count]``."""
         parts = self._packer.parts
         arrays = views(parts, packed) if parts else {"": packed}
         sound = np.ones(len(packed), np.bool_)
         for name, array in arrays.items():
             if name == MASK:
-                sound &= open_choices(array, self._counts).all(-1)
+                is_open = open_choices(array, self._counts).all(-1)
+                sound &= is_open if acts is None else is_open | ~acts
             elif array.dtype.kind == "f":
                 sound &= np.isfinite(array).reshape(len(packed), -1).all(1)
         return sound
 
-    def _describe(self, packed_row: Array) -> str:
-        """Returns what is wrong with one packed row, in words."""
-        words = find_bad_observation(packed_row[None, None], self._packer.parts, None, self._counts)
+    def _describe(self, packed_row: Array, acts: bool) -> str:
+        """Returns what is wrong with one packed row, in which a seat ``acts`` or not, in words."""
+        row = packed_row[None, None]
+        words = find_bad_observation(row, self._packer.parts, np.array([[acts]]), self._counts)
         assert words is not None
         # The words name the place in a vector of environments, which a game does not know.
         words = words.replace("environment 0's", "its").removesuffix(" in row 0")

@@ -49,6 +49,10 @@ class RowOutcome(IntEnum):
     NOT_ANSWERED = 6
     REPEATED = 7
     REWARD = 8
+    # Of games of several sides (`sided_seats.py`).
+    GAME_IS_OVER = 9
+    ENDS_APART = 10
+    GAME_GOES_ON = 11
 
 
 # Plain numbers for arithmetic with many rows, as in `messages`.
@@ -69,6 +73,20 @@ FAULTS = {
     RowOutcome.REWARD: (
         "reward",
         f"the reward is not between {-MOST_REWARD:g} and {MOST_REWARD:g}; scale it",
+    ),
+    RowOutcome.GAME_IS_OVER: (
+        "flags",
+        "the game of the seat is over, as another of its seats began anew or was at fault; begin "
+        "by a row with flag 1",
+    ),
+    RowOutcome.ENDS_APART: (
+        "flags",
+        "another seat of the game plays on, and the returns of all say who has won; end all seats "
+        "of a game in one STEP, and let a seat that is out wait until then",
+    ),
+    RowOutcome.GAME_GOES_ON: (
+        "flags",
+        "the seat has ended, and others of its game play on; begin when all have ended",
     ),
 }
 """The field and the sentence of each fault."""
@@ -221,6 +239,17 @@ class SeatTable:
 
     def _take_different(self, rows: StepRows) -> npt.NDArray[np.uint8]:
         """Move seats on, none of which occurs twice; returns the outcomes."""
+        outcomes = self._outcomes_of(rows)
+        self.phase[rows.seat] = _NEXT_PHASE[outcomes]
+        if outcomes.max(initial=0) >= FIRST_FAULT:
+            self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
+        if self.state.shape[1]:
+            begins = (rows.flags & FIRST != 0) & (outcomes == DECIDE)
+            self.state[rows.seat[begins]] = 0
+        return outcomes
+
+    def _outcomes_of(self, rows: StepRows) -> npt.NDArray[np.uint8]:
+        """Returns the outcomes of rows of different seats."""
         outcomes: npt.NDArray[Any] = _OUTCOMES[self.phase[rows.seat], rows.flags]
         # Comparing a signalling NaN would warn.
         with np.errstate(invalid="ignore"):
@@ -230,11 +259,4 @@ class SeatTable:
             is_taken = (outcomes < FIRST_FAULT) & (outcomes != IGNORE)
             has_reward = rows.flags & FIRST == 0
             outcomes[is_taken & has_reward & ~is_sound] = RowOutcome.REWARD
-
-        self.phase[rows.seat] = _NEXT_PHASE[outcomes]
-        if outcomes.max(initial=0) >= FIRST_FAULT:
-            self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
-        if self.state.shape[1]:
-            begins = (rows.flags & FIRST != 0) & (outcomes == DECIDE)
-            self.state[rows.seat[begins]] = 0
         return outcomes

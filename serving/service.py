@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.algos.slots import OPPONENT, OUTCOME
 from penstock.core.params import Array, Float32, Stamp
 from penstock.envs.space_difference import difference
 from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
+from penstock.serving.match_draws import MatchDraws
 from penstock.serving.messages import (
     FIRST,
     LEAVES,
@@ -29,6 +31,7 @@ from penstock.serving.messages import (
     Hello,
     MessageError,
 )
+from penstock.serving.opponents import NO_POLICY, Opponents
 from penstock.serving.recorder import Recorder
 from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
@@ -44,8 +47,10 @@ from penstock.serving.seats import (
     SeatTable,
     StepRows,
 )
+from penstock.serving.sided_seats import SidedSeats
 
 MOST_SEATS = 65_536
+FIRST_OR_LEAVES = FIRST | LEAVES
 # The most rows at fault of one game in one turn; one with more is closed.
 MOST_FAULTS = 256
 # The most memory for what networks remember of seats.
@@ -87,6 +92,7 @@ class Service:
         name: str = "",
         most_seats: int = MOST_SEATS,
         recorder: Recorder | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
         """Create a service without games.
 
@@ -96,6 +102,8 @@ class Service:
             most_seats: of all games together.
             recorder: records what is played, for a learner. The policy must sample, and rows wait
                 for its first weights (`load`). None if nobody learns.
+            opponents: play some seats of games of several sides; they have weights. None if the
+                policy plays all.
         """
         if recorder is not None:
             assert policy.sample, "a learner trains on sampled actions"
@@ -109,6 +117,19 @@ class Service:
         if state_size:
             most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
         self.seats = SeatTable(most_seats, state_size)
+        self._seating = policy.info.seating
+        self._opponents = opponents
+        self._sided: SidedSeats | None = None
+        """The same seats, where opponents play some of them."""
+        if opponents is not None:
+            self._sided = SidedSeats(
+                most_seats,
+                state_size,
+                seating=self._seating,
+                draws=MatchDraws(policy.config.league, self._seating),
+                opponents=opponents,
+            )
+            self.seats = self._sided
         env_id = policy.config.env.id
         self.observations = ObservationReader(env_id, policy.observation_space, policy.action_space)
         self.actions = RowLayout(policy.action_space, "action")
@@ -147,6 +168,7 @@ class Service:
                 f"trained on {policy.config.env.id}, whose {differs.column} are {differs.trained}",
             )
 
+        self._check_sides(hello)
         places = self.seats.allocate(hello.seats, game)
         if places is None:
             raise MessageError(
@@ -155,6 +177,22 @@ class Service:
                 f"{self.seats.capacity} are taken; ask for fewer",
             )
         return places
+
+    def _check_sides(self, hello: Hello) -> None:
+        """Raise MessageError unless the seats of a game are those of the run."""
+        sides = self._seating.sides
+        if self.recorder is not None and hello.sides not in (None, sides):
+            raise MessageError(
+                "sides",
+                f"the sides of the game are {[*(hello.sides or ())]}, and those of this run are "
+                f"{[*sides]}; start another run for it",
+            )
+        if self._sided is not None and hello.seats % len(sides):
+            raise MessageError(
+                "seats",
+                f"{hello.seats} seats are no whole games of {len(sides)} seats, some of which "
+                f"opponents play; ask for a multiple of {len(sides)}",
+            )
 
     def leave(self, places: range) -> None:
         """Free the places of a game that has left; not between `take` and `decide`."""
@@ -167,12 +205,15 @@ class Service:
 
     def welcome(self, seats: int) -> dict[str, Any]:
         """Returns the content of the WELCOME for a game with so many seats."""
-        return {
+        content = {
             "protocol": PROTOCOL,
             **self.describe(),
             "seats": seats,
             "learns": self.recorder is not None,
         }
+        if self._sided is not None:
+            content["sides"] = [*self._seating.sides]
+        return content
 
     def describe(self) -> dict[str, Any]:
         """Returns the policy, the spaces and the layouts of rows, as JSON."""
@@ -197,8 +238,12 @@ class Service:
         outcomes = self.seats.take(rows)
         if not outcomes.any():  # all go on, as most do
             packed, faults = self._take_shown(rows.seat, observations)
-            if self.recorder is not None:
+            if self.recorder is None:
+                return faults
+            if faults or rows.flags.any() or self._sided is not None:
                 self._record(rows, outcomes, np.arange(len(outcomes)), packed, faults)
+            else:
+                self.recorder.outcome(rows.seat, rows.reward, None, None, packed)
             return faults
 
         at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
@@ -213,7 +258,7 @@ class Service:
         # An observation is checked also where an episode ends.
         is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)
-        packed = np.zeros(0)
+        packed: Array | None = None
         if len(shown):
             goes_on = outcomes[shown] == DECIDE
             packed, further = self._take_shown(rows.seat[shown], observations[shown], goes_on)
@@ -229,7 +274,7 @@ class Service:
 
         Returns: the packed observations, and the rows at fault.
         """
-        packed, reasons = self.observations.read(observations)
+        packed, reasons = self.observations.read(observations, goes_on)
         if reasons:
             self.seats.fail(seat[list(reasons)])
         if goes_on is None:
@@ -243,7 +288,7 @@ class Service:
         rows: StepRows,
         outcomes: npt.NDArray[np.uint8],
         shown: Indices,
-        packed: Array,
+        packed: Array | None,
         faults: Sequence[RowFault],
     ) -> None:
         """Record rows that were taken.
@@ -252,81 +297,101 @@ class Service:
             rows: of all seats.
             outcomes: what became of each, uint8 [rows].
             shown: the rows whose observations were read.
-            packed: these observations, ``[len(shown), *shape]``.
+            packed: these observations, ``[len(shown), *shape]``; None if there are none.
             faults: the rows at fault that are told; those of bad observations are among them.
         """
-        assert self.recorder is not None
+        recorder = self.recorder
+        assert recorder is not None
+        is_all_shown = len(shown) == len(outcomes)
+        if (
+            packed is not None
+            and is_all_shown
+            and not faults
+            and self._sided is None
+            and self.seats.are_different(rows.seat)
+        ):
+            self._record_different(recorder, rows, packed)
+            return
+
+        # A row without an observation shows what its seat saw last.
+        seen = recorder.observations(rows.seat)
+        if packed is not None:
+            seen[shown] = packed
         is_sound = outcomes <= END
         is_sound[[fault.row for fault in faults]] = False
-        place_in_packed = np.zeros(len(outcomes), np.int64)
-        place_in_packed[shown] = np.arange(len(shown))
+        is_at_fault = ~is_sound & (outcomes != IGNORE)
+        if self._sided is not None:
+            is_sound &= self._are_of_learners(rows)
 
         # The first rows of all seats are recorded at once, then the second ones, and so on.
         left = np.flatnonzero(is_sound)
-        while len(left):
-            chosen = left
-            if not self.seats.are_different(rows.seat[left]):
-                _, firsts = np.unique(rows.seat[left], return_index=True)
-                chosen = left[firsts]
-            self._record_different(rows.select(chosen), packed, place_in_packed[chosen])
-            left = np.setdiff1d(left, chosen)
+        while not self.seats.are_different(rows.seat[left]):
+            _, firsts = np.unique(rows.seat[left], return_index=True)
+            chosen = left[firsts]
+            self._record_different(recorder, rows.select(chosen), seen[chosen])
+            left = np.delete(left, firsts)
+        self._record_different(recorder, rows.select(left), seen[left])
 
-        is_at_fault = ~is_sound & (outcomes != IGNORE)
         if is_at_fault.any():
-            self.recorder.abandon(rows.seat[is_at_fault])
+            recorder.abandon(rows.seat[is_at_fault])
+        if self._sided is not None:
+            recorder.abandon(self._sided.take_abandoned())
 
-    def _record_different(self, rows: StepRows, packed: Array, places: Indices) -> None:
-        """Record rows of seats none of which occurs twice; ``packed[places]`` is what they saw."""
-        recorder = self.recorder
-        assert recorder is not None
-        if not rows.flags.any():  # all go on, as most do
-            goes_on = np.zeros(len(places), np.bool_)
-            recorder.outcome(rows.seat, rows.reward, goes_on, goes_on, packed[places])
-            return
+    def _are_of_learners(self, rows: StepRows) -> Bools:
+        """Returns which rows, of games of several sides, are not those of opponents."""
+        assert self._sided is not None
+        is_first = rows.flags & FIRST != 0
+        outcomes = self._sided.outcomes(rows.seat)
+        return np.where(is_first, self._sided.learns[rows.seat], outcomes.learns)
 
-        # What came of actions. A seat that leaves may have none outstanding, and sees nothing more.
+    def _game_columns(self, seats: Indices) -> dict[str, Array]:
+        """Returns what the last rows of ``seats`` record of their games, by column."""
+        if self._sided is None:
+            return {}
+        outcomes = self._sided.outcomes(seats)
+        return {OPPONENT: outcomes.draw, OUTCOME: outcomes.outcome}
+
+    def _record_different(self, recorder: Recorder, rows: StepRows, packed: Array) -> None:
+        """Record rows of seats none of which occurs twice; ``packed`` is what each sees."""
         flags = rows.flags
-        is_first = flags & FIRST != 0
+        seat = rows.seat
+
+        # What came of actions. A seat that leaves may have none outstanding.
+        acted = flags & FIRST_OR_LEAVES == 0
         leaves = flags & LEAVES != 0
-        terminated = flags & TERMINATED != 0
-        truncated = flags & TRUNCATED != 0
-        acted = np.flatnonzero(~is_first & ~leaves)
+        if leaves.any():
+            acted |= leaves & (flags & (TERMINATED | TRUNCATED) != 0) & recorder.are_decided(seat)
+        chosen = np.flatnonzero(acted)
+        of_acted = flags[chosen]
+        truncated = of_acted & TRUNCATED != 0
         recorder.outcome(
-            rows.seat[acted],
-            rows.reward[acted],
-            terminated[acted],
-            truncated[acted],
-            packed[places[acted]],
+            seat[chosen],
+            rows.reward[chosen],
+            terminated=of_acted & TERMINATED != 0,
+            truncated=truncated,
+            observations=packed[chosen],
+            recorded=self._game_columns(seat[chosen]),
         )
-        last = np.flatnonzero(leaves & (terminated | truncated) & recorder.are_decided(rows.seat))
-        if len(last):
-            recorder.outcome(
-                rows.seat[last],
-                rows.reward[last],
-                terminated[last],
-                truncated[last],
-                recorder.observations(rows.seat[last]),
-            )
 
         # The return of an episode that was cut off goes on with the value of what was seen last.
-        cut_off = truncated & ~terminated
-        cut_off[leaves] = False
-        cut_off[last] = (truncated & ~terminated)[last]
-        if cut_off.any():
-            self._decide_last(rows.seat[cut_off])
+        if truncated.any():
+            self._decide_last(seat[chosen[of_acted & (TERMINATED | TRUNCATED) == TRUNCATED]])
 
-        if is_first.any():
-            recorder.first(rows.seat[is_first], packed[places[is_first]])
+        first = np.flatnonzero(flags & FIRST)
+        if len(first):
+            recorder.first(seat[first], packed[first])
         if leaves.any():
-            recorder.leave(rows.seat[leaves])
+            recorder.leave(seat[leaves])
 
     def _decide_last(self, seat: Indices) -> None:
         """Record what the policy says of the last observations of episodes."""
+        if not len(seat):  # all have terminated too
+            return
         assert self.recorder is not None
         assert self._stamp is not None
         state: Float32 = self.seats.state[seat]
         batch = self._batch_policy.act(self.recorder.observations(seat), state, seat)
-        self.recorder.decided(seat, batch, state, self._stamp)
+        self.recorder.looked(seat, batch, state, self._stamp)
 
     def _keep_waiting(self) -> None:
         """Forget pending rows of seats that do not wait any more."""
@@ -357,8 +422,11 @@ class Service:
         if not waits.all():
             seat = seat[waits]
             observations = observations[waits]
-        if self.recorder is not None:
-            is_held = self.recorder.are_held(seat) | (self._stamp is None)
+        if self.recorder is not None and (self.recorder.held or self._stamp is None):
+            is_held = self.recorder.are_held(seat)
+            if self._sided is not None:
+                is_held &= self._sided.are_recorded(seat)
+            is_held |= self._stamp is None
             if is_held.any():
                 self._pending = [_Pending(seat[is_held], observations[is_held])]
                 seat = seat[~is_held]
@@ -368,16 +436,14 @@ class Service:
             return None
 
         state: Float32 = self.seats.state[seat]
-        if self.recorder is None:
+        if self._sided is not None:
+            actions, next_state = self._act_among_opponents(seat, observations, state)
+        elif self.recorder is not None:
+            actions, next_state = self._act(seat, observations, state)
+        else:
             actions, next_state = self._batch_policy.decide(
                 observations, state, sample=self.policy.sample
             )
-        else:
-            assert self._stamp is not None
-            batch = self._batch_policy.act(observations, state, seat)
-            self.recorder.decided(seat, batch, state, self._stamp)
-            actions = batch.actions
-            next_state = batch.next_state
         self.seats.state[seat] = next_state
         self.seats.finish_turn(seat)
         self.figures.count_batch(len(seat))
@@ -385,3 +451,42 @@ class Service:
         action_rows = np.zeros((len(seat), self.actions.nbytes), np.uint8)
         self.actions.write(self._to_env_actions(actions), action_rows)
         return DecidedRows(seat, action_rows)
+
+    def _act(self, seat: Indices, observations: Array, state: Float32) -> tuple[Array, Float32]:
+        """Decide for seats that learn, and record it; returns actions and the next state."""
+        assert self.recorder is not None
+        assert self._stamp is not None
+        batch = self._batch_policy.act(observations, state, seat)
+        if self._sided is not None:
+            # The game of a seat may be over since its row was taken.
+            plays = self._sided.are_recorded(seat)
+            if not plays.all():
+                self.recorder.decided(seat[plays], batch.select(plays), state[plays], self._stamp)
+                return batch.actions, batch.next_state
+        self.recorder.decided(seat, batch, state, self._stamp)
+        return batch.actions, batch.next_state
+
+    def _act_among_opponents(
+        self, seat: Indices, observations: Array, state: Float32
+    ) -> tuple[Array, Float32]:
+        """Decide for seats of which opponents play some; returns actions and the next state."""
+        assert self._sided is not None
+        assert self._opponents is not None
+        numbers = self._sided.opponents_of(seat)
+        is_own = numbers == NO_POLICY
+        if is_own.all():
+            return self._act(seat, observations, state)
+        actions, next_state = self._opponents.decide(
+            numbers[~is_own], observations[~is_own], state[~is_own]
+        )
+        if not is_own.any():
+            return actions, next_state
+
+        own_actions, own_state = self._act(seat[is_own], observations[is_own], state[is_own])
+        all_actions = np.empty((len(seat), *actions.shape[1:]), actions.dtype)
+        all_actions[is_own] = own_actions
+        all_actions[~is_own] = actions
+        all_states = np.empty_like(state)
+        all_states[is_own] = own_state
+        all_states[~is_own] = next_state
+        return all_actions, all_states

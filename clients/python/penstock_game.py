@@ -111,6 +111,7 @@ class Game:
         token: str | None = None,
         observation: dict[str, Any] | None = None,
         action: dict[str, Any] | None = None,
+        sides: Sequence[int] | None = None,
         name: str = "",
         tls: ssl.SSLContext | None = None,
         wait_s: float = 60.0,
@@ -124,6 +125,7 @@ class Game:
             token: of the service, if it has one.
             observation: the space of what a seat sees, as JSON of the protocol; None for any.
             action: the space of its actions, likewise.
+            sides: the side of each seat of one game, such as (0, 1); None for games of one.
             name: of the game, for people.
             tls: for a service with a certificate, such as `ssl.create_default_context()`.
             wait_s: how long to try, here and in `reconnect`; `math.inf` for ever.
@@ -137,7 +139,9 @@ class Game:
         self._address = (host, port)
         self._tls = tls
         self._wait_s = wait_s
-        spaces = {"observation": observation, "action": action}
+        spaces: dict[str, Any] = {"observation": observation, "action": action}
+        if sides is not None:
+            spaces["sides"] = [*sides]
         hello = {"protocol": _PROTOCOL, "seats": seats, "token": token, "name": name, **spaces}
         self._hello = _message(_HELLO, hello)
         self._socket: socket.socket | None = None

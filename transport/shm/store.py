@@ -591,6 +591,8 @@ class SlotWriter:
         self.spec = geometry.spec
         self.blocks = geometry.blocks(arena)
         """The memory of all slots, by block."""
+        self.headers = geometry.headers(arena)
+        """The HEADER records of all slots."""
         self.event = lent_event
         """Readable when slots were lent."""
         self._words = geometry.lane(arena, lane)
@@ -644,9 +646,10 @@ class SlotWriter:
             drain_event(self.event)
         return self._slot(index)
 
-    def publish(self, slot: Slot) -> None:
-        """Hand a filled slot to the consumer."""
-        self._words.filled.push(slot.index)
+    def publish(self, *slots: Slot) -> None:
+        """Hand filled slots to the consumer, in this order."""
+        for slot in slots:
+            self._words.filled.push(slot.index)
         os.eventfd_write(self._filled_event, 1)
 
     def reuse_later(self, slot: Slot) -> None:

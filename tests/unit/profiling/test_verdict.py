@@ -66,6 +66,28 @@ def test_each_bottleneck_is_distinguished_from_the_others(kind: str) -> None:
     assert all((verdict.finding, verdict.reason, verdict.next_step))
 
 
+def played_by_games(**parts: float) -> Any:
+    """The profile of a run whose games' service spends its time in these parts."""
+    result = profile([learner(wait_data=0.6)], [], [connector(**parts)])
+    return {**result, "config": {**result.get("config", {}), "actors": {"games": True}}}
+
+
+def test_a_learner_that_waits_for_games_is_told_who_is_the_limit() -> None:
+    idle = judge(played_by_games(wait=0.9))
+    assert (idle.kind, idle.finding) == (
+        "starved",
+        "the games are the limit: the learner waits 60 % for data",
+    )
+    assert "90 % of its time" in idle.reason
+
+    busy = judge(played_by_games(infer=0.7, receive=0.25, wait=0.05))
+    assert (busy.kind, busy.finding) == (
+        "slow_wire",
+        "the service of the games is busy: the learner waits 60 % for it",
+    )
+    assert "70 % in infer" in busy.reason
+
+
 def test_actors_that_would_feed_the_learner_are_counted() -> None:
     # Each plays 500 steps/s and 1000 are trained in 40 % of the time: 2500 need three more.
     verdict = judge(profile([learner(wait_data=0.6)], two(**STEPPING)))
