@@ -106,8 +106,8 @@ def check_client(
     with closing(Door(port)) as door:
         for number, part in enumerate(script, 1):
             if not command:
-                where = f"{HOST} {door.port}"
-                tell(f"part {number} of {len(script)}, {part.name}: start the echo game for {where}")
+                place = f"part {number} of {len(script)}, {part.name}"
+                tell(f"{place}: start the echo game for {HOST} {door.port}")
             door.turn_away()
             with _started(command, door.port) as process:
                 check = PartCheck(part, door, process, seed=number, wait_s=wait_s)
@@ -162,14 +162,14 @@ class Door:
         self._listener: socket.socket = listen.bind()
         self.port: int = self._listener.getsockname()[1]
 
-    def accept(self, process: subprocess.Popen[bytes] | None, wait_s: float) -> Peer:
+    def accept(self, process: subprocess.Popen[bytes] | None, wait_s: float) -> ClientConnection:
         """Returns the next connection. Raises Departure if none comes."""
         self._listener.settimeout(POLL_S)
         deadline_s = time.monotonic() + wait_s
         while time.monotonic() < deadline_s:
             with suppress(TimeoutError):
                 connection, _ = self._listener.accept()
-                return Peer(connection)
+                return ClientConnection(connection)
             if process is not None and process.poll() is not None:
                 raise Departure(
                     "the client ended where it must connect; connect to the HOST and PORT that "
@@ -199,7 +199,7 @@ class Door:
         self._listener.close()
 
 
-class Peer:
+class ClientConnection:
     """One connection of the client."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -272,8 +272,8 @@ class Peer:
 
     def send(self, content: bytes, *, singly: bool = False) -> None:
         """Send bytes, or each byte by itself. Raises Departure if the client has gone."""
-        self._socket.settimeout(WAIT_S)
         try:
+            self._socket.settimeout(WAIT_S)
             if not singly:
                 self._socket.sendall(content)
                 return
@@ -322,28 +322,28 @@ class PartCheck:
         self._actions = draw_actions(part.action, seed)
         self._game = EchoGame()
         self._answers = Answers()
-        self._peer: Peer
+        self._connection: ClientConnection
 
     def run(self) -> None:
         """Play. Raises Departure."""
         wait_s = math.inf if self._process is None else RECONNECT_S
-        self._peer = self._door.accept(self._process, wait_s)
+        self._connection = self._door.accept(self._process, wait_s)
         try:
             self._greet(singly=True)
             while steps := self._game.next_round():
+                rows = [row for step in steps for row in step]
                 for step in steps:
-                    self._expect_step(step)
-                rows = [row for step in steps for row in step if row.goes_on]
-                if rows:
-                    self._answer([row.seat for row in rows])
+                    self._expect_step(step, rows)
+                if seats := [row.seat for row in rows if row.goes_on]:
+                    self._answer(seats)
             self._expect_end()
         except Departure as departure:
             # The client is told why it is closed, and need not come again.
             with suppress(Departure):
-                self._peer.send(fault_message(None, "message", str(departure)))
+                self._connection.send(fault_message(None, "message", str(departure)))
             raise
         finally:
-            self._peer.close()
+            self._connection.close()
         self._expect_exit()
 
     def _greet(self, *, singly: bool = False) -> None:
@@ -357,11 +357,11 @@ class PartCheck:
             "learns": True,
             "later": [{"row": 7}, None, -1.5e3],
         }
-        self._peer.send(json_message(GameMessageKind.WELCOME, content), singly=singly)
+        self._connection.send(json_message(GameMessageKind.WELCOME, content), singly=singly)
 
     def _expect_hello(self) -> None:
         """Read HELLO. Raises Departure."""
-        message = self._peer.read_message("HELLO", self._wait_s)
+        message = self._connection.read_message("HELLO", self._wait_s)
         if message is None:
             raise Departure("the connection was closed before HELLO; send it at once")
         _, kind = HEAD.unpack_from(message)
@@ -380,16 +380,16 @@ class PartCheck:
                 "HELLO has spaces, and the echo game plays any; leave observation and action out"
             )
 
-    def _expect_step(self, rows: Sequence[EchoRow]) -> None:
-        """Read a STEP of these rows. Raises Departure."""
+    def _expect_step(self, rows: Sequence[EchoRow], round_rows: Sequence[EchoRow]) -> None:
+        """Read a STEP of these rows, of all those of a round. Raises Departure."""
         seats = _listed([row.seat for row in rows])
-        message = self._peer.read_message(f"a STEP of {seats}", self._wait_s)
+        message = self._connection.read_message(f"a STEP of {seats}", self._wait_s)
         if message is None:
             raise Departure(
                 f"the connection was closed where a STEP of {seats} is expected; the seats have "
                 "episodes to play"
             )
-        if sentence := find_departure(message, rows, self._rule):
+        if sentence := find_departure(message, rows, round_rows, self._rule):
             raise Departure(f"round {self._game.round}: {sentence}")
         self.rows += len(rows)
 
@@ -398,46 +398,46 @@ class PartCheck:
         number = self._game.round
         match self._answers.of_round(number):
             case Answer.TOGETHER:
-                self._peer.send(self._act(seats))
+                self._connection.send(self._act(seats))
             case Answer.REVERSED:
-                self._peer.send(self._act(seats[::-1]))
+                self._connection.send(self._act(seats[::-1]))
             case Answer.SINGLE:
-                self._peer.send(b"".join([self._act([seat]) for seat in seats]))
+                self._connection.send(b"".join([self._act([seat]) for seat in seats]))
             case Answer.DRIBBLED:
-                self._peer.send(self._act(seats), singly=True)
+                self._connection.send(self._act(seats), singly=True)
             case Answer.LATE:
                 time.sleep(LATE_S)
-                if self._peer.has_pending():
+                if self._connection.has_pending():
                     raise Departure(
                         f"round {number}: bytes came although {_listed(seats)} had no answer yet; "
                         "wait for the ACT of each row that goes on"
                     )
-                self._peer.send(self._act(seats))
+                self._connection.send(self._act(seats))
             case Answer.FAULT_FIRST:
                 refused = seats[number % len(seats)]
                 others = [seat for seat in seats if seat != refused]
-                self._peer.send(self._fault(refused) + self._act(others))
+                self._connection.send(self._fault(refused) + self._act(others))
             case Answer.FAULT_LAST:
                 refused = seats[number % len(seats)]
                 others = [seat for seat in seats if seat != refused]
-                self._peer.send(self._act(others) + self._fault(refused))
+                self._connection.send(self._act(others) + self._fault(refused))
             case Answer.FAULT_ALL:
-                self._peer.send(b"".join([self._fault(seat) for seat in seats]))
+                self._connection.send(b"".join([self._fault(seat) for seat in seats]))
             case Answer.END:
                 self._end("the service ends")
                 # A service that begins may tell games to come again, and then be gone for a while.
-                self._peer = self._door.accept(self._process, RECONNECT_S)
+                self._connection = self._door.accept(self._process, RECONNECT_S)
                 self._expect_hello()
                 self._end("starting, connect again")
                 self._door.shut(SHUT_S)
                 self._reconnect()
             case Answer.CUT:
                 act = self._act(seats)
-                self._peer.send(act[: len(act) // 2])
-                self._peer.close()
+                self._connection.send(act[: len(act) // 2])
+                self._connection.close()
                 self._reconnect()
             case Answer.RESET:
-                self._peer.close(reset=True)
+                self._connection.close(reset=True)
                 self._reconnect()
 
     def _act(self, seats: Sequence[int]) -> bytes:
@@ -459,27 +459,27 @@ class PartCheck:
 
     def _end(self, reason: str) -> None:
         """Send END, and wait until the client has closed. Raises Departure."""
-        self._peer.send(json_message(GameMessageKind.END, {"reason": reason}))
-        self._peer.finish()
-        while message := self._peer.read_message("the end of the connection", self._wait_s):
+        self._connection.send(json_message(GameMessageKind.END, {"reason": reason}))
+        self._connection.finish()
+        while message := self._connection.read_message("the end of the connection", self._wait_s):
             _, kind = HEAD.unpack_from(message)
             if kind != GameMessageKind.END:
                 raise Departure(
                     f"{GameMessageKind(kind).name} came on a connection that END has closed; "
                     "close it, and connect again"
                 )
-        self._peer.close()
+        self._connection.close()
 
     def _reconnect(self) -> None:
         """Take the client's next connection. Raises Departure."""
         self._game.lose_connection()
-        self._peer = self._door.accept(self._process, RECONNECT_S)
+        self._connection = self._door.accept(self._process, RECONNECT_S)
         self._greet()
 
     def _expect_end(self) -> None:
         """Read END, and rows with flag 8 before it. Raises Departure."""
         while True:
-            message = self._peer.read_message("END", self._wait_s)
+            message = self._connection.read_message("END", self._wait_s)
             if message is None:
                 raise Departure(
                     "the connection was closed without END; send it, as all episodes are played"
@@ -514,12 +514,18 @@ class PartCheck:
             raise Departure(f"the client ended with exit code {code}; end it with 0")
 
 
-def find_departure(message: bytes, expected: Sequence[EchoRow], rule: ObservationRule) -> str:
+def find_departure(
+    message: bytes,
+    expected: Sequence[EchoRow],
+    round_rows: Sequence[EchoRow],
+    rule: ObservationRule,
+) -> str:
     """Returns a sentence on how a message departs from the STEP that is expected, or "".
 
     Args:
         message: with its length in front, of a kind that exists.
         expected: the rows of the STEP, which may come in any order.
+        round_rows: all rows of the round, with which they may be confused.
         rule: what seats see.
     """
     _, kind = HEAD.unpack_from(message)
@@ -540,8 +546,8 @@ def find_departure(message: bytes, expected: Sequence[EchoRow], rule: Observatio
     sentences = (
         _explain_flags(step, sent),
         _explain_padding(message, len(sent)),
-        _explain_rewards(step, sent),
-        _explain_rows(step, sent, rule),
+        _explain_rewards(step, sent, round_rows),
+        _explain_rows(step, sent, round_rows, rule),
     )
     return next(filter(None, sentences), "")
 
@@ -623,13 +629,13 @@ def _explain_padding(message: bytes, count: int) -> str:
     return ""
 
 
-def _explain_rewards(step: Any, sent: Sequence[EchoRow]) -> str:
+def _explain_rewards(step: Any, sent: Sequence[EchoRow], round_rows: Sequence[EchoRow]) -> str:
     """Returns a sentence on the first reward that is not the one expected, or ""."""
     for reward, row in zip(step["reward"], sent, strict=True):
         if reward.tobytes() == row.reward.tobytes():
             continue
         text = f"the reward of seat {row.seat} is {reward} where {row.reward} is expected"
-        others = [other.seat for other in sent if other.reward == reward and other is not row]
+        others = [other.seat for other in round_rows if other.reward == reward]
         if row.flags & FIRST:
             return f"{text}; a first row has the reward 0"
         if others:
@@ -641,14 +647,19 @@ def _explain_rewards(step: Any, sent: Sequence[EchoRow]) -> str:
     return ""
 
 
-def _explain_rows(step: Any, sent: Sequence[EchoRow], rule: ObservationRule) -> str:
+def _explain_rows(
+    step: Any,
+    sent: Sequence[EchoRow],
+    round_rows: Sequence[EchoRow],
+    rule: ObservationRule,
+) -> str:
     """Returns a sentence on the first observation that is not the one expected, or ""."""
     for content, row in zip(step["rows"], sent, strict=True):
         expected = rule.row(row.seat, row.number)
         if (content == expected).all():
             continue
         place = f"seat {row.seat} in its row {row.number}"
-        for other in sent:
+        for other in round_rows:
             if (content == rule.row(other.seat, other.number)).all():
                 return (
                     f"{place} shows the observation of seat {other.seat}; rows of bytes lie in "
@@ -680,7 +691,7 @@ def _explain_bytes(place: str, content: Any, expected: Any, rule: ObservationRul
             )
     return (
         f"byte {byte} of the observation of {place} belongs to no column and is {content[byte]}; "
-        "write zeros there"
+        "columns begin at their offsets in WELCOME, and other bytes are zeros"
     )
 
 

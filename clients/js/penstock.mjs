@@ -62,12 +62,13 @@ export class Fault extends Error {
  * @param {object} [options.observation] the space that the game shows, as in WELCOME; another policy's is refused.
  * @param {object} [options.action] the space of the actions that it takes, likewise.
  * @param {string} [options.name] of the game, for messages of the service.
+ * @param {number} [options.waitS] how many seconds to try until a service is there; once by default.
  * @returns {Promise<Connection>} rejects with a Fault if the service refuses, with an Error if nobody answers.
  */
-export async function connect({ url, seats = 1, token, observation, action, name }) {
+export async function connect({ url, seats = 1, token, observation, action, name, waitS = 0 }) {
   if (!/^(wss?|tcp|tls):/.test(url)) throw new Error(`${url} is no address of a service; give ws://, wss://, tcp:// or tls://`);
   const connection = new Connection(url, { protocol: PROTOCOL, seats, token, observation, action, name });
-  await connection.open();
+  await connection.reconnect(waitS);
   return connection;
 }
 
