@@ -147,13 +147,13 @@ def main() -> None:
         agent = cartpole_agent(Path(folder))
         if args.recorded:
             with recording(agent) as recorded:
-                honest: HonestGame = LoggedGame(recorded.served.port, agent)
-                result = attack(honest, recorded.served, args.messages, args.seed)
-                result |= recorded.check(honest)
+                logged = LoggedGame(recorded.served.port, agent)
+                result = attack(logged, recorded.served, args.messages, args.seed)
+                result |= recorded.check(logged)
         else:
             with serving(agent) as served:
-                honest = ComparedGame(served.port, agent)
-                result = attack(honest, served, args.messages, args.seed)
+                compared = ComparedGame(served.port, agent)
+                result = attack(compared, served, args.messages, args.seed)
 
     name = "hostile_games_recorded" if args.recorded else "hostile_games"
     rows = [["figure", "value"], *([name, value] for name, value in result.items())]
