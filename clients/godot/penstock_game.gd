@@ -41,8 +41,6 @@ const _MOST_NBYTES = 16 * 1024 * 1024
 const _SHORTEST_PAUSE_MS = 100
 const _LONGEST_PAUSE_MS = 5000
 const _WELCOME_MS = 10000  # the time in which a service answers
-# Refusals that may pass: others leave.
-const _PASSING = ["connection", "seats"]
 const _DTYPES = ["f4", "f8", "i1", "u1", "b1", "i2", "u2", "i4", "u4", "i8", "u8"]
 
 enum _Kind {HELLO = 1, WELCOME, STEP, ACT, FAULT, END}
@@ -92,16 +90,15 @@ class _Column:
 		offset = int(encoded[3])
 
 
-# Begin to connect; `poll` goes on with it. Options are `seats` (1), `token`, `name`, and the spaces `observation` and
-# `action` as the protocol writes them, which are needed where a service does not know them.
+# Begin to connect; `poll` goes on with it. Options are the fields of HELLO: `seats` (1), `token`, `name`, and the spaces
+# `observation` and `action` as the protocol writes them, which are needed where a service does not know them.
 func open(host, port, options = {}):
 	_host = host
 	_port = int(port)
-	seats = options.get("seats", 1)
-	_hello = {"protocol": _PROTOCOL, "seats": seats}
-	for key in ["token", "name", "observation", "action"]:
-		if options.get(key) != null:
-			_hello[key] = options[key]
+	seats = int(options.get("seats", 1))
+	_hello = {"protocol": _PROTOCOL}
+	for key in options:
+		_hello[key] = options[key]
 	_is_open = true
 	_pause_ms = _SHORTEST_PAUSE_MS
 	_dial()
@@ -127,7 +124,7 @@ func poll():
 			_tcp.set_no_delay(true)
 			_send_json(_Kind.HELLO, _hello)
 		_receive()
-	elif status == StreamPeerTCP.STATUS_NONE and _is_greeted:
+	elif _is_greeted and status != StreamPeerTCP.STATUS_CONNECTING:
 		_lose("the connection was lost")
 	elif status == StreamPeerTCP.STATUS_ERROR:
 		_lose("nobody serves at %s:%d; start penstock serve-env there" % [_host, _port])
@@ -346,7 +343,7 @@ func _take_act(reader):
 
 func _take_fault(content):
 	if content["seat"] == null:
-		if _PASSING.has(content["field"]):
+		if content["field"] == "connection":  # there may be room later
 			return _lose(content["error"])
 		return _refuse(content["field"], content["error"])
 	var seat = int(content["seat"])

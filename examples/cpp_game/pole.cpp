@@ -43,7 +43,8 @@ class PoleGame {
       if (settings_.hz > 0) {
         // Until the next tick. A cart whose action is late stands still meanwhile.
         due += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(1 / settings_.hz));
-        is_connected = is_connected && game_.wait(std::chrono::duration<double>(due - Clock::now()).count());
+        const double left_s = std::chrono::duration<double>(due - Clock::now()).count();
+        is_connected = is_connected && game_.wait(std::max(left_s, 0.0));
         std::this_thread::sleep_until(due);
       } else {
         is_connected = is_connected && game_.wait();
@@ -142,6 +143,7 @@ Settings read_settings(int count, char **arguments) {
   settings.service.observation = OBSERVATION;
   settings.service.action = ACTION;
   settings.service.name = "pole";
+  settings.service.patience_s = 600;  // while the service starts, or is restarted
   for (int i = 1; i < count; i++) {
     const std::string name = arguments[i];
     if (name == "--show") {

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
+from c_games import POLE_GAME, build, needs_compilers
 from pages import code
+from penstock.configs.yaml_text import parse
 from train_command import Penstock, assert_balanced
-
-ROOT = Path(__file__).parents[2]
-GAME = ROOT / "examples" / "cpp_game"
-CLIENTS = ROOT / "clients"
 
 pytestmark = [
     pytest.mark.learning,
     pytest.mark.system,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        shutil.which("cc") is None or shutil.which("c++") is None, reason="no C and C++ compiler"
-    ),
+    needs_compilers,
 ]
-
-
-def build(program: Path, source: Path, *options: str) -> Path:
-    """Compile a game with the client."""
-    library = program.with_name("penstock_game.o")
-    client = CLIENTS / "c" / "penstock_game.c"
-    subprocess.run(["cc", "-O2", "-c", client, "-o", library], check=True)
-    headers = [f"-I{CLIENTS / 'c'}", f"-I{CLIENTS / 'cpp'}", *options]
-    words = ["c++", "-std=c++17", "-O2", *headers, source, library, "-o", program]
-    subprocess.run(words, check=True)
-    return program
 
 
 def free_port() -> str:
@@ -47,7 +30,7 @@ def free_port() -> str:
 
 def options_of(path: Path) -> list[str]:
     """The options of a YAML file as KEY=VALUE, but those of the environment."""
-    sections = yaml.safe_load(path.read_text())
+    sections, _ = parse(path.read_text(), path.name)
     return [
         f"{section}.{key}={json.dumps(value)}"
         for section, content in sections.items()
@@ -59,9 +42,9 @@ def options_of(path: Path) -> list[str]:
 def test_carts_with_poles_train_a_policy_from_the_spaces_of_their_hello(
     tmp_path: Path, penstock: Penstock
 ) -> None:
-    pole = build(tmp_path / "pole", GAME / "pole.cpp")
+    pole = build(tmp_path, POLE_GAME / "pole.cpp", "-O2")
     port = free_port()
-    options = options_of(GAME / "pole.yaml")
+    options = options_of(POLE_GAME / "pole.yaml")
     bind = ("--bind", f"tcp://127.0.0.1:{port}")
     run = penstock("serve-env", *options, "run.dir=run", "run.seed=1", *bind, "--json")
     with subprocess.Popen([pole, "--port", port, "--carts", "32"], stdout=subprocess.PIPE) as game:
@@ -97,8 +80,8 @@ def test_the_tutorial_of_an_engine_trains_its_game_and_ships_it(
     (tmp_path / "drone.hpp").write_text(code("tutorial-your-engine.md", "cpp", 0))
     source = tmp_path / "train.cpp"
     source.write_text(code("tutorial-your-engine.md", "cpp", 1).replace("8900", port))
-    train = build(tmp_path / "train", source)
-    options = ("run.dir=run", "algo.name=ppo", "stop.return=90", "stop.minutes=3")
+    train = build(tmp_path, source, "-O2")
+    options = ("run.dir=run", "algo.name=ppo", "stop.return=95", "stop.minutes=3")
     run = penstock("serve-env", *options, "--bind", f"tcp://127.0.0.1:{port}", "--json")
     with subprocess.Popen([train], stdout=subprocess.PIPE) as game:
         try:

@@ -6,7 +6,6 @@ That they keep the protocol to the byte is shown by `penstock check-client` (tes
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -19,43 +18,20 @@ from gymnasium import spaces
 pytest.importorskip("uvicorn")
 
 import served_games
+from c_games import C_CLIENT, CPP_CLIENT, POLE_GAME, build, needs_compilers
 from penstock.serving.rows import RowLayout, describe_layouts
 from penstock.serving.service import Service
 
-ROOT = Path(__file__).parents[2]
-C_CLIENT = ROOT / "clients" / "c"
-CPP_CLIENT = ROOT / "clients" / "cpp"
-GAME = ROOT / "examples" / "cpp_game"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror")
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 WAIT_S = 60
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(
-        shutil.which("gcc") is None or shutil.which("g++") is None, reason="no gcc and g++"
-    ),
-]
-
-
-def build(folder: Path, source: Path, *options: str) -> Path:
-    """Compile a program with the C client. Returns its path."""
-    library = folder / "penstock_game.o"
-    program = folder / source.stem
-    headers = (f"-I{C_CLIENT}", f"-I{CPP_CLIENT}")
-    compile_c = ("gcc", "-std=c99", *options, "-c", C_CLIENT / "penstock_game.c", "-o", library)
-    is_c = source.suffix == ".c"
-    compiler = ("gcc", "-std=c99") if is_c else ("g++", "-std=c++17")
-    subprocess.run(compile_c, check=True)
-    subprocess.run(
-        (*compiler, *options, *headers, source, library, "-lm", "-o", program), check=True
-    )
-    return program
+pytestmark = [pytest.mark.system, needs_compilers]
 
 
 @pytest.mark.parametrize(
     "source",
-    [C_CLIENT / "echo_game.c", CPP_CLIENT / "echo_game.cpp", GAME / "pole.cpp"],
+    [C_CLIENT / "echo_game.c", CPP_CLIENT / "echo_game.cpp", POLE_GAME / "pole.cpp"],
     ids=lambda path: path.name,
 )
 def test_the_clients_and_their_games_compile_without_a_warning(
@@ -104,14 +80,17 @@ def play(program: Path, port: int, *options: str) -> subprocess.CompletedProcess
     )
 
 
-def test_carts_are_played_by_a_served_policy_at_once_and_in_real_time(tmp_path: Path) -> None:
-    program = build(tmp_path, GAME / "pole.cpp", *SANITIZERS)
+def test_a_game_of_other_spaces_is_refused_with_both(tmp_path: Path) -> None:
+    program = build(tmp_path, POLE_GAME / "pole.cpp", *SANITIZERS)
     service = Service(served_games.random_policy(tmp_path / "policy", "CartPole-v1"))
     with served_games.served(service) as port:
-        # The bounds of its spaces are its own: gymnasium's are those of an episode's end.
-        refused = play(program, port, "--episodes", "1")
-    assert refused.returncode == 1
-    assert "the observations of the game are" in refused.stderr
+        ended = play(program, port, "--episodes", "1")
+    assert ended.returncode == 1
+    # The bounds of gymnasium's observations are twice those of an episode's end.
+    assert "the observations of the game are Box(-1e+30" in ended.stderr
+    assert (
+        "this policy was trained on CartPole-v1, whose observations are Box([-4.8" in ended.stderr
+    )
 
 
 def test_a_game_in_cpp_waits_for_the_service_and_begins_anew_after_it_has_gone(
@@ -146,7 +125,7 @@ def test_the_cart_moves_as_the_published_equations_say(tmp_path: Path) -> None:
     source = tmp_path / "trace.cpp"
     source.write_text(
         "#define main pole_main\n"
-        f'#include "{GAME / "pole.cpp"}"\n'
+        f'#include "{POLE_GAME / "pole.cpp"}"\n'
         "#undef main\n"
         "int main() {\n"
         "  Cart cart;\n"

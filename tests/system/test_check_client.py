@@ -70,6 +70,7 @@ def found(program: str) -> str:
     return path
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("command_in", [python, node, c, cpp, godot])
 def test_the_echo_game_of_each_client_keeps_all(
     penstock: Penstock, tmp_path: Path, command_in: Callable[[Path], Sequence[str]]
@@ -82,6 +83,7 @@ def test_the_echo_game_of_each_client_keeps_all(
     assert all(part["rows"] > 250 for part in report["parts"])
 
 
+@pytest.mark.timeout(300)
 def test_a_game_that_somebody_starts_is_checked_at_the_port_that_is_told(
     penstock: Penstock,
 ) -> None:

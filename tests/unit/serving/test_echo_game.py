@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from penstock.serving.client_check import find_departure
 from penstock.serving.echo_game import (
     EPISODES,
     EchoGame,
@@ -17,6 +16,7 @@ from penstock.serving.echo_game import (
     checksum_reward,
 )
 from penstock.serving.messages import FIRST, GameMessageKind, step_dtype
+from penstock.serving.step_departures import find_departure
 
 NUMBERS = spaces.Box(-1, 1, (4,), np.float32)
 
