@@ -82,7 +82,7 @@ class GamesRun:
         began_s = time.monotonic()
         target = self.updates + more
         while self.updates < target:
-            assert self._command.poll() is None, self._log.name
+            assert self._command.poll() is None, Path(self._log.name).read_text()
             assert time.monotonic() < began_s + START_S, "the run does not train"
             time.sleep(0.05)
         return time.monotonic() - began_s

@@ -33,13 +33,13 @@ DEFAULTS = (
 """Options of such a run, over those of its target and under those of the user."""
 
 
-def seat_options(cfg: Sections) -> tuple[str, ...]:
+def seat_options(cfg: Sections) -> list[str]:
     """Returns the options by which slots of one seat have the place of slots of ``actors.envs``."""
     envs = cfg.actor_envs
     seats = min(cfg.first_actors * envs, MOST_PROCESSES)
-    options = (f"actors.count={seats}", "actors.envs=1", "transport.connectors=1")
+    options = [f"actors.count={seats}", "actors.envs=1", "transport.connectors=1"]
     if cfg.algo.trains_on == "unrolls":
-        options += (f"learner.batch_slots={cfg.learner.batch_slots * envs}",)
+        options.append(f"learner.batch_slots={cfg.learner.batch_slots * envs}")
     return options
 
 

@@ -45,7 +45,10 @@ def games_info(env: EnvConfig) -> EnvInfo:
         UserError: if they are missing or are no spaces, or if Penstock cannot play them.
     """
     try:
-        observation_space, action_space = (from_json(env.kwargs[key], sys.maxsize) for key in KEYS)
+        encoded: list[Any] = [env.kwargs[key] for key in KEYS]
+        observation_space, action_space = (from_json(space, sys.maxsize) for space in encoded)
+        sides: Any = env.kwargs.get(SIDES, [0])
+        seats = len(sides)
     except (*DAMAGE, AssertionError) as error:
         raise UserError(
             f"env.id {GAMES_ID} needs the spaces of the games, env.kwargs.observation and "
@@ -53,8 +56,7 @@ def games_info(env: EnvConfig) -> EnvInfo:
             "without a target, so that it takes them from the first game"
         ) from error
     info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
-    sides = env.kwargs.get(SIDES, [0])
-    return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
+    return replace(info, seating=seating_of(GAMES_ID, {SEATS: seats, SIDES: sides}))
 
 
 def refuse_to_make() -> UserError:
