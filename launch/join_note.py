@@ -7,16 +7,11 @@ import shlex
 import socket
 from typing import TYPE_CHECKING
 
-from penstock.configs.errors import UserError
 from penstock.configs.value_types import is_local
-from penstock.launch.machines import own_address
-from penstock.transport.addresses import reachable
+from penstock.transport.addresses import own_host, reachable
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
-
-ELSEWHERE = "192.0.2.1"
-"""An address of no host (RFC 5737), which the default route would reach."""
 
 
 def join_note(config: Config, bind: str) -> str:
@@ -31,7 +26,7 @@ def join_note(config: Config, bind: str) -> str:
     """
     if bind.startswith("tcp://") and not _is_known(bind):
         return ""
-    address = reachable(bind, _own_host())
+    address = reachable(bind, own_host())
     command = ["penstock", "actor", "--connect", address, *_permissions(config, address)]
     note = f"start actors with: {shlex.join(command)}"
 
@@ -64,11 +59,3 @@ def _is_known(bind: str) -> bool:
     host, _, port = bind.removeprefix("tcp://").rpartition(":")
     interfaces = {name for _, name in socket.if_nameindex()}
     return re.fullmatch(r"0+|\*", port) is None and host not in interfaces
-
-
-def _own_host() -> str:
-    """How other hosts may reach this one: by the address of its default route, or by its name."""
-    try:
-        return own_address(ELSEWHERE)
-    except UserError:
-        return socket.gethostname()

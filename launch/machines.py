@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.configs.errors import UserError
 from penstock.core.role import StoreAddress
 from penstock.core.run_dir import Resume
+from penstock.transport.addresses import address_towards
 
 if TYPE_CHECKING:
     from penstock.configs.schema import Config
@@ -242,17 +243,11 @@ def is_loopback(address: str) -> bool:
 def own_address(other: str) -> str:
     """Returns the address that this machine has towards the host ``other``.
 
-    The host is not contacted: connecting a socket for datagrams only looks up the route.
-
     Raises:
         UserError: there is no way to that host.
     """
     try:
-        addresses = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, address = addresses[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(other)
     except OSError as error:
         raise UserError(
             f"this machine has no way to {other}, the host of --store ({error.strerror}); give an "

@@ -98,7 +98,9 @@ def _make_specs(
     return topology.serve_env_roles(config, bind, conditions, runtime_dir)
 
 
-def resolve_games_run(target: str, overrides: Sequence[str], resume: Resume, source: str | None) -> Resolved:
+def resolve_games_run(
+    target: str, overrides: Sequence[str], resume: Resume, source: str | None
+) -> Resolved:
     """Returns the config of a run that games play. Raises UserError.
 
     What a target has for actors is translated: slots of one seat take the place of slots of

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.configs.errors import UserError
 from penstock.core.descriptors import raise_limit
 from penstock.core.web.listen import BACKLOG, Listen
+from penstock.transport.addresses import own_host
 
 if TYPE_CHECKING:
     # The command imports this file also where the extra that serves is not installed.
@@ -31,6 +32,7 @@ REQUEST_NBYTES = 1 << 14  # line and headers
 # no request in progress, since many games connect at the same time.
 HTTP_CONNECTIONS = 2048
 MOST_SILENT = 1024
+WILDCARDS = ("0.0.0.0", "::")
 # The packages of the extra that serves.
 PACKAGES = ("starlette", "uvicorn", "websockets")
 
@@ -118,6 +120,9 @@ def open_listener(listen: Listen) -> socket.socket:
 
 def connection_note(listen: Listen, port: int) -> str:
     """Returns how games connect, in a sentence."""
+    # The address of every interface is none that others connect to.
+    if listen.host in WILDCARDS:
+        listen = replace(listen, host=own_host())
     page = listen.url(port)
     scheme = "wss" if page.startswith("https") else "ws"
     address = page.partition("//")[2].rstrip("/")

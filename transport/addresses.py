@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from penstock.configs.schema import Config
     from penstock.configs.transports import TransportConfig
 
+# An address of no host (RFC 5737), which the default route would reach.
+ELSEWHERE = "192.0.2.1"
 FOLDER = "sockets"
 SOCKET = "wire"
 MAX_PORT = 65535
@@ -282,6 +285,27 @@ def reachable(bind: str, host: str = "127.0.0.1") -> str:
     """
     any_interface = r"^tcp://(\*|0\.0\.0\.0|\[::\]):"
     return re.sub(any_interface, f"tcp://{_url_host(host)}:", bind)
+
+
+def address_towards(other: str) -> str:
+    """Return the address that this machine has towards the host ``other``.
+
+    The host is not contacted: connecting a socket for datagrams only looks up the route. Raises
+    OSError if there is no way to it.
+    """
+    addresses = socket.getaddrinfo(other, 1, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = addresses[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def own_host() -> str:
+    """Return how other hosts may reach this one: by its address towards them, or by its name."""
+    try:
+        return address_towards(ELSEWHERE)
+    except OSError:
+        return socket.gethostname()
 
 
 def _url_host(host: str) -> str:

@@ -80,7 +80,7 @@ def resolves(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_join_note_has_every_option_that_an_actor_needs(
     bind: str, options: list[str], command: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_note, "own_address", lambda other: "10.0.0.7")
+    monkeypatch.setattr(join_note, "own_host", lambda: "10.0.0.7")
     made = resolve("CartPole-v1", [f"transport.bind={bind}", *options])
     note = f"start actors with: penstock actor --connect {command}" if command else ""
     assert join_note.join_note(made, bind) == note
