@@ -54,6 +54,10 @@ def games_info(env: EnvConfig) -> EnvInfo:
         ) from error
     info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
     sides = env.kwargs.get(SIDES, [0])
+    if not isinstance(sides, list):
+        raise UserError(
+            f"env.kwargs.{SIDES} is {sides!r:.80}; give the side of each seat of a game, as in [0, 1]"
+        )
     return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
 
 
