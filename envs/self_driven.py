@@ -56,7 +56,7 @@ def games_info(env: EnvConfig) -> EnvInfo:
     sides = env.kwargs.get(SIDES, [0])
     if not isinstance(sides, list):
         raise UserError(
-            f"env.kwargs.{SIDES} is {sides!r:.80}; give the side of each seat of a game, as in [0, 1]"
+            f"env.kwargs.{SIDES} is {sides!r:.80}; give the side of each seat, as in [0, 1]"
         )
     return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
 
