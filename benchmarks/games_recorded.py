@@ -8,8 +8,8 @@ seats end theirs and five begin the next. The slots of the recording service are
 process, as a learner would, which frees them at once. Rates are measured in turns; where the
 machine is shared, the processor time of the service for a message is the better figure.
 
-Memory is that of a recording service (unique set size) before and after a game of 2,048 seats has
-filled a slot of each.
+Memory is that of each service (unique set size) before and after a game of 2,048 seats has filled
+a slot of each.
 
     python benchmarks/games_recorded.py [--seconds 3] [--rounds 5] [--json] [--save]
 """
@@ -37,8 +37,8 @@ from penstock.algos.samples import slot_spec
 from penstock.core.descriptors import wait_readable
 from penstock.core.params import Stamp
 from penstock.core.web.listen import Listen
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.port import MOST_GAMES, Port
-from penstock.serving.recorder import Recorder
 from penstock.serving.server import make_server
 from penstock.serving.service import MOST_SEATS, Service
 from penstock.transport.shm.store import SlotStore, drain_event
@@ -97,15 +97,25 @@ def main() -> None:
         agent = cartpole_agent(Path(folder))
         agent.policy.sample = True
         rates = measure_rates(agent, args.seconds, args.rounds)
-        memory = measure_memory(agent)
+        memory = {
+            "seats": MANY_SEATS,
+            "play_mb": memory_of_seats(agent, records=False),
+            "record_mb": memory_of_seats(agent, records=True),
+        }
 
     played, recorded = rates["play"], rates["record"]
     rows: list[list[Any]] = [
-        [f"{SEATS} rows a message", "messages/s", "decisions/s", "processor us", "of play"],
-        ["play only", *figures(played), None],
-        ["recording", *figures(recorded), recorded["ratio"]],
-        ["the same by processor time", None, None, None, recorded["processor_ratio"]],
-        [f"memory of {MANY_SEATS} seats, MB", memory["megabytes"], None, None, None],
+        [
+            f"{SEATS} rows a message",
+            "messages/s",
+            "decisions/s",
+            "processor us",
+            "of play",
+            f"MB of {MANY_SEATS} seats",
+        ],
+        ["play only", *figures(played), None, memory["play_mb"]],
+        ["recording", *figures(recorded), recorded["ratio"], memory["record_mb"]],
+        ["the same by processor time", *[None] * 3, recorded["processor_ratio"], None],
     ]
     finish("games_recorded", {"rates": rates, "memory": memory}, rows, args)
 
@@ -146,17 +156,17 @@ def measure_rates(agent: Agent, seconds: float, rounds: int) -> dict[str, dict[s
     return rates
 
 
-def measure_memory(agent: Agent) -> dict[str, float]:
-    """Returns what many seats add to the memory of a recording service, in MB."""
-    with serving(agent, records=True) as server:
+def memory_of_seats(agent: Agent, *, records: bool) -> float:
+    """Returns what many seats add to the memory of a service, in MB."""
+    with serving(agent, records=records) as server:
         one = EndlessGame(server.port, agent, 1)
         one.play_one()
-        before = server.process.memory_full_info().uss
+        previous_nbytes = server.process.memory_full_info().uss
         many = EndlessGame(server.port, agent, MANY_SEATS)
         for _ in range(agent.policy.config.actors.unroll + ROWS):
             many.play_one()
-        after = server.process.memory_full_info().uss
-    return {"seats": MANY_SEATS, "megabytes": (after - before) / 1e6}
+        nbytes = server.process.memory_full_info().uss
+    return float(nbytes - previous_nbytes) / 1e6
 
 
 @contextmanager
@@ -194,7 +204,7 @@ def serve(
     policy = agent.policy
     recorder = None
     if store is not None:
-        recorder = Recorder(
+        recorder = GameRecorder(
             config,
             store.geometry.spec,
             MOST_SEATS,

@@ -47,8 +47,6 @@ def games_info(env: EnvConfig) -> EnvInfo:
     try:
         encoded: list[Any] = [env.kwargs[key] for key in KEYS]
         observation_space, action_space = (from_json(space, sys.maxsize) for space in encoded)
-        sides: Any = env.kwargs.get(SIDES, [0])
-        seats = len(sides)
     except (*DAMAGE, AssertionError) as error:
         raise UserError(
             f"env.id {GAMES_ID} needs the spaces of the games, env.kwargs.observation and "
@@ -56,7 +54,12 @@ def games_info(env: EnvConfig) -> EnvInfo:
             "without a target, so that it takes them from the first game"
         ) from error
     info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
-    return replace(info, seating=seating_of(GAMES_ID, {SEATS: seats, SIDES: sides}))
+    sides = env.kwargs.get(SIDES, [0])
+    if not isinstance(sides, list):
+        raise UserError(
+            f"env.kwargs.{SIDES} is {sides!r:.80}; give the side of each seat, as in [0, 1]"
+        )
+    return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
 
 
 def refuse_to_make() -> UserError:

@@ -107,7 +107,9 @@ def check_client(
         for number, part in enumerate(script, 1):
             if not command:
                 where = f"{HOST} {door.port}"
-                tell(f"part {number} of {len(script)}, {part.name}: start the echo game for {where}")
+                tell(
+                    f"part {number} of {len(script)}, {part.name}: start the echo game for {where}"
+                )
             door.turn_away()
             with _started(command, door.port) as process:
                 check = PartCheck(part, door, process, seed=number, wait_s=wait_s)

@@ -35,9 +35,9 @@ from penstock.envs.make import FirstIndex
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.profiling.ledger import Part, TimeLedger
 from penstock.profiling.status import Phase
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.opponents import Opponents, make_opponents
 from penstock.serving.port import Game, Port
-from penstock.serving.recorder import Recorder
 from penstock.serving.server import (
     check_packages,
     connection_limits,
@@ -250,7 +250,7 @@ class GamesProcess:
         policy = LoadedPolicy(
             config, weights.values.copy(), info.spaces, info, sample=True, seed=int(seed)
         )
-        self._recorder = Recorder(
+        self._recorder = GameRecorder(
             config,
             link.spec,
             MOST_SEATS,

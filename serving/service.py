@@ -2,8 +2,8 @@
 
 It knows nothing of connections and loops (`port.py`), so it is tested without them. In each turn
 its owner calls `take` for rows as often as some arrive, then `decide` once, which ends the turn.
-All that happens to a seat passes through these two calls and `leave`, and with a `Recorder` all of
-it is recorded for a learner.
+All that happens to a seat passes through these two calls and `leave`, and a `GameRecorder` records
+all of it for a learner.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.envs.space_json import SPACE_NBYTES, claimed_nbytes, to_json
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.loaded_policy import LoadedPolicy
 from penstock.serving.figures import ServiceFigures
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.match_draws import MatchDraws
 from penstock.serving.messages import (
     FIRST,
@@ -32,7 +33,6 @@ from penstock.serving.messages import (
     MessageError,
 )
 from penstock.serving.opponents import NO_POLICY, Opponents
-from penstock.serving.recorder import Recorder
 from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_layouts
 from penstock.serving.seats import (
     DECIDE,
@@ -91,7 +91,7 @@ class Service:
         policy: LoadedPolicy,
         name: str = "",
         most_seats: int = MOST_SEATS,
-        recorder: Recorder | None = None,
+        recorder: GameRecorder | None = None,
         opponents: Opponents | None = None,
     ) -> None:
         """Create a service without games.
@@ -243,7 +243,8 @@ class Service:
             if faults or rows.flags.any() or self._sided is not None:
                 self._record(rows, outcomes, np.arange(len(outcomes)), packed, faults)
             else:
-                self.recorder.outcome(rows.seat, rows.reward, None, None, packed)
+                self.recorder.outcome(rows.seat, rows.reward, None, None)
+                self.recorder.show(rows.seat, packed)
             return faults
 
         at_fault = np.flatnonzero(outcomes >= FIRST_FAULT)
@@ -351,15 +352,16 @@ class Service:
         outcomes = self._sided.outcomes(seats)
         return {OPPONENT: outcomes.draw, OUTCOME: outcomes.outcome}
 
-    def _record_different(self, recorder: Recorder, rows: StepRows, packed: Array) -> None:
+    def _record_different(self, recorder: GameRecorder, rows: StepRows, packed: Array) -> None:
         """Record rows of seats none of which occurs twice; ``packed`` is what each sees."""
         flags = rows.flags
         seat = rows.seat
 
-        # What came of actions. A seat that leaves may have none outstanding.
+        # A seat that leaves may have no action outstanding.
         acted = flags & FIRST_OR_LEAVES == 0
         leaves = flags & LEAVES != 0
-        if leaves.any():
+        any_leaves = bool(leaves.any())
+        if any_leaves:
             acted |= leaves & (flags & (TERMINATED | TRUNCATED) != 0) & recorder.are_decided(seat)
         chosen = np.flatnonzero(acted)
         of_acted = flags[chosen]
@@ -369,18 +371,20 @@ class Service:
             rows.reward[chosen],
             terminated=of_acted & TERMINATED != 0,
             truncated=truncated,
-            observations=packed[chosen],
             recorded=self._game_columns(seat[chosen]),
         )
+        if len(chosen) < len(seat):
+            recorder.first(seat[flags & FIRST != 0])
+        if not any_leaves:
+            recorder.show(seat, packed)
+        else:
+            is_shown = acted | ~leaves
+            recorder.show(seat[is_shown], packed[is_shown])
 
         # The return of an episode that was cut off goes on with the value of what was seen last.
         if truncated.any():
             self._decide_last(seat[chosen[of_acted & (TERMINATED | TRUNCATED) == TRUNCATED]])
-
-        first = np.flatnonzero(flags & FIRST)
-        if len(first):
-            recorder.first(seat[first], packed[first])
-        if leaves.any():
+        if any_leaves:
             recorder.leave(seat[leaves])
 
     def _decide_last(self, seat: Indices) -> None:
@@ -422,7 +426,7 @@ class Service:
         if not waits.all():
             seat = seat[waits]
             observations = observations[waits]
-        if self.recorder is not None and (self.recorder.held or self._stamp is None):
+        if self.recorder is not None and (self.recorder.is_holding or self._stamp is None):
             is_held = self.recorder.are_held(seat)
             if self._sided is not None:
                 is_held &= self._sided.are_recorded(seat)

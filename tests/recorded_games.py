@@ -22,8 +22,8 @@ from penstock.algos.registry import algorithm
 from penstock.algos.samples import slot_spec
 from penstock.core.params import Float32, Stamp
 from penstock.core.specs import HEADER
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.messages import Hello
-from penstock.serving.recorder import Recorder
 from penstock.serving.seats import StepRows
 from penstock.serving.service import Service
 from penstock.transport.shm.store import SlotStore
@@ -80,6 +80,7 @@ class Row:
     outcome: Outcome | None = None
     episode_return: float = 0.0
     episode_length: int = 0
+    discounted_return: float = 0.0
     is_last_look: bool = False
     """Whether the policy has decided on the last observation of a truncated episode here."""
     repeats: bool = False
@@ -92,13 +93,13 @@ class ExpectedSlot:
     rows: list[Row]
 
 
-def expected_slots(events: list[Event], unroll: int) -> list[ExpectedSlot]:
+def expected_slots(events: list[Event], unroll: int, discount: float = 1.0) -> list[ExpectedSlot]:
     """The slots of one place, and at the end those rows that make no whole slot are missing."""
     slots: list[ExpectedSlot] = []
     current = ExpectedSlot([], [])
     status = "new"
     row = Row()
-    total, length = 0.0, 0
+    total, length, discounted = 0.0, 0, 0.0
 
     def close(next_obs: Array) -> None:
         nonlocal current, row
@@ -119,14 +120,16 @@ def expected_slots(events: list[Event], unroll: int) -> list[ExpectedSlot]:
                 else:
                     close(obs)
                 status = "begun"
-                total, length = 0.0, 0
+                total, length, discounted = 0.0, 0, 0.0
             case Act():
                 row.decision = event
                 status = "decided"
             case Outcome(reward, terminated, truncated, seen) if status == "decided":
                 total += reward
                 length += 1
+                discounted = discount * discounted + reward
                 row.outcome = event
+                row.discounted_return = discounted
                 row.episode_return, row.episode_length = total, length
                 close(current.obs[-1] if seen is None else seen)
                 status = "over" if terminated or truncated else "shown"
@@ -176,9 +179,9 @@ class Message(NamedTuple):
     flags: int
     reward: float
     obs: Any
-    is_bad: bool
+    is_bad: bool = False
     """Whether other bytes are sent, which are no observation."""
-    step: int
+    step: int = 0
     """Number of the STEP among those of the game."""
 
 
@@ -210,7 +213,7 @@ class RecordedGames:
         algo = policy.config.algo
         self.store = store or SlotStore(self.spec, slots, shared=False)
         writer = self.store.local_writer(self.store.open_lane(want=slots))
-        self.recorder = Recorder(
+        self.recorder = GameRecorder(
             policy.config,
             self.spec,
             4096,
@@ -227,6 +230,7 @@ class RecordedGames:
         self.published: dict[int, list[Published]] = defaultdict(list)
         """The slots of each place."""
         self.held_turns = 0
+        self._seats: dict[int, Seat] = {}
         self.seen: Counter[str] = Counter()
         self._rng = np.random.default_rng(seed)
         self._faults, self._leaves, self._ends = faults, leaves, ends
@@ -234,6 +238,7 @@ class RecordedGames:
         self._single = policy.observation_space
         self._single.seed(seed)
         self._number = 0
+        self._turns = 0
         self.service.load(self.weights[0], Stamp(GENERATION, 0))
         self.games = [self.join() for _ in range(games)]
 
@@ -243,6 +248,7 @@ class RecordedGames:
         seats = int(self._rng.integers(1, 4))
         places = self.service.join(Hello(seats=seats), self._number)
         game = Game(self._number, places, [Seat(place) for place in places])
+        self._seats |= {seat.place: seat for seat in game.seats}
         self._number += 1
         return game
 
@@ -250,6 +256,7 @@ class RecordedGames:
         self.service.leave(game.places)
         for seat in game.seats:
             self.logs[seat.place].append(Left())
+            del self._seats[seat.place]
         self.seen["game left"] += 1
 
     def turn(self) -> None:
@@ -267,12 +274,13 @@ class RecordedGames:
             parts = [messages[:cut], messages[cut:]]
         for part in parts:
             if part:
-                self._take(part)
+                self.take(part)
 
-        self._answer()
+        self.answer()
         if rng.random() < 0.2:
             self.learn()
-        if self._changes_weights and rng.random() < 0.1:
+        self._turns += 1
+        if self._changes_weights and self._turns % 9 == 0:
             self.load()
 
     def load(self) -> None:
@@ -338,7 +346,8 @@ class RecordedGames:
             return self._fault(seat, reward)
         begins = (FIRST, np.nan, "")
         if seat.phase == "idle":
-            return [(LEAVES, 0.0, "unread")] if rng.random() < 0.05 else [begins]
+            leaves = LEAVES | int(rng.choice([0, TERMINATED]))
+            return [(leaves, reward, "unread")] if rng.random() < 0.1 else [begins]
 
         if rng.random() < 0.03:  # begins anew
             return [begins]
@@ -377,7 +386,7 @@ class RecordedGames:
 
     # ------------------------------------------------------------------------- the service
 
-    def _take(self, messages: list[Message]) -> None:
+    def take(self, messages: list[Message]) -> None:
         """Give rows to the service, and log what each client knows of them."""
         layout = self.service.observations.layout
         samples = [message.obs for message in messages]
@@ -417,9 +426,8 @@ class RecordedGames:
                 log.append(Left())
                 self.seen["seat left"] += 1
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
         """Decide, and log the actions."""
-        seats = {seat.place: seat for game in self.games for seat in game.seats}
         self.held_turns += self.recorder.held
         decisions = self.service.decide()
         if decisions is None:
@@ -427,8 +435,8 @@ class RecordedGames:
         actions = self.service.actions.read(decisions.actions)
         version = len(self.weights) - 1
         for place, action in zip(decisions.seat.tolist(), actions, strict=True):
-            assert seats[place].phase == "waiting"
-            seats[place].phase = "acting"
+            assert self._seats[place].phase == "waiting"
+            self._seats[place].phase = "acting"
             self.logs[place].append(Act(np.array(action), version))
 
 

@@ -29,7 +29,9 @@ class DqnConfig(OffPolicyConfig):
     more stable and learning slower."""
     epsilon: Fraction = 0.4
     """Fraction of random actions in the environment that explores most. Of the N environments of
-    all actors, environment i explores at `epsilon ** (1 + i / (N - 1) * epsilon_alpha)`."""
+    all actors, environment i explores at `epsilon ** (1 + i / (N - 1) * epsilon_alpha)`. With
+    `penstock serve-env` seats 0, 1, 2, 3, 4 and so on have the exponents of 0, 1/2, 1/4, 3/4, 1/8
+    and so on in place of i / (N - 1), so that any number of them is spread evenly."""
     epsilon_alpha: NotNegative = 7.0
     """Spread of the exploration rates: with 0 all environments explore at `epsilon`, with 7 the
     last one explores at `epsilon ** 8`. Larger values mean less exploration."""

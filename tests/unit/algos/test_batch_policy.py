@@ -157,3 +157,61 @@ def test_weights_are_in_memory_once_for_all_sizes(inference: str) -> None:
     growth, weights_nbytes = map(int, done.stdout.split())
     assert weights_nbytes > 30e6
     assert growth < 0.2 * weights_nbytes
+
+
+def test_loaded_weights_decide_as_a_policy_that_was_made_of_them() -> None:
+    policy, info = made("lstm")
+    seen = observations(info, 6)
+    state = np.ones((6, policy.state_size), np.float32)
+    policy.decide(seen, state, sample=False)  # makes a workspace by the first weights
+    config = resolve("cartpole", ["algo.name=ppo", *NETWORKS["lstm"][2]])
+    size = network_shape(config, info).layout.size
+    weights = 0.3 * np.random.default_rng(1).standard_normal(size, np.float32)
+    expected = BatchPolicy(config, info, weights.copy()).explain(seen, state, sample=False)
+    policy.load(weights, untrained=False)
+    weights[:] = 0  # they were copied
+    explained = policy.explain(seen, state, sample=False)
+    assert explained.explanation.logits is not None
+    np.testing.assert_array_equal(explained.explanation.logits, expected.explanation.logits)
+    np.testing.assert_array_equal(explained.next_state, expected.next_state)
+    np.testing.assert_array_equal(explained.values, expected.values)
+
+
+def test_recorded_decisions_beyond_the_largest_batch_are_those_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_policy, "MOST_ROWS", 4)
+    policy, info = made("q")
+    policy.load(policy._weights, untrained=False)
+    seen = observations(info, 11)
+    batch = policy.act(seen, np.zeros((11, 0), np.float32), np.arange(11))
+    q = policy.explain(seen, np.zeros((11, 0), np.float32), sample=False).explanation.q
+    assert q is not None
+    taken = q[np.arange(11), np.asarray(batch.actions, np.int64)]
+    np.testing.assert_array_equal(batch.recorded["q_taken"], taken)
+    np.testing.assert_array_equal(batch.recorded["q_max"], q.max(axis=1))
+
+
+def test_a_seat_explores_by_its_number_and_with_certainty_before_the_first_update() -> None:
+    config = resolve("cartpole", ["algo.name=dqn", "algo.epsilon=0.5", "algo.epsilon_alpha=3"])
+    _, info = made("q")
+    size = network_shape(config, info).layout.size
+    weights = np.random.default_rng(0).standard_normal(size, np.float32)
+    policy = BatchPolicy(config, info, weights)
+    seen = observations(info, 512)
+    state = np.zeros((512, 0), np.float32)
+    greedy, _ = policy.decide(seen, state, sample=False)
+
+    def explored(number: int) -> float:
+        """The share of actions that were not the best; a random one is the best in a fifth."""
+        numbers = np.full(512, number)
+        drawn = [policy.act(seen, state, numbers).actions != greedy for _ in range(20)]
+        return float(np.mean(drawn))
+
+    for number, place in {0: 0.0, 1: 0.5, 2: 0.25, 3: 0.75, 65_536 + 4: 0.125}.items():
+        epsilon = 0.5 ** (1 + 3 * place)
+        assert explored(number) == pytest.approx(0.8 * epsilon, abs=0.02)
+    policy.load(weights, untrained=True)
+    assert explored(3) == pytest.approx(0.8, abs=0.02)
+    policy.load(weights, untrained=False)
+    assert explored(3) < 0.1

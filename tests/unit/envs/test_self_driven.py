@@ -13,6 +13,7 @@ from penstock.configs.load import dump, resolve
 from penstock.configs.schema import Config
 from penstock.configs.yaml_text import parse
 from penstock.envs import make, probe
+from penstock.envs.seats import ONE_SEAT, Seating
 from penstock.envs.self_driven import kwargs_of
 from penstock.envs.space_difference import difference
 
@@ -49,3 +50,10 @@ def test_games_without_spaces_are_a_sentence(kwargs: dict[str, Any]) -> None:
     env = resolve("games").env.model_copy(update={"kwargs": kwargs})
     with pytest.raises(UserError, match=r"env\.id games needs the spaces of the games"):
         probe(env)
+
+
+def test_the_sides_of_a_games_seats_are_those_that_it_has_sent() -> None:
+    kwargs = kwargs_of(PARTS, spaces.Discrete(3), sides=(0, 1, 1, 0))
+    env = resolve("games").env.model_copy(update={"kwargs": kwargs})
+    assert probe(env).seating == Seating(4, (0, 1, 1, 0))
+    assert probe(config_of(PARTS, spaces.Discrete(3)).env).seating == ONE_SEAT

@@ -17,9 +17,9 @@ from penstock.algos.samples import slot_spec
 from penstock.algos.slots import UnrollSummary
 from penstock.core.draws import NO_DRAW, draw_number
 from penstock.core.params import Float32, ParamLayout, Stamp
+from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.messages import Hello, MessageError
 from penstock.serving.opponents import make_opponents
-from penstock.serving.recorder import Recorder
 from penstock.serving.seats import StepRows
 from penstock.serving.service import Service
 from penstock.transport.shm.store import SlotStore
@@ -82,7 +82,7 @@ class Duels:
         spec = slot_spec(config, self.policy.info)
         self.store = SlotStore(spec, 6, shared=False)
         writer = self.store.local_writer(self.store.open_lane(want=6))
-        self.recorder = Recorder(
+        self.recorder = GameRecorder(
             config,
             spec,
             400,

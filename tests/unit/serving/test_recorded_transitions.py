@@ -59,7 +59,7 @@ def history_of(events: list[Event]) -> History:
     """The steps of one seat, as its client knows them."""
     history = History()
     obs = np.zeros(0)
-    action = 0
+    action = -1
     starts = True
     for event in events:
         match event:

@@ -67,6 +67,29 @@ def test_hello_needs_only_its_protocol() -> None:
     assert hello() == Hello()
 
 
+def test_hello_says_the_side_of_each_seat_of_a_game() -> None:
+    assert hello(seats=6, sides=[0, 1, 1]).sides == (0, 1, 1)
+    assert hello(seats=2).sides is None
+
+
+@pytest.mark.parametrize(
+    ("sides", "field", "reason"),
+    [
+        ([], "sides", "give the side of each seat of one game"),
+        ("01", "sides", "give the side of each seat of one game"),
+        ([0, True], "sides", "give the side of each seat of one game"),
+        ([0] * 257, "sides", "give the side of each seat of one game"),
+        ([0, 2**62], "sides", "are not counted from 0"),
+        ([-1, 0], "sides", "are not counted from 0"),
+        ([0, 1, 2], "seats", "4 seats are no whole games of 3 seats"),
+    ],
+)
+def test_sides_that_cannot_be_are_refused(sides: Any, field: str, reason: str) -> None:
+    with pytest.raises(MessageError, match=reason) as error:
+        hello(seats=4, sides=sides)
+    assert error.value.field == field
+
+
 def test_hello_says_seats_and_spaces() -> None:
     said = hello(
         seats=3, name="pole", action={"Discrete": [2, 0]}, observation={"Box": [-1, 1, [3], "<f4"]}

@@ -351,3 +351,38 @@ def test_random_rows_have_the_outcomes_of_the_rules_in_plain_python() -> None:
         RowOutcome.REPEATED,
         RowOutcome.REWARD,
     }
+
+
+def test_any_rows_that_arrive_together_keep_the_books_of_games_and_opponents() -> None:
+    rng = np.random.default_rng(7)
+    seating = Seating(3, (0, 1, 2))
+    table = Table(games=5, seating=seating, mirror=0.4, chairs=2)
+    for _ in range(2000):
+        steps = []
+        for _ in range(rng.integers(1, 5)):
+            seats = rng.permutation(15)[: rng.integers(1, 16)]
+            flags = rng.choice([0, 0, 1, 1, 2, 4, 8, 9, 10, 16, 255], len(seats))
+            rewards = rng.choice([0.5, -1.0, np.nan, 1e9], len(seats), p=[0.5, 0.4, 0.05, 0.05])
+            steps.append([*zip(seats.tolist(), flags.tolist(), rewards.tolist(), strict=True)])
+        table.take(steps)
+        table.seats.take_abandoned()
+        if rng.random() < 0.3:
+            table.seats.fail(rng.permutation(15)[:1])
+            table.seats.take_abandoned()
+        table.answer()
+        if rng.random() < 0.02:
+            table.seats.release(range(15))
+            assert table.seats.allocate(15, 0) == range(15)
+            assert not table.seats.plays.any()
+
+        playing = table.seats.plays.reshape(5, 3)
+        np.testing.assert_array_equal(table.seats._playing, playing.sum(1))
+        opponents = table.opponents.policies
+        assert (opponents[~playing.any(1)] == -1).all()
+        counts = np.bincount(opponents[opponents >= 0], minlength=8)
+        assert table.opponents._games == counts.tolist()
+        # In each match one side learns, and in each mirror game all do.
+        learning = table.seats.learns.reshape(5, 3).sum(1)[playing.any(1)]
+        np.testing.assert_array_equal(learning, np.where(opponents[playing.any(1)] < 0, 3, 1))
+        in_progress = table.seats._draws._seats
+        assert in_progress.sum() == learning.sum()

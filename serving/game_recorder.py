@@ -63,18 +63,18 @@ class _WaitingUnroll(NamedTuple):
     """The bytes of each block of a slot."""
 
 
-class Recorder:
+class GameRecorder:
     """The unrolls of all places, and what was published of them.
 
     For each place, calls come in this order:
 
-        first                       an episode begins
-            decided, outcome        until it ends, or until
-            abandon                 it ends without a result
-        leave                       the game has gone, or a seat of it
+        first, show                     an episode begins
+            decided, outcome, show      until it ends, or until
+            abandon                     it ends without a result
+        looked                          may follow the last `show` of an episode
+        leave                           the game has gone, or a seat of it
 
-    `decided` may also be called for a place whose episode is over, with what the policy says of its
-    final observation. A place occurs once in a call.
+    A place occurs once in a call.
     """
 
     def __init__(
@@ -145,8 +145,10 @@ class Recorder:
         self._t = np.zeros(self.capacity, np.int64)
         self._held = np.zeros(self.capacity, np.uint8)
         """The number of its unrolls that wait."""
-        self._sums = np.zeros((self.capacity, 3 if RETURN in self._rows else 2))
-        """Return and length of the episode so far, and the discounted return if it is recorded."""
+        # Of the episode so far.
+        self._return = np.zeros(self.capacity)
+        self._length = np.zeros(self.capacity, np.int32)
+        self._discounted = np.zeros(self.capacity)
         self._started_s = np.zeros(self.capacity)
         self._sequence = np.zeros(self.capacity, np.int64)
         self._produced_steps = np.zeros(self.capacity, np.int64)
@@ -167,6 +169,11 @@ class Recorder:
         return self._recorded_steps - self.steps
 
     @property
+    def is_holding(self) -> bool:
+        """Whether some place is held."""
+        return bool(self._waiting)
+
+    @property
     def held(self) -> int:
         """The number of places whose unrolls wait."""
         return len({unroll.place for unroll in self._waiting})
@@ -182,26 +189,19 @@ class Recorder:
 
     # ------------------------------------------------------------------------------ rows
 
-    def first(self, seats: Indices, observations: Array) -> None:
-        """Begin episodes, which abandons those in progress.
-
-        Args:
-            seats: places ``[B]``.
-            observations: packed, ``[B, *shape]``.
-        """
-        self._sums[seats] = 0.0
+    def first(self, seats: Indices) -> None:
+        """Begin episodes in these places ``[B]``, which abandons those in progress."""
+        self._return[seats] = 0.0
+        self._length[seats] = 0
+        self._discounted[seats] = 0.0
         phase = self._phase[seats]
         self._phase[seats] = BEGUN
-        if phase.min(initial=OVER) > BEGUN:  # as most do
-            self._show(seats, self._t[seats], observations)
+        if phase.min(initial=OVER) > BEGUN:  # row t only resets, as in most places
             return
 
-        # An observation that nobody has acted on is replaced; else row t only resets.
+        # `show` replaces an observation that nobody has acted on.
         self._begin_unrolls(seats[phase == NEW])
-        closes = phase > BEGUN
-        replaced = seats[~closes]
-        self._obs.put(replaced * self._obs.rows + self._t[replaced], observations[~closes])
-        self._show(seats[closes], self._t[seats[closes]], observations[closes])
+        self._t[seats[phase <= BEGUN]] -= 1
 
     def decided(self, seats: Indices, batch: RecordedBatch, state: Float32, stamp: Stamp) -> None:
         """Record what the policy decided for places that `are_held` does not name.
@@ -238,7 +238,6 @@ class Recorder:
         rewards: npt.NDArray[np.float32],
         terminated: Bools | None,
         truncated: Bools | None,
-        observations: Array,
         recorded: Mapping[str, Array] = MappingProxyType({}),
     ) -> None:
         """Record what came of the last decisions.
@@ -248,27 +247,24 @@ class Recorder:
             rewards: raw, ``[B]``.
             terminated: whether the episode has ended, ``[B]``; None if none has.
             truncated: whether it was cut off, likewise.
-            observations: what is seen now, packed, ``[B, *shape]``.
             recorded: further columns of these rows, ``[B]``.
         """
-        sums = self._sums[seats]
-        sums[:, 0] += rewards
-        sums[:, 1] += 1.0
-        if sums.shape[1] > 2:
-            sums[:, 2] *= self._discount
-            sums[:, 2] += rewards
-        self._sums[seats] = sums
-        self._recorded_steps += len(seats)
-
-        t = self._t[seats]
-        row = seats * self._unroll + t
+        row = seats * self._unroll + self._t[seats]
         columns = self._rows
         columns["alive"].items[row] = True
         columns["reward"].items[row] = rewards
-        columns["episode_return"].items[row] = sums[:, 0]
-        columns["episode_length"].items[row] = sums[:, 1]
-        if sums.shape[1] > 2:
-            columns[RETURN].items[row] = sums[:, 2]
+        self._recorded_steps += len(seats)
+
+        returns = self._return[seats] + rewards
+        self._return[seats] = returns
+        columns["episode_return"].items[row] = returns.astype(np.float32)
+        lengths = self._length[seats] + 1
+        self._length[seats] = lengths
+        columns["episode_length"].items[row] = lengths
+        if RETURN in columns:
+            discounted = self._discounted[seats] * self._discount + rewards
+            self._discounted[seats] = discounted
+            columns[RETURN].items[row] = discounted.astype(np.float32)
         for name, values in recorded.items():
             columns[name].items[row] = values
         self._phase[seats] = SHOWN
@@ -276,7 +272,20 @@ class Recorder:
             columns["terminated"].items[row] = terminated
             columns["truncated"].items[row] = truncated
             self._phase[seats[terminated | truncated]] = OVER
-        self._show(seats, t, observations)
+
+    def show(self, seats: Indices, observations: Array) -> None:
+        """Go on to the next rows, and complete the unrolls that are full.
+
+        Args:
+            seats: places ``[B]``, which have begun an episode or have an outcome.
+            observations: what is seen now, packed, ``[B, *shape]``.
+        """
+        t = self._t[seats] + 1
+        self._t[seats] = t
+        self._obs.put(seats * self._obs.rows + t, observations)
+        is_full = t == self._unroll
+        if is_full.any():
+            self._complete(seats[is_full])
 
     def abandon(self, seats: Indices) -> None:
         """End episodes without a result: the row of an action that is outstanding is dropped."""
@@ -309,15 +318,6 @@ class Recorder:
     def are_held(self, seats: Indices) -> Bools:
         """Returns which of these places must not be decided, as their unrolls wait."""
         return np.asarray(self._held[seats] > 0)
-
-    def _show(self, seats: Indices, t: Indices, observations: Array) -> None:
-        """Go on from row t to the next, which has these observations; complete full unrolls."""
-        next_t = t + 1
-        self._t[seats] = next_t
-        self._obs.put(seats * self._obs.rows + next_t, observations)
-        is_full = next_t == self._unroll
-        if is_full.any():
-            self._complete(seats[is_full])
 
     def _begin_unrolls(self, places: Indices) -> None:
         """Clear all rows but the first observation."""
@@ -381,15 +381,16 @@ class Recorder:
     def _headers(self, places: Indices) -> npt.NDArray[np.void]:
         """Returns the headers of the unrolls of these places, and counts them in their streams."""
         alive = self._alive[places]
-        steps = np.count_nonzero(alive, axis=1)
-        versions = np.where(alive, self._versions[places], np.iinfo(np.uint32).max).min(axis=1)
+        steps = alive.sum(axis=1)
+        # Weights only become newer, so the oldest are those of the first decision.
+        oldest = self._versions[places, alive.argmax(axis=1)]
         self._produced_steps[places] += steps
 
         headers = np.zeros(len(places), HEADER)
         headers["actor"] = self._first_actor + places
         headers["incarnation"] = self._incarnation
         headers["generation"] = self._stamp.generation
-        headers["version"] = np.minimum(versions, self._stamp.version)
+        headers["version"] = oldest
         headers["sequence"] = self._sequence[places]
         headers["steps"] = steps
         headers["produced_steps"] = self._produced_steps[places]

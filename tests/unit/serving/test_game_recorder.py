@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock import LoadedPolicy
-from penstock.algos.samples import network_shape
+from penstock.algos.samples import network_shape, slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.core.observations import views
 from penstock.core.params import Float32
@@ -18,9 +18,14 @@ from penstock.envs.vector_env import action_map
 from penstock.models.distributions import distribution
 from penstock.models.torch_heads import ActorCritic
 from penstock.models.torch_nets import filled_net
+from penstock.serving import game_recorder as recorder_module
+from penstock.serving.messages import Hello, MessageError
 from recorded_games import (
+    FIRST,
+    LEAVES,
     Array,
     ExpectedSlot,
+    Message,
     Published,
     RecordedGames,
     Row,
@@ -56,6 +61,9 @@ def check_rows(policy: LoadedPolicy, slot: Published, expected: ExpectedSlot) ->
     np.testing.assert_allclose(
         columns["episode_return"], [row.episode_return for row in rows], rtol=1e-6
     )
+    if "discounted_return" in columns:
+        discounted = [row.discounted_return for row in rows]
+        np.testing.assert_allclose(columns["discounted_return"], discounted, rtol=1e-5, atol=1e-6)
     check_decisions(policy, columns, rows)
 
 
@@ -101,6 +109,10 @@ def net_of(policy: LoadedPolicy, weights: Float32) -> Any:
         ("cartpole", ("actors.unroll=5",)),
         ("cartpole", ("actors.unroll=1",)),
         ("cartpole", ("actors.unroll=7", "model.core=lstm", "model.core_size=16")),
+        (
+            "cartpole_ppo",
+            ("actors.unroll=6", "algo.normalize_rewards=true", "learner.updates_per_batch=1"),
+        ),
         ("parts", ("actors.unroll=4",)),
         ("numbered", ("actors.unroll=6",)),
         ("bounded", ("actors.unroll=3",)),
@@ -122,7 +134,7 @@ def test_slots_of_random_games_are_those_of_their_logs(
     pairs: list[tuple[Published, ExpectedSlot]] = []
     for place, log in games.logs.items():
         slots = games.published[place]
-        expected = expected_slots(log, policy.config.actors.unroll)
+        expected = expected_slots(log, policy.config.actors.unroll, policy.config.algo.discount)
         check_headers(slots, place)
         pairs += zip(slots, expected, strict=True)
     for slot, expected_slot in pairs:
@@ -163,3 +175,88 @@ def test_a_recurrent_learner_computes_the_recorded_log_probabilities(tmp_path: P
     alive = np.stack([slot.columns["alive"] for slot in slots])
     assert alive.sum() > 1000
     np.testing.assert_allclose(recorded[alive], computed[alive], rtol=0, atol=1e-5)
+
+
+def test_games_of_one_episode_a_connection_lose_no_return(tmp_path: Path) -> None:
+    policy = recorded_policy(tmp_path, "cartpole", *NO_REWARD_CHANGE, "actors.unroll=16")
+    games = RecordedGames(policy, seed=5, games=0, slots=4)
+    rng = np.random.default_rng(5)
+    played = []
+    for _ in range(150):
+        game = games.join()
+        [first, *_] = game.seats
+        steps = int(rng.integers(1, 40))
+        rewards = rng.standard_normal(steps).astype(np.float32)
+        flags = [FIRST, *[0] * (steps - 1), int(rng.choice([2, 4, 2 | LEAVES, 4 | LEAVES]))]
+        for flag, reward in zip(flags, [0.0, *rewards], strict=True):
+            games.take(
+                [Message(game, first, flag, float(reward), policy.observation_space.sample())]
+            )
+            games.answer()
+            while first.phase == "waiting":  # its place is held
+                games.learn()
+                games.answer()
+        games.leave(game)
+        played.append(float(rewards.sum(dtype=np.float64)))
+    games.finish()
+
+    recorded = []
+    for slot in (slot for slots in games.published.values() for slot in slots):
+        columns = slot.columns
+        ends = columns["terminated"] | columns["truncated"]
+        recorded += columns["episode_return"][ends].tolist()
+    assert len(recorded) == len(played)
+    np.testing.assert_allclose(sorted(recorded), sorted(played), rtol=1e-5, atol=1e-5)
+
+
+def test_seats_beyond_a_quarter_of_the_free_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = recorded_policy(tmp_path, "cartpole")
+    spec = slot_spec(policy.config, policy.info)
+    monkeypatch.setattr(
+        recorder_module, "available_nbytes", lambda: 4 * 3 * 10 * spec.payload_nbytes
+    )
+    games = RecordedGames(policy, seed=0, games=0)
+    assert games.recorder.capacity == 10
+    games.service.join(Hello(seats=9), 100)
+    with pytest.raises(MessageError, match="no room for 2 seats, as 9 of 10 are taken"):
+        games.service.join(Hello(seats=2), 101)
+
+
+def test_games_wait_for_the_first_weights(tmp_path: Path) -> None:
+    policy = recorded_policy(tmp_path, "cartpole")
+    games = RecordedGames(policy, seed=0, games=0)
+    games.service._stamp = None
+    game = games.join()
+    games.take([Message(game, game.seats[0], FIRST, 0.0, policy.observation_space.sample())])
+    games.answer()
+    games.answer()
+    assert game.seats[0].phase == "waiting"
+    games.load()
+    games.answer()
+    assert game.seats[0].phase == "acting"
+
+
+def test_a_row_that_waits_is_not_decided_for_the_next_game_of_its_place(tmp_path: Path) -> None:
+    policy = recorded_policy(tmp_path, "cartpole", "actors.unroll=1")
+    games = RecordedGames(policy, seed=0, games=0, slots=1)
+    game = games.join()
+    seat = game.seats[0]
+    for flags in (FIRST, 0, 0):
+        games.take([Message(game, seat, flags, 1.0, policy.observation_space.sample())])
+        games.answer()
+    assert seat.phase == "waiting"
+    assert games.recorder.held == 1
+    games.leave(game)
+    following = games.join()
+    assert following.seats[0].place == seat.place
+    games.learn()
+    games.learn()
+    games.answer()
+    assert games.recorder.held == 0
+    games.take(
+        [Message(following, following.seats[0], FIRST, 0, policy.observation_space.sample())]
+    )
+    games.answer()
+    assert following.seats[0].phase == "acting"
