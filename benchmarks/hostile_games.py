@@ -1,5 +1,5 @@
-"""Hostile messages at the port of `penstock serve`: how they are answered, whether memory stays
-flat, and whether an honest game beside them is served.
+"""Hostile messages at the port of games: how they are answered, whether memory stays flat, and
+whether an honest game beside them is served.
 
 Attackers in processes of their own send bursts of messages. Most are STEPs whose seats, flags,
 rewards or observations are wrong, which cost a seat its episode. A burst may end with one that ends
@@ -12,11 +12,17 @@ An answer is typed if it is an ACT, a FAULT of a documented field, END, or a sta
 grows by more than `FLAT_NBYTES` after a tenth of the messages, or if the honest game gets a wrong
 action or none.
 
-    python benchmarks/hostile_games.py [--messages 1000000] [--seed 0] [--json] [--save]
+With ``--recorded`` the service records for a learner, as that of `penstock serve-env` does. Each
+slot that it publishes is checked: finite numbers, actions that exist, episodes that end before the
+next begins, streams without a gap (`SlotCheck`). The rows of the honest game are compared with its
+own log, and the exit code is 1 if one is missing, wrong, or if a slot is not sound.
+
+    python benchmarks/hostile_games.py [--recorded] [--messages 1000000] [--seed 0] [--json]
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing as mp
 import random
@@ -27,14 +33,30 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
+import penstock
 from common import compile_package, finish, parser
+from penstock.algos.registry import algorithm
+from penstock.algos.samples import slot_spec
+from penstock.core.descriptors import wait_readable
+from penstock.core.params import Stamp
+from penstock.core.web.listen import Listen
+from penstock.serving.game_recorder import GameRecorder
+from penstock.serving.port import MOST_GAMES, Port
+from penstock.serving.server import make_server
+from penstock.serving.service import MOST_SEATS, Service
+from penstock.transport.shm.store import Slot, SlotStore, drain_event
 from serve import (
     ACT,
     FIRST,
@@ -43,6 +65,7 @@ from serve import (
     WELCOME,
     Agent,
     Game,
+    Rows,
     Served,
     cartpole_agent,
     hello_message,
@@ -67,6 +90,13 @@ WAIT_S = 20
 FLAT_NBYTES = 16 << 20
 HONEST_SEATS = 32
 HONEST_PAUSE_S = 0.005
+# Of a service that records: what the honest game shows first, and slots of the learner. They are
+# fewer than the seats of a connection that is closed, whose unrolls are published together.
+MARK = 5000
+SLOTS = 64
+QUIET_S = 1.0  # without a slot: all are there
+MOST_REWARD = 1e6
+FORK = mp.get_context("fork")
 
 NUMBERS = (0, 1, 7, 8, 255, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 FLOATS = (0.0, -1.0, 1e6, 1.1e6, -3e38, float("nan"), float("inf"), float("-inf"))
@@ -107,6 +137,7 @@ class Tally:
 def main() -> None:
     """Attack a served policy; exits with 1 if it was harmed."""
     arguments = parser(__doc__)
+    arguments.add_argument("--recorded", action="store_true", help="by a service that records")
     arguments.add_argument("--messages", type=int, default=1_000_000)
     arguments.add_argument("--seed", type=int, default=0)
     args = arguments.parse_args()
@@ -114,16 +145,24 @@ def main() -> None:
     compile_package()
     with tempfile.TemporaryDirectory() as folder:
         agent = cartpole_agent(Path(folder))
-        with serving(agent) as served:
-            result = attack(agent, served, args.messages, args.seed)
+        if args.recorded:
+            with recording(agent) as recorded:
+                logged = LoggedGame(recorded.served.port, agent)
+                result = attack(logged, recorded.served, args.messages, args.seed)
+                result |= recorded.check(logged)
+        else:
+            with serving(agent) as served:
+                compared = ComparedGame(served.port, agent)
+                result = attack(compared, served, args.messages, args.seed)
 
+    name = "hostile_games_recorded" if args.recorded else "hostile_games"
     rows = [["figure", "value"], *([name, value] for name, value in result.items())]
-    finish("hostile_games", {"seed": args.seed, **result}, rows, args)
-    sys.exit(0 if result["sound"] else 1)
+    finish(name, {"seed": args.seed, **result}, rows, args)
+    sys.exit(0 if result["sound"] and result.get("slots_sound", True) else 1)
 
 
-def attack(agent: Agent, served: Served, messages: int, seed: int) -> dict[str, Any]:
-    """Returns what happened while so many messages were sent."""
+def attack(honest: HonestGame, served: Served, messages: int, seed: int) -> dict[str, Any]:
+    """Returns what happened while so many messages were sent, and an honest game played."""
     context = mp.get_context("spawn")
     count: Synchronized[int] = context.Value("q", 0)
     results: Any = context.Queue()
@@ -138,7 +177,6 @@ def attack(agent: Agent, served: Served, messages: int, seed: int) -> dict[str, 
         attacker.start()
 
     # The honest game plays until the attackers are done.
-    honest = HonestGame(agent, served)
     began_s = time.monotonic()
     began_processor_s = processor_time(served)
     early_nbytes = None
@@ -174,28 +212,289 @@ def attack(agent: Agent, served: Served, messages: int, seed: int) -> dict[str, 
 
 
 class HonestGame:
-    """A game whose actions are compared with those of the policy in this process."""
+    """A game that harms nobody, and has its actions checked."""
 
-    def __init__(self, agent: Agent, served: Served) -> None:
-        observations = agent.observations(HONEST_SEATS)
-        actions, _ = agent.policy(observations)
-        self._expected = dict(enumerate(actions.tolist()))
-        self._game = Game(served.port, observations)
-        self.wrong = int(self._game.actions != self._expected)
-        """Messages with an action that is not the policy's."""
+    def __init__(self, port: int, observations: Rows) -> None:
+        self.wrong = 0
+        """Messages with an action that is wrong."""
         self.times_ms: list[float] = []
         """From each message until its last answer."""
+        self._game = Game(port, observations)
 
     def play(self) -> None:
         """Send one message of all seats, and wait for the answers."""
+        message = self._next_message()
         began_s = time.perf_counter()
-        self._game.socket.sendall(self._game.message)
+        self._game.socket.sendall(message)
         actions: dict[int, int] = {}
         while len(actions) < HONEST_SEATS:
             actions |= self._game.read(with_actions=True)
         self.times_ms.append(1e3 * (time.perf_counter() - began_s))
-        self.wrong += actions != self._expected
+        self.wrong += not self._are_right(actions)
         time.sleep(HONEST_PAUSE_S)
+
+    def _next_message(self) -> bytes:
+        """Returns the next STEP."""
+        raise NotImplementedError
+
+    def _are_right(self, actions: dict[int, int]) -> bool:
+        """Whether these are the actions of the seats, by their number."""
+        raise NotImplementedError
+
+
+class ComparedGame(HonestGame):
+    """A game whose actions are compared with those of the policy in this process."""
+
+    def __init__(self, port: int, agent: Agent) -> None:
+        observations = agent.observations(HONEST_SEATS)
+        super().__init__(port, observations)
+        actions, _ = agent.policy(observations)
+        self._expected = dict(enumerate(actions.tolist()))
+        self.wrong += not self._are_right(self._game.actions)
+
+    def _next_message(self) -> bytes:
+        return self._game.message
+
+    def _are_right(self, actions: dict[int, int]) -> bool:
+        return actions == self._expected
+
+
+class LoggedGame(HonestGame):
+    """A game that keeps what it was answered, for the comparison with what was recorded.
+
+    Seat s shows ``[MARK + s, n, 0, 0]`` in its n-th row, and gets the reward n / 1000 for what it
+    did there. Its episode has no end.
+    """
+
+    def __init__(self, port: int, agent: Agent) -> None:
+        super().__init__(port, self._observations(0))
+        self.actions: list[dict[int, int]] = [self._game.actions]
+        """Of each row, by seat."""
+
+    def close(self) -> None:
+        """Leave."""
+        self._game.close()
+
+    def _next_message(self) -> bytes:
+        number = len(self.actions)
+        rewards = [(number - 1) / 1000] * HONEST_SEATS
+        return step_message(range(HONEST_SEATS), self._observations(number), rewards=rewards)
+
+    def _are_right(self, actions: dict[int, int]) -> bool:
+        self.actions.append(actions)
+        return {*actions.values()} <= {0, 1}
+
+    def _observations(self, number: int) -> Rows:
+        """Returns what the seats show in a row."""
+        rows = np.zeros((HONEST_SEATS, 4), np.float32)
+        rows[:, 0] = MARK + np.arange(HONEST_SEATS)
+        rows[:, 1] = number
+        return rows
+
+
+class HonestRow(NamedTuple):
+    """A row of the honest game that was recorded."""
+
+    seat: int
+    number: int
+    action: int
+    reward: float
+
+
+@dataclass
+class Findings:
+    """What was recorded."""
+
+    slots: int = 0
+    steps: int = 0
+    unsound: Counter[str] = field(default_factory=Counter)
+    """What is wrong with how many slots."""
+    honest: list[HonestRow] = field(default_factory=list)
+
+
+class SlotCheck:
+    """Checks slots of one seat each, as a learner gets them."""
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+        # Of each stream: its sequence and steps so far, and whether an episode has just ended.
+        self._sequence: dict[int, int] = {}
+        self._produced: dict[int, int] = {}
+        self._has_ended: dict[int, bool] = {}
+
+    def take(self, slot: Slot) -> None:
+        """Check a slot."""
+        columns = {name: array.reshape(len(array), -1) for name, array in slot.columns.items()}
+        alive = columns["alive"][:, 0]
+        self.findings.slots += 1
+        self.findings.steps += int(alive.sum())
+        self.findings.unsound.update(
+            [*self._faults_of_header(slot, alive), *self._faults_of_rows(slot, columns, alive)]
+        )
+
+        seats = columns["obs"][: len(alive), 0] - MARK
+        of_honest = alive & (seats >= 0) & (seats < HONEST_SEATS)
+        for t in np.flatnonzero(of_honest).tolist():
+            self.findings.honest.append(
+                HonestRow(
+                    seat=int(seats[t]),
+                    number=int(columns["obs"][t, 1]),
+                    action=int(columns["action"][t, 0]),
+                    reward=float(columns["reward"][t, 0]),
+                )
+            )
+
+    def _faults_of_header(self, slot: Slot, alive: Rows) -> Iterator[str]:
+        """Yield what is wrong with the header."""
+        actor = int(slot.header["actor"])
+        steps = int(alive.sum())
+        produced = self._produced.get(actor, 0) + steps
+        if slot.header["steps"] != steps or slot.header["produced_steps"] != produced:
+            yield "steps"
+        if slot.header["sequence"] != self._sequence.get(actor, -1) + 1:
+            yield "sequence"
+        self._sequence[actor] = int(slot.header["sequence"])
+        self._produced[actor] = int(slot.header["produced_steps"])
+
+    def _faults_of_rows(self, slot: Slot, columns: dict[str, Rows], alive: Rows) -> Iterator[str]:
+        """Yield what is wrong with the rows."""
+        for name, array in columns.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                yield f"{name} is not finite"
+        if not np.isin(columns["action"], (0, 1)).all():
+            yield "action"
+        if (np.abs(columns["reward"]) > MOST_REWARD).any():
+            yield "reward"
+        if columns["reward"][~alive].any():
+            yield "a reward of a row that is no step"
+
+        ended = (columns["terminated"] | columns["truncated"])[:, 0].astype(bool)
+        if (ended & ~alive).any():
+            yield "an end of a row that is no step"
+        if (columns["episode_length"][ended, 0] < 1).any():
+            yield "the length of an episode"
+        actor = int(slot.header["actor"])
+        follows_end = np.append(self._has_ended.get(actor, False), ended[:-1])
+        if (follows_end & alive).any():
+            yield "a step behind an end"
+        self._has_ended[actor] = bool(ended[-1])
+
+
+class Recorded(NamedTuple):
+    """A service that records, and the process that checks its slots."""
+
+    served: Served
+    stop: Event
+    findings: Connection
+
+    def check(self, honest: LoggedGame) -> dict[str, Any]:
+        """Returns what the slots have held, compared with the log of the honest game."""
+        honest.close()
+        self.stop.set()
+        assert self.findings.poll(WAIT_S), "the check of slots has not ended"
+        findings: Findings = self.findings.recv()
+
+        wrong = 0
+        numbers: dict[int, list[int]] = {seat: [] for seat in range(HONEST_SEATS)}
+        for row in findings.honest:
+            is_right = row.action == honest.actions[row.number][row.seat]
+            reward = float(np.float32(row.number / 1000))
+            wrong += not is_right or row.reward != reward
+            numbers[row.seat].append(row.number)
+        # The outcome of the last action is not known, as the game leaves.
+        rows = [*range(len(honest.actions) - 1)]
+        missing = sum(found != rows for found in numbers.values())
+        return {
+            "slots": findings.slots,
+            "steps": findings.steps,
+            "unsound_slots": dict(findings.unsound),
+            "honest_rows": len(findings.honest),
+            "honest_rows_wrong": wrong,
+            "honest_seats_with_other_rows": missing,
+            "slots_sound": not findings.unsound and not wrong and not missing,
+        }
+
+
+@contextmanager
+def recording(agent: Agent) -> Iterator[Recorded]:
+    """Run a service that records, and a process that checks its slots and frees them."""
+    agent.policy.sample = True
+    config = agent.policy.config
+    # Rewards are recorded as they came, so that they can be compared.
+    actors = config.actors.model_copy(update={"envs": 1})
+    algo = config.algo.model_copy(update={"reward_scale": 1.0, "reward_clip": None})
+    config = config.model_copy(update={"actors": actors, "algo": algo})
+    store = SlotStore(slot_spec(config, agent.policy.info), SLOTS, lanes=1)
+    lane = store.open_lane(want=SLOTS)
+    stop = FORK.Event()
+    port, port_end = FORK.Pipe(duplex=False)
+    findings, findings_end = FORK.Pipe(duplex=False)
+    service = FORK.Process(target=serve_recorded, args=(agent, config, store, lane, port_end))
+    check = FORK.Process(target=check_slots, args=(store, stop, findings_end))
+    processes = [service, check]
+    for process in processes:
+        process.start()
+    try:
+        assert port.poll(WAIT_S), "the service has not begun"
+        served = Served(port.recv(), psutil.Process(service.pid))
+        yield Recorded(served, stop, findings)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        store.close()
+
+
+def serve_recorded(
+    agent: Agent, config: penstock.Config, store: SlotStore, lane: int, ready: Connection
+) -> None:
+    """Serve until killed; the port goes to ``ready``."""
+    writer = store.local_writer(lane)
+    recorder = GameRecorder(
+        config,
+        store.geometry.spec,
+        MOST_SEATS,
+        writer,
+        first_actor=0,
+        incarnation=0,
+        process=partial(algorithm(config.algo).process, config.algo),
+    )
+    service = Service(agent.policy, recorder=recorder)
+    service.load(agent.policy._weights, Stamp(0, 1))
+    port = Port(service, None, MOST_GAMES)
+
+    def on_slots_lent() -> None:
+        """Go on with the seats that were held."""
+        drain_event(writer.event)
+        if recorder.publish_waiting():
+            port.turn_soon()
+
+    listen = Listen(port=0)
+    server = make_server(
+        port,
+        listen,
+        started=lambda: asyncio.get_running_loop().add_reader(writer.event, on_slots_lent),
+        ended=lambda figures: None,
+    )
+    listener = listen.bind()
+    ready.send(listener.getsockname()[1])
+    server.run([listener])
+
+
+def check_slots(store: SlotStore, stop: Event, findings: Connection) -> None:
+    """Check slots and free them, until ``stop`` is set and none has come for a while."""
+    check = SlotCheck()
+    while True:
+        if wait_readable(store.filled_event, QUIET_S):
+            drain_event(store.filled_event)
+        elif stop.is_set():
+            break
+        store.collect()
+        while store.ready:
+            index = store.ready.popleft()
+            check.take(store.slots[index])
+            store.release(index)
+    findings.send(check.findings)
 
 
 def run_attacker(
@@ -236,9 +535,15 @@ class Attacker:
             self._socket = self._connect(hello_message({"protocol": 1, "seats": SEATS}))
             assert next(self._answers())[0] == WELCOME
         seats = [*range(PROBE)]
-        begin = step_message(seats, np.zeros((PROBE, 4), "<f4"), flags=[FIRST] * PROBE)
-        if not self._expect_acts(begin, seats):
-            return 1
+        while seats:
+            begin = step_message(
+                seats, np.zeros((len(seats), 4), "<f4"), flags=[FIRST] * len(seats)
+            )
+            refused = self._expect_acts(begin, seats)
+            if refused is None:
+                return 1
+            # A service that records may have held the row of a seat, which then was not idle.
+            seats = refused
 
         burst = [hostile_step(rng, [2 * number, 2 * number + 1]) for number in range(BURST)]
         names = [name for name, _ in burst]
@@ -281,22 +586,26 @@ class Attacker:
         else:
             self.tally.untyped.append(f"{answer[:60]!r} to {request[:80]!r}")
 
-    def _expect_acts(self, data: bytes, seats: Sequence[int]) -> bool:
+    def _expect_acts(self, data: bytes, seats: Sequence[int]) -> list[int] | None:
         """Send messages, and count the answers until these seats have theirs.
 
-        Returns whether they got them. A STEP may also end the connection with a FAULT.
+        Returns the seats that were refused; None if a STEP has ended the connection with a FAULT.
         """
         assert self._socket is not None
         self._socket.sendall(data)
         waiting = set(seats)
+        refused: list[int] = []
         for kind, body in self._answers():
             self._count(kind, body, "steps")
             if kind == ACT:
                 waiting -= {*acting_seats(body)}
+            elif kind == FAULT and (seat := json.loads(body)["seat"]) in waiting:
+                waiting.remove(seat)
+                refused.append(seat)
             if not waiting:
-                return True
+                return refused
         self._close()
-        return False
+        return None
 
     def _finish(self, name: str, data: bytes) -> None:
         """Send messages of which the last, ``name``, ends the connection."""

@@ -26,7 +26,7 @@ TURN_ROUNDS = 3
 VALUES = 97  # the most different values of an element
 CHECKSUMS = 1009
 
-Element = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 
 class EchoRow(NamedTuple):
@@ -53,10 +53,10 @@ class ObservationRule:
         self.layout = RowLayout(space, "obs")
         self._leaves = [leaf for _, leaf in leaves_of(space)]
 
-    def row(self, seat: int, number: int) -> npt.NDArray[np.uint8]:
+    def row(self, seat: int, number: int) -> Array:
         """Returns the bytes of a seat's row with this number, uint8 [row_nbytes]."""
-        row = np.zeros((1, self.layout.nbytes), np.uint8)
-        record = row.view(self.layout.dtype)[0, 0]
+        row: Array = np.zeros(self.layout.nbytes, np.uint8)
+        record = row.view(self.layout.dtype)[0]
         first_element = 0
         for column, leaf in zip(self.layout.columns, self._leaves, strict=True):
             size = math.prod(column.shape)
@@ -64,10 +64,10 @@ class ObservationRule:
             values = (number * 31 + seat * 7 + elements * 3) % VALUES
             record[column.name] = 1 if column.name == MASK else _in_space(values, leaf)
             first_element += size
-        return row[0]
+        return row
 
 
-def _in_space(values: Element, space: spaces.Space[Any]) -> Element:
+def _in_space(values: Array, space: spaces.Space[Any]) -> Array:
     """Returns values of 0 to 96 as elements of a space, each at its place."""
     match space:
         case spaces.Discrete(n=n, start=start):

@@ -97,7 +97,7 @@ def random_policy(folder: Path, target: str, *overrides: str, seed: int = 0) -> 
 @contextmanager
 def served(service: Service, most_games: int = 64, **options: Any) -> Iterator[int]:
     """The port at which a service is served, with options of `Listen`."""
-    listen = Listen(port=0, **options)
+    listen = Listen(**{"port": 0, **options})
     port = Port(service, listen.token, most_games)
     server = make_server(port, listen, started=lambda: None, ended=lambda figures: None)
     with closing(listen.bind()) as listener:

@@ -61,13 +61,15 @@ export class Fault extends Error {
  * @param {string} [options.token] the token of the service, if it has one.
  * @param {object} [options.observation] the space that the game shows, as in WELCOME; another policy's is refused.
  * @param {object} [options.action] the space of the actions that it takes, likewise.
+ * @param {number[]} [options.sides] in a game of several sides, the side of each seat of one game, such as [0, 1].
  * @param {string} [options.name] of the game, for messages of the service.
+ * @param {number} [options.waitS] how many seconds to try until a service is there; once by default.
  * @returns {Promise<Connection>} rejects with a Fault if the service refuses, with an Error if nobody answers.
  */
-export async function connect({ url, seats = 1, token, observation, action, name }) {
+export async function connect({ url, seats = 1, token, observation, action, sides, name, waitS = 0 }) {
   if (!/^(wss?|tcp|tls):/.test(url)) throw new Error(`${url} is no address of a service; give ws://, wss://, tcp:// or tls://`);
-  const connection = new Connection(url, { protocol: PROTOCOL, seats, token, observation, action, name });
-  await connection.open();
+  const connection = new Connection(url, { protocol: PROTOCOL, seats, token, observation, action, sides, name });
+  await connection.reconnect(waitS);
   return connection;
 }
 
@@ -121,8 +123,8 @@ export class Connection {
     this.onclose = null;
   }
 
-  /** Connect once: `connect` and `reconnect` do. Rejects as `connect` does. */
-  async open() {
+  /** Connect once. Rejects as `connect` does. */
+  async #open() {
     const link = await (this.#url.startsWith("ws") ? openWebSocket : openSocket)(this.#url);
     this.#link = link;
     return new Promise((resolve, reject) => {
@@ -146,7 +148,7 @@ export class Connection {
     this.#end(new Error("the connection was closed"));
     for (let pause = FIRST_PAUSE_MS; ; pause = Math.min(2 * pause, LONGEST_PAUSE_MS)) {
       try {
-        return await this.open();
+        return await this.#open();
       } catch (error) {
         const isRefused = error instanceof Fault && error.field !== "connection"; // there may be room later
         if (isRefused || performance.now() + pause > until) throw error;

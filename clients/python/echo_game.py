@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from penstock_game import FIRST, TERMINATED, TRUNCATED, Game, Lost, Rows
 
 SEATS = 3

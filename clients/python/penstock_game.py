@@ -24,6 +24,7 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,10 +229,8 @@ class Game:
     def close(self) -> None:
         """Leave; the service closes every seat."""
         if self._socket is not None:
-            try:
+            with suppress(OSError):  # the service may have gone already
                 self._socket.sendall(_message(_END, {"reason": "the game is over"}))
-            except OSError:
-                pass  # the service has gone already
         self._drop()
 
     def _connect(self) -> None:

@@ -40,20 +40,21 @@ def python(folder: Path) -> list[str]:
 def c(folder: Path) -> list[str]:
     """The game in C."""
     sources = [str(CLIENTS / "c" / name) for name in ("echo_game.c", "penstock_game.c")]
-    subprocess.run([found("cc"), *sources, "-o", folder / "echo"], check=True)
-    return [str(folder / "echo")]
+    program = str(folder / "echo")
+    subprocess.run([found("cc"), *sources, "-o", program], check=True)
+    return [program]
 
 
 def cpp(folder: Path) -> list[str]:
     """The game in C++."""
-    client = folder / "penstock_game.o"
-    subprocess.run(
-        [found("cc"), "-c", CLIENTS / "c" / "penstock_game.c", "-o", client], check=True
-    )
-    source = CLIENTS / "cpp" / "echo_game.cpp"
-    words = [found("c++"), "-std=c++17", f"-I{CLIENTS / 'c'}", source, client]
-    subprocess.run([*words, "-o", folder / "echo"], check=True)
-    return [str(folder / "echo")]
+    client = str(folder / "penstock_game.o")
+    program = str(folder / "echo")
+    source = str(CLIENTS / "c" / "penstock_game.c")
+    subprocess.run([found("cc"), "-c", source, "-o", client], check=True)
+    game = str(CLIENTS / "cpp" / "echo_game.cpp")
+    options = ["-std=c++17", f"-I{CLIENTS / 'c'}"]
+    subprocess.run([found("c++"), *options, game, client, "-o", program], check=True)
+    return [program]
 
 
 def godot(folder: Path) -> list[str]:
@@ -69,6 +70,7 @@ def found(program: str) -> str:
     return path
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("command_in", [python, node, c, cpp, godot])
 def test_the_echo_game_of_each_client_keeps_all(
     penstock: Penstock, tmp_path: Path, command_in: Callable[[Path], Sequence[str]]
@@ -81,6 +83,7 @@ def test_the_echo_game_of_each_client_keeps_all(
     assert all(part["rows"] > 250 for part in report["parts"])
 
 
+@pytest.mark.timeout(300)
 def test_a_game_that_somebody_starts_is_checked_at_the_port_that_is_told(
     penstock: Penstock,
 ) -> None:
@@ -137,7 +140,7 @@ MUTATIONS = {
             return true(columns, nbytes)
         client._row_dtype = shifted
         """,
-        "element 0 of column clock, <f4, which begins at offset 16",
+        "byte 14 .* columns begin at their offsets in WELCOME",
     ),
     "rows in another order than their seats": (
         "numbers",
@@ -214,7 +217,7 @@ MUTATIONS = {
             return true(self, *parts)
         client.Game.step = hasty
         """,
-        "bytes came although seats 0, 1, 2 had no answer yet|the flags of seat",
+        "bytes came although seats 0, 2 had no answer yet",
     ),
     "no reconnect": (
         "numbers",
@@ -362,7 +365,7 @@ MUTATIONS = {
             self.message[:4].view("<u4")[0] += 4
         client.Rows.__init__ = longer
         """,
-        "80 of 84 bytes of a message came.*its length counts the bytes behind it",
+        "92 of 96 bytes of a message came.*its length counts the bytes behind it",
     ),
     "another protocol": ("numbers", "client._PROTOCOL = 2", "HELLO is refused: protocol is 2"),
     "other seats": ("numbers", "echo.SEATS = 2", "HELLO says 2 seats; the echo game has 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +24,8 @@ import penstock as library
 from chromium import chromium
 from javascript import ROOT, WEB_GAME, npm_packages, run_node, served
 from pages import blocks
-from train_command import Command, Penstock, address_of
+from train_command import Command, Penstock, address_of, assert_balanced
+from waiting import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -124,9 +127,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(WEB_GAME, game, ignore=shutil.ignore_patterns("node_modules", "*.onnx"))
     (game / "node_modules").symlink_to(packages)
     shutil.copytree(ROOT / "clients", folder / "clients")
-    words = ["-m", "penstock", "export", "duel.safetensors", "duel.onnx"]
-    subprocess.run([sys.executable, *words], cwd=game, check=True, timeout=100)
+    export(game / "duel.safetensors", game / "duel.onnx")
     return folder
+
+
+def export(policy: Path, file: Path) -> None:
+    """Write a policy as an ONNX file."""
+    words = ["-m", "penstock", "export", str(policy), str(file)]
+    subprocess.run([sys.executable, *words], check=True, timeout=100)
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +158,30 @@ def service(site: str, penstock: Penstock) -> str:
     return start_service(penstock, site)[1]
 
 
-@pytest.fixture
-def page(site: str) -> Iterator[Any]:
-    """The page of the game. An error in it fails the test."""
+@contextmanager
+def opened(address: str) -> Iterator[Any]:
+    """A page in a browser. An error in it fails the test."""
     errors: list[str] = []
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(site)
+        page.goto(address)
         yield page
     assert errors == []
+
+
+@pytest.fixture
+def page(site: str) -> Iterator[Any]:
+    """The page of the game."""
+    with opened(site) as page:
+        yield page
+
+
+@pytest.fixture
+def train_page(site: str) -> Iterator[Any]:
+    """The page that trains."""
+    with opened(site + "train.html") as page:
+        yield page
 
 
 # The middle of the right paddle, 0 at the top of the court and 1 at its bottom, from its pixels.
@@ -299,15 +321,106 @@ def test_the_page_says_when_the_server_leaves(page: Any, site: str, penstock: Pe
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_accessibility_problem_in_the_game(page: Any, scheme: str) -> None:
+@pytest.mark.parametrize("name", ["index.html", "train.html"])
+def test_axe_finds_no_accessibility_problem_in_the_game(
+    page: Any, site: str, name: str, scheme: str
+) -> None:
     package = find_spec("axe_playwright_python")
     if package is None or package.origin is None:
         pytest.skip("needs the extra browser")
     page.emulate_media(color_scheme=scheme)
-    page.select_option("#place", "server")
+    page.goto(site + name)
+    if name == "index.html":
+        page.select_option("#place", "server")
     page.evaluate(Path(package.origin).with_name("axe.min.js").read_text())
     found = page.evaluate("async () => (await axe.run()).violations.map(({ id }) => id)")
     assert found == []
+
+
+def test_matches_of_the_page_that_trains_are_decided_by_a_service_until_it_leaves(
+    train_page: Any, site: str, penstock: Penstock
+) -> None:
+    command, url = start_service(penstock, site)
+    train_page.fill("#url", url)
+    train_page.fill("#seats", "7")
+    train_page.click("#train")
+    played = "Number(document.querySelector('#played').textContent) >= 7"
+    train_page.wait_for_function(played, timeout=WAIT_MS)
+    # The shipped agent beats beginners; random play loses to them by more than two points.
+    assert float(train_page.text_content("#return")) > 1
+    assert "does not learn: start penstock serve-env" in train_page.text_content("#trouble")
+
+    command.process.send_signal(signal.SIGINT)
+    waits = "document.querySelector('#trouble').textContent.includes('goes on trying')"
+    train_page.wait_for_function(waits, timeout=WAIT_MS)
+    train_page.click("#train")
+    assert train_page.get_attribute("body", "data-state") == "stopped"
+
+
+def test_the_page_that_trains_ends_where_the_token_is_wrong(
+    train_page: Any, site: str, penstock: Penstock
+) -> None:
+    origin = site.removesuffix("/examples/web_game/")
+    words = ["--port", "0", "--origin", origin, "--token", "a-token-of-many-characters", "--json"]
+    command = penstock("serve", str(WEB_GAME / "duel.safetensors"), *words)
+    train_page.fill("#url", address_of(command).replace("http://", "ws://") + "play")
+    train_page.click("#train")
+    train_page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
+    assert "token" in train_page.text_content("#trouble")
+    assert train_page.get_attribute("body", "data-state") == "stopped"
+
+
+# The mean return of an agent in the page, by its file, in matches against beginners.
+RETURN_IN_PAGE = """async ({ file, matches }) => {
+  const { PageAgent } = await import("./agents.mjs");
+  const { Practice, RIVALS } = await import("./practice.mjs");
+  const agent = await PageAgent.load(file);
+  const running = Array.from({ length: matches }, () => new Practice(RIVALS.beginner));
+  const isEnded = (match) => match.isOver || match.isCut;
+  while (!running.every(isEnded)) {
+    const actions = await agent.act(running.map((match) => match.observe()));
+    running.forEach((match, i) => { if (!isEnded(match)) match.step(actions[i]); });
+  }
+  agent.close();
+  return running.reduce((sum, match) => sum + match.return, 0) / matches;
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_game_trains_in_a_page_and_the_exported_agent_plays_in_one(
+    folder: Path, site: str, train_page: Any, penstock: Penstock
+) -> None:
+    port = free_port()
+    options = ["algo.name=ppo", "algo.discount=0.98", "learner.lr=2e-3"]
+    options += ["learner.updates_per_batch=4", "run.seed=1", "run.dir=run"]
+    options += ["stop.return=2.5", "stop.env_steps=1_000_000"]
+    origin = site.removesuffix("/examples/web_game/")
+    words = ["--bind", f"tcp://127.0.0.1:{port}", "--origin", origin, "--json"]
+    run = penstock("serve-env", *options, *words)
+    train_page.fill("#url", f"ws://127.0.0.1:{port}/play")
+    train_page.click("#train")
+    out, errors = run.process.communicate(timeout=300)
+    assert run.process.returncode == 0, errors
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["exit_reason"] == "return", summary
+    assert_balanced(summary)
+
+    # Random play loses to beginners by 2.5 points, and 5 is the best possible.
+    assert float(train_page.text_content("#return")) > 2
+    file = folder / "examples" / "web_game" / "trained.onnx"
+    export(run.folder / "run", file)
+    mean = train_page.evaluate(RETURN_IN_PAGE, {"file": file.name, "matches": 100})
+    assert mean > 2
+
+    train_page.route("**/duel.onnx", lambda route: route.fulfill(path=file))
+    train_page.goto(site)
+    train_page.select_option("#players", "agents")
+    train_page.click("#serve")
+    train_page.wait_for_function("document.querySelector('#latency').textContent", timeout=WAIT_MS)
+    train_page.wait_for_timeout(2000)
+    assert train_page.text_content("#trouble") == ""
+    assert decisions(train_page) > 20
 
 
 def test_the_code_of_the_tutorial_for_a_page_and_for_node_decides_as_the_policy(

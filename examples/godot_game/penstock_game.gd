@@ -1,0 +1,1 @@
+../../clients/godot/penstock_game.gd
