@@ -20,9 +20,11 @@ from typing import Any
 
 from common import finish, parser
 from games_run import GamesRun
+from penstock.core.run_dir import has_checkpoint
 
 PERIOD_S = 0.1
 ROLES = ("connector-0", "learner-0")
+LIMITS = ("run.restarts=1000", "run.max_restarts=1000", "checkpoint.every_steps=10")
 # A kill comes at any moment of the work between two.
 BETWEEN_S = (0.2, 2.0)
 
@@ -35,11 +37,14 @@ def main() -> None:
     args = made.parse_args()
 
     seconds: dict[str, list[float]] = {role: [] for role in ROLES}
-    with tempfile.TemporaryDirectory() as folder:
-        limits = ("run.restarts=1000", "run.max_restarts=1000", "checkpoint.every_steps=20")
-        run = GamesRun(Path(folder) / "run", *limits)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        GamesRun(Path(folder) / "run", *LIMITS) as run,
+    ):
         run.start_games(args.games, PERIOD_S, killed_per_minute=0.0)
-        run.wait_for_training(more=5)
+        # A run whose learner dies before there is a checkpoint ends.
+        while not has_checkpoint(run.folder):
+            run.wait_for_training()
         for _ in range(args.kills):
             for role in ROLES:
                 time.sleep(random.uniform(*BETWEEN_S))

@@ -23,7 +23,7 @@ END_S = 60.0
 
 
 class GamesRun:
-    """The command, and the process of its games."""
+    """The command, and the process of its games; both have ended when the context is left."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         """Start the command, with its run in ``folder``."""
@@ -82,7 +82,7 @@ class GamesRun:
         began_s = time.monotonic()
         target = self.updates + more
         while self.updates < target:
-            assert self._command.poll() is None, self._log.name
+            assert self._command.poll() is None, Path(self._log.name).read_text()
             assert time.monotonic() < began_s + START_S, "the run does not train"
             time.sleep(0.05)
         return time.monotonic() - began_s
@@ -96,12 +96,20 @@ class GamesRun:
         raise LookupError(role)
 
     def end(self) -> dict[str, Any]:
-        """End the run, then the games; returns the summary."""
+        """End the run while games play; returns the summary."""
         self._command.send_signal(signal.SIGTERM)
         out, _ = self._command.communicate(timeout=END_S)
-        if self._games is not None:
-            self._games.terminate()
-            self._games.wait()
-        self._log.close()
         summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         return summary
+
+    def __enter__(self) -> GamesRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._command.poll() is None:
+            self._command.terminate()
+            self._command.communicate()
+        if self._games is not None:
+            self._games.kill()
+            self._games.wait()
+        self._log.close()

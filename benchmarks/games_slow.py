@@ -34,8 +34,7 @@ def main() -> None:
     made.add_argument("--killed", type=float, default=100.0, help="a minute")
     args = made.parse_args()
 
-    with tempfile.TemporaryDirectory() as folder:
-        run = GamesRun(Path(folder) / "run")
+    with tempfile.TemporaryDirectory() as folder, GamesRun(Path(folder) / "run") as run:
         run.start_games(args.games, PERIOD_S, args.killed)
         run.wait_for_training()
         rows, samples = measure(run, 60.0 * args.minutes)

@@ -2,8 +2,7 @@
 
 A seat of a game is a stream of its own, whose slots have one environment. So such a run has
 `actors.envs` 1, as many slots in a batch as an ordinary run has environments in one, and as
-`actors.count` the number of all environments: batches, memory and exploration are those of that
-run.
+`actors.count` the number of all environments: batches and memory are those of that run.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ DEFAULTS = (
 """Options of such a run, over those of its target and under those of the user."""
 
 
-def seat_options(cfg: Sections) -> tuple[str, ...]:
+def seat_options(cfg: Sections) -> list[str]:
     """Returns the options by which slots of one seat have the place of slots of ``actors.envs``."""
     envs = cfg.actor_envs
     seats = min(cfg.first_actors * envs, MOST_PROCESSES)
-    options = (f"actors.count={seats}", "actors.envs=1", "transport.connectors=1")
+    options = [f"actors.count={seats}", "actors.envs=1", "transport.connectors=1"]
     if cfg.algo.trains_on == "unrolls":
-        options += (f"learner.batch_slots={cfg.learner.batch_slots * envs}",)
+        options.append(f"learner.batch_slots={cfg.learner.batch_slots * envs}")
     return options
 
 

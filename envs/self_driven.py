@@ -45,7 +45,8 @@ def games_info(env: EnvConfig) -> EnvInfo:
         UserError: if they are missing or are no spaces, or if Penstock cannot play them.
     """
     try:
-        observation_space, action_space = (from_json(env.kwargs[key], sys.maxsize) for key in KEYS)
+        encoded: list[Any] = [env.kwargs[key] for key in KEYS]
+        observation_space, action_space = (from_json(space, sys.maxsize) for space in encoded)
     except (*DAMAGE, AssertionError) as error:
         raise UserError(
             f"env.id {GAMES_ID} needs the spaces of the games, env.kwargs.observation and "
@@ -54,6 +55,10 @@ def games_info(env: EnvConfig) -> EnvInfo:
         ) from error
     info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
     sides = env.kwargs.get(SIDES, [0])
+    if not isinstance(sides, list):
+        raise UserError(
+            f"env.kwargs.{SIDES} is {sides!r:.80}; give the side of each seat, as in [0, 1]"
+        )
     return replace(info, seating=seating_of(GAMES_ID, {SEATS: len(sides), SIDES: sides}))
 
 

@@ -107,9 +107,9 @@ def resolve_games_run(
     several environments, and frames are not stacked by the learner.
     """
     of_actors = resolve_resumed(target, overrides, resume, source)
-    defaults = DEFAULTS
+    defaults = [*DEFAULTS]
     if "transport.frame_stack" not in of_actors.own_options:
-        defaults += ("transport.frame_stack=null",)
+        defaults.append("transport.frame_stack=null")
     options = [*defaults, *overrides, *seat_options(of_actors.config)]
     return resolve_resumed(target, options, resume, source)
 

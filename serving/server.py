@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -157,9 +157,11 @@ def make_server(
     class ServerOfGames(uvicorn.Server):
         """uvicorn, which does not know the games."""
 
-        def capture_signals(self) -> AbstractContextManager[None]:
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
             """Handle the signals that end the server while the context is open."""
-            return super().capture_signals() if handles_signals else nullcontext()
+            with super().capture_signals() if handles_signals else nullcontext():
+                yield
 
         async def startup(self, sockets: Any = None) -> None:
             """Start, and tell it."""

@@ -17,7 +17,13 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "clients" / "python"))
 
-from penstock_game import FIRST, TERMINATED, TRUNCATED, Game, Lost
+from penstock_game import (  # type: ignore[import-not-found, unused-ignore]
+    FIRST,
+    TERMINATED,
+    TRUNCATED,
+    Game,
+    Lost,
+)
 
 # The bounds of gymnasium's environment, with one that JSON has in place of infinity.
 LIMITS = [4.8, 1e30, 0.41887903213500977, 1e30]

@@ -89,9 +89,7 @@ def test_games_and_league_go_on_after_the_service_and_the_learner_were_killed(
     command = serve_env(penstock, port, f"run.dir={folder}")
     wait_for_games(command, folder, 50)
     for role in ("connector-0", "learner-0", "connector-0"):
-        pid = command.pid_of(role)
-        os.kill(pid, signal.SIGKILL)
-        command.wait_until(lambda role=role, pid=pid: command.pid_of(role) not in (0, pid))
+        kill(command, role)
         wait_for_games(command, folder, 50)
 
     command.process.send_signal(signal.SIGTERM)
@@ -101,6 +99,13 @@ def test_games_and_league_go_on_after_the_service_and_the_learner_were_killed(
     counts = last(folder)
     assert ROUNDS * counts["league_games"] <= counts["trained_steps"]
     assert counts["league_games"] == counts["episodes"]
+
+
+def kill(command: Command, role: str) -> None:
+    """Kills a role, and waits for its next process."""
+    pid = command.pid_of(role)
+    os.kill(pid, signal.SIGKILL)
+    command.wait_until(lambda: command.pid_of(role) not in (0, pid))
 
 
 def wait_for_games(command: Command, folder: Path, count: int) -> None:
