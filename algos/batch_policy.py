@@ -154,14 +154,11 @@ class BatchPolicy:
             batches = [
                 self.act(observations[rows], state[rows], numbers[rows]) for rows in _slices(count)
             ]
-            actions, next_states, recorded = zip(*batches, strict=True)
+            names = batches[0].recorded
             return RecordedBatch(
-                np.concatenate(actions),
-                np.concatenate(next_states),
-                {
-                    name: np.concatenate([columns[name] for columns in recorded])
-                    for name in recorded[0]
-                },
+                np.concatenate([batch.actions for batch in batches]),
+                np.concatenate([batch.next_state for batch in batches]),
+                {name: _joined([batch.recorded[name] for batch in batches]) for name in names},
             )
 
         workspace = self._compute(observations, state)

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -444,12 +444,12 @@ class _RowColumn:
         self.items[items] = values
 
 
-def _row_columns(spec: SlotSpec, images: Mapping[str, Array]) -> dict[str, _RowColumn]:
+def _row_columns(spec: SlotSpec, images: Mapping[str, npt.NDArray[Any]]) -> dict[str, _RowColumn]:
     """Returns the columns of all places by name, without a copy.
 
     ``images`` has each block of the places, ``[places, *block.shape]``.
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for name, block in images.items():
         fields = block.dtype.names
         arrays |= {name: block} if fields is None else {field: block[field] for field in fields}

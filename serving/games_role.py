@@ -1,9 +1,10 @@
 """The service of `penstock serve-env`: games play on its port, and a learner trains on that.
 
 It is a connector: attached to its learner's memory by a lane, it fills slots with what games play
-(`recorder.py`), and decides for them by the newest weights on the learner's board (`service.py`).
-One loop does all that, and so its heartbeat. When the learner ends, games are told to connect again
-and the process is started anew, as their episodes so far are of a learner that is gone.
+(`game_recorder.py`), and decides for them by the newest weights on the learner's board
+(`service.py`). One loop does all that, and so its heartbeat. When the learner ends, games are told
+to connect again and the process is started anew, as their episodes so far are of a learner that is
+gone.
 """
 
 from __future__ import annotations

@@ -235,6 +235,7 @@ class Service:
 
         Returns: the rows at fault. Their seats must begin new episodes.
         """
+        packed: Array | None = None
         outcomes = self.seats.take(rows)
         if not outcomes.any():  # all go on, as most do
             packed, faults = self._take_shown(rows.seat, observations)
@@ -259,7 +260,6 @@ class Service:
         # An observation is checked also where an episode ends.
         is_shown = (outcomes == DECIDE) | ((outcomes == END) & (rows.flags & LEAVES == 0))
         shown = np.flatnonzero(is_shown)
-        packed: Array | None = None
         if len(shown):
             goes_on = outcomes[shown] == DECIDE
             packed, further = self._take_shown(rows.seat[shown], observations[shown], goes_on)
