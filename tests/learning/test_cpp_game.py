@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from c_games import POLE_GAME, build, needs_compilers
 from pages import code
 from penstock.configs.yaml_text import parse
-from train_command import Penstock, assert_balanced
+from train_command import Command, Penstock, assert_balanced, stop_commands
 
 pytestmark = [
     pytest.mark.learning,
@@ -20,6 +22,13 @@ pytestmark = [
     pytest.mark.timeout(240),
     needs_compilers,
 ]
+
+
+@pytest.fixture
+def penstock(tmp_path: Path) -> Iterator[Penstock]:
+    """Start a command in the folder of the test, at whose end it is stopped."""
+    yield partial(Command, tmp_path)
+    stop_commands()
 
 
 def free_port() -> str:
