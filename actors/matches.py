@@ -221,7 +221,7 @@ class FrozenPlayer(_Steady):
             sample: whether actions are drawn as in training; False takes the most probable ones.
         """
         self._policy = policy
-        self._choose = policy.act if sample else policy.greedy
+        self._choose = policy.play if sample else policy.greedy
         self.draws = np.full(len(policy.state), NO_DRAW, np.uint64)
 
     def begin(self, first: Flags, new_games: Flags) -> None:
@@ -319,10 +319,10 @@ class Chair:
             self._next.policy.reset(first)
 
     def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
-        actions = self._present.policy.act(obs)
+        actions = self._present.policy.play(obs)
         if not self._is_changing:
             return actions
-        next_actions = self._next.policy.act(obs)
+        next_actions = self._next.policy.play(obs)
         changed = self._changed.reshape(-1, *(1,) * (actions.ndim - 1))
         return np.where(changed, next_actions, actions)
 
