@@ -88,6 +88,9 @@ class LeagueColumns:
         self._name = config.env.id
 
     def record(self, step: Step) -> tuple[Array, ...]:
+        if not self._outcome.any():
+            return self._opponent, self._outcome  # nobody has won or lost
+
         outcome = np.sign(self._outcome)
         if np.isnan(outcome).any():
             raise UserError(

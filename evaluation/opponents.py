@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.actors.matches import BotPlayer, FrozenPlayer, Matches, Plan
+from penstock.actors.matches import Matches, Plan
+from penstock.actors.opponent import BotPlayer, FrozenPlayer
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.params import Float32

@@ -108,6 +108,13 @@ class ActionSampler(ABC):
     def sample(self) -> npt.NDArray[Any]:
         """Returns actions ``[envs, ...]`` as in training."""
 
+    def draw(self) -> npt.NDArray[Any]:
+        """Returns the actions that `sample` would return, by the same random numbers.
+
+        What is `recorded` has no meaning afterwards.
+        """
+        return self.sample()
+
     @abstractmethod
     def greedy(self) -> npt.NDArray[Any]:
         """Returns the best actions ``[envs, ...]`` by the outputs."""
@@ -160,6 +167,18 @@ class CategoricalSampler(ActionSampler):
         self.recorded = {"behaviour_logp": self._logp}
 
     def sample(self) -> Int32:
+        actions = self.draw()
+
+        # The log-probability is the action's logit, taken from the flat array, less log(total).
+        chosen = self._chosen
+        np.multiply(chosen, self._offsets.size, out=chosen)
+        np.add(chosen, self._offsets, out=chosen)
+        self.outputs.take(chosen, out=self._logp, mode="clip")
+        np.log(self._sums[-1], out=self._row)
+        np.subtract(self._logp, self._row, out=self._logp)
+        return actions
+
+    def draw(self) -> Int32:
         logits = self.outputs
         sums = self._sums
         row = self._row
@@ -181,13 +200,6 @@ class CategoricalSampler(ActionSampler):
         np.less_equal(sums[:-1], row, out=self._below)
         np.add.reduce(self._below, axis=0, dtype=np.intp, out=chosen)
         np.copyto(self._actions, chosen, casting="same_kind")
-
-        # The log-probability is the action's logit, taken from the flat array, less log(total).
-        np.multiply(chosen, self._offsets.size, out=chosen)
-        np.add(chosen, self._offsets, out=chosen)
-        logits.take(chosen, out=self._logp, mode="clip")
-        np.log(total, out=row)
-        np.subtract(self._logp, row, out=self._logp)
         return self._actions
 
     def greedy(self) -> Int32:
@@ -236,6 +248,11 @@ class MultiCategoricalSampler(ActionSampler):
         for column, sampler in zip(self._columns, self._samplers, strict=True):
             column[:] = sampler.sample()
             self._logp += sampler.recorded["behaviour_logp"]
+        return self._actions
+
+    def draw(self) -> Int32:
+        for column, sampler in zip(self._columns, self._samplers, strict=True):
+            column[:] = sampler.draw()
         return self._actions
 
     def greedy(self) -> Int32:

@@ -106,6 +106,11 @@ class Policy:
         self._forward(obs)
         return self.decider.sample()
 
+    def play(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns the actions that `act` would return, for rows of which nothing is recorded."""
+        self._forward(obs)
+        return self.decider.draw()
+
     def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the best actions by the network, with the shape of those of `act`."""
         self._forward(obs)

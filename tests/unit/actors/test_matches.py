@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actors.matches import (
-    BotPlayer,
-    Chair,
-    FrozenPlayer,
-    Matches,
-    Plan,
-    make_environments,
-)
+from penstock.actors.matches import Matches, Plan, make_environments
+from penstock.actors.opponent import BotPlayer, Chair, FrozenPlayer
 from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError

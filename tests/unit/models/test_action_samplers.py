@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from penstock.models.acting.categorical import ActionSampler, MultiCategoricalSampler
+from penstock.models.acting.categorical import (
+    ActionSampler,
+    CategoricalSampler,
+    EpsilonGreedySampler,
+    MultiCategoricalSampler,
+)
 from penstock.models.acting.gaussian import GaussianSampler
 from penstock.models.actions import Choices, Numbers
 from penstock.models.distributions import distribution
@@ -85,3 +91,19 @@ def test_log_densities_of_continuous_actions_equal_the_learners(
     assert recorded.shape == (ENVS, 2, 2)
     found = distribution(spec, torch.from_numpy(outputs)).logp(recorded)
     np.testing.assert_allclose(decider.recorded["behaviour_logp"], found, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["categorical", "choices", "epsilon_greedy", "gaussian"])
+def test_actions_drawn_without_records_equal_those_of_sample(kind: str) -> None:
+    make: dict[str, Callable[[np.random.Generator], ActionSampler]] = {
+        "categorical": lambda rng: CategoricalSampler(4, ENVS, rng),
+        "choices": lambda rng: MultiCategoricalSampler((3, 1), (2,), ENVS, rng),
+        "epsilon_greedy": lambda rng: EpsilonGreedySampler(4, np.full(ENVS, 0.3), rng),
+        "gaussian": lambda rng: GaussianSampler((2,), ENVS, squashed=False, rng=rng),
+    }
+    sampling, drawing = (make[kind](np.random.default_rng(5)) for _ in range(2))
+    outputs = np.random.default_rng(6).normal(size=(3, *sampling.outputs.shape))
+    for values in outputs:
+        sampling.outputs[:] = drawing.outputs[:] = values
+        assert drawing.draw().tobytes() == sampling.sample().tobytes()
+        assert drawing.state_dict() == sampling.state_dict()
