@@ -78,7 +78,7 @@ def measure(case: Case) -> dict[str, Any]:
     }
     times_us: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
-        order.shuffle(slots)  # type: ignore[arg-type]
+        order.shuffle(slots)
         for name, copy in ways.items():
             began_s = time.perf_counter()
             copy()

@@ -556,6 +556,8 @@ class ForeignStreams:
         self._envs = envs
         self._most = most
         self._last_slots: dict[tuple[int, int], LastSlot] = {}
+        self._keys_by_slot: dict[int, tuple[int, int]] = {}
+        """The streams whose last slot is still in the table, by that slot."""
 
     def last_slot(self, slot: Slot) -> LastSlot | None:
         """Returns the last slot of the stream of ``slot``; None if the stream is not known."""
@@ -564,8 +566,11 @@ class ForeignStreams:
     def set_last(self, slot: Slot, end: StreamEnd) -> None:
         """Make ``slot`` the last one of its stream; ``end`` tells how it ended."""
         key = self._key(slot)
-        self._last_slots.pop(key, None)
+        previous = self._last_slots.pop(key, None)
+        if previous is not None:
+            self._keys_by_slot.pop(previous.slot, None)
         self._last_slots[key] = LastSlot(int(slot.header["sequence"]), slot.index, end)
+        self._keys_by_slot[slot.index] = key
 
         if len(self._last_slots) > self._most:
             without_slot = (key for key, last in self._last_slots.items() if last.slot == NONE)
@@ -573,9 +578,9 @@ class ForeignStreams:
 
     def forget_slot(self, slot: int) -> None:
         """Note that ``slot`` was evicted; streams that ended in it may still go on."""
-        for key, last in self._last_slots.items():
-            if last.slot == slot:
-                self._last_slots[key] = last._replace(slot=NONE)
+        key = self._keys_by_slot.pop(slot, None)
+        if key is not None:
+            self._last_slots[key] = self._last_slots[key]._replace(slot=NONE)
 
     def to_list(self) -> list[Any]:
         """Returns JSON values and arrays, from which `load` makes the streams again."""
@@ -592,7 +597,10 @@ class ForeignStreams:
             if slot not in slots or not done.shape == reset.shape == age.shape == (self._envs,):
                 raise ValueError(f"a stream of actor {actor} that ends in slot {slot}")
             end = StreamEnd(done.astype(bool), reset.astype(bool), age.astype(np.int64))
-            self._last_slots[int(actor), int(incarnation)] = LastSlot(int(sequence), int(slot), end)
+            key = (int(actor), int(incarnation))
+            self._last_slots[key] = LastSlot(int(sequence), int(slot), end)
+            if slot != NONE:
+                self._keys_by_slot[int(slot)] = key
 
     @staticmethod
     def _key(slot: Slot) -> tuple[int, int]:
