@@ -2,8 +2,7 @@
 
 A seat of a game is a stream of its own, whose slots have one environment. So such a run has
 `actors.envs` 1, as many slots in a batch as an ordinary run has environments in one, and as
-`actors.count` the number of all environments: batches, memory and exploration are those of that
-run.
+`actors.count` the number of all environments: batches and memory are those of that run.
 """
 
 from __future__ import annotations

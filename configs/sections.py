@@ -150,7 +150,7 @@ class ActorsConfig(Section):
     games: Switch = False
     """Whether games play at the port of `penstock serve-env`, which sets this, in place of actor
     processes. `envs` is then 1, as each seat of a game has slots of its own, and `count` is the
-    number of seats for which memory and exploration are laid out; more may play."""
+    number of seats whose unrolls the learner has memory for at a time; more may play."""
 
 
 class ReplayConfig(Section):

@@ -36,6 +36,7 @@ from penstock.device.choice import device_of
 from penstock.envs import EnvInfo, probe
 from penstock.envs.make import FirstIndex
 from penstock.envs.seats import check_options, ranking_note
+from penstock.envs.self_driven import HOW
 from penstock.envs.space_json import brief_spaces
 from penstock.learner.chairs import new_session
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager, form_of_checkpoint
@@ -88,7 +89,7 @@ def run(ctx: RoleContext) -> None:
     info = probe(config.env, config.actors.env_threads, FirstIndex.LEARNER + ctx.learner)
     ctx.status.begin(Phase.STARTING)
     check_options(config, info.seating)
-    logger.info("%s", info.how)
+    logger.info("%s", HOW if config.actors.games else info.how)
     if ctx.learner == 0:
         for note in (kind_note(config, info), ranking_note(config, info.seating)):
             if note:

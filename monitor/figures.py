@@ -65,10 +65,7 @@ def figures(metrics: Metrics, stop: StopConfig | None) -> dict[str, str]:
     if "games" in metrics:
         shown["games"] = f"{_games(metrics)}, {count(m('seats_held'))} of them held"
     else:
-        shown["actors"] = f"{m('actors_alive')} alive, {m('actors_restarted')} restarted"
-    actor_shares = shares(role_mean(m("ledgers") or {}, "actor"))
-    if actor_shares:
-        shown["actors"] += f"; {actor_shares}"
+        shown["actors"] = _actors(metrics)
     if "eval_return_mean" in metrics:
         shown["evaluation"] = evaluated(metrics)
     if "learners_alive" in metrics:
@@ -221,6 +218,13 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
         else:  # an evaluation of an earlier version
             parts.append(f"evaluation {number(m('eval_return_mean'))}")
     return " | ".join(parts)
+
+
+def _actors(metrics: Metrics) -> str:
+    """Returns the number of actors, and their time."""
+    text = f"{metrics.get('actors_alive')} alive, {metrics.get('actors_restarted')} restarted"
+    actor_shares = shares(role_mean(metrics.get("ledgers") or {}, "actor"))
+    return f"{text}; {actor_shares}" if actor_shares else text
 
 
 def _games(metrics: Metrics) -> str:

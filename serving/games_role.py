@@ -318,7 +318,9 @@ class GamesProcess:
             raise self._error
         if is_over:
             await self._publish_the_rest()
-            self._report()
+            deadline_s = time.monotonic() + self._config.run.grace_s / 4
+            while not self._report() and time.monotonic() < deadline_s:
+                await asyncio.sleep(TICK_S / 10)
 
     def _on_started(self, port: int) -> None:
         """Report that games can connect."""
@@ -373,11 +375,11 @@ class GamesProcess:
             self._recorder.publish_waiting()
             await asyncio.sleep(TICK_S / 10)
 
-    def _report(self) -> None:
-        """Report the counters."""
+    def _report(self) -> bool:
+        """Report the counters; returns whether the supervisor's socket had room for them."""
         service = self._port.service
         recorder = self._recorder
-        self._ctx.report(
+        return self._ctx.report(
             "connector",
             index=self._ctx.index,
             incarnation=self._ctx.incarnation,

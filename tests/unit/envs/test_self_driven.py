@@ -45,7 +45,9 @@ def test_there_is_no_environment_to_make() -> None:
         make(config_of(PARTS, spaces.Discrete(3)).env, 1)
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"observation": {"Box": 3}, "action": {"Discrete": [2, 0]}}])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"observation": {"Box": 3}, "action": {"Discrete": [2, 0]}}]
+)
 def test_games_without_spaces_are_a_sentence(kwargs: dict[str, Any]) -> None:
     env = resolve("games").env.model_copy(update={"kwargs": kwargs})
     with pytest.raises(UserError, match=r"env\.id games needs the spaces of the games"):

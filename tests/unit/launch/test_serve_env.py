@@ -28,7 +28,7 @@ def test_slots_of_one_seat_have_the_steps_and_the_memory_of_an_ordinary_run(targ
     games = played(target)
     envs = ordinary.actor_envs
     assert (games.actors.games, games.actor_envs) == (True, 1)
-    # As many environments, and so as many steps on the ladder of exploration and in memory.
+    # Memory holds as many unrolls.
     assert games.first_actors == ordinary.first_actors * envs
     assert games.transport.slots == ordinary.transport.slots
     if ordinary.algo.trains_on == "unrolls":

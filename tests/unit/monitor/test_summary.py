@@ -167,6 +167,13 @@ def test_next_commands_include_eval_of_a_saved_and_resume_of_an_interrupted_run(
     ]
     assert [label for label, _ in found[-4:]] == ["next", "", "", ""]
 
+    of_games = [text for _, text in rows(summary, tmp_path, games_play=True)[-3:]]
+    assert of_games == [
+        f"penstock serve {tmp_path}",
+        f"penstock plot {tmp_path}",
+        f"penstock serve-env {tmp_path} --resume must",
+    ]
+
 
 @pytest.mark.parametrize(
     ("exit_reason", "saved", "commands"),

@@ -102,6 +102,14 @@ def test_members_and_win_rates_of_a_league_are_shown() -> None:
     assert "league" not in figures(METRICS, None)
 
 
+def test_games_are_shown_in_place_of_actors() -> None:
+    played = METRICS | {"games": 2, "actors_alive": 8, "seats_held": 3}
+    assert figure_line(played, None).endswith("| 2 games with 8 seats")
+    shown = figures(played, None)
+    assert shown["games"] == "2 games with 8 seats, 3 of them held"
+    assert "actors" not in shown
+
+
 def test_each_learner_and_each_connector_has_a_row() -> None:
     ranks = [
         {"rank": rank, "trained_steps_per_s": 8_000.0 - rank, "ledger": {"compute": 1.0 - rank / 4}}

@@ -172,6 +172,8 @@ def test_headline_of_an_ended_run_has_time_cause_and_command() -> None:
         "newest checkpoint has 1,200 trained steps.",
         "command": "penstock train '/runs/my run' --resume auto",
     }
+    of_games = end("died", None, seen_s=5.0, trained_steps=None, folder=Path("a"), games_play=True)
+    assert of_games["command"] == "penstock serve-env a --resume auto"
     failed = end("died", "no memory.", seen_s=None, trained_steps=None, folder=Path("a"))
     assert failed["text"] == "no memory. It has no checkpoint that can be read, so it begins anew."
     stopped = end("stopped", None, seen_s=5.0, trained_steps=7.0, folder=Path("a"))
