@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,10 +36,8 @@ def trained(folder: Path, preset: str, *options: str) -> Any:
     return penstock.load_policy(folder / "run", sample=True)
 
 
-def test_mirror_play_of_connect_four_beats_random_play_within_three_minutes(
-    tmp_path: Path,
-) -> None:
-    policy = trained(tmp_path, "connect_four", "stop.minutes=3")
+def share_won_against_random_play(policy: Any) -> float:
+    """Returns the share of games of connect four that a policy wins against random choices."""
     count = 500
     games = ConnectFour(count)
     observations, _ = games.reset(seed=1)
@@ -53,7 +53,39 @@ def test_mirror_play_of_connect_four_beats_random_play_within_three_minutes(
         observations, _, terminated, _, info = games.step(actions)
         first_ends = terminated[own] & np.isnan(outcomes)
         outcomes[first_ends] = info["outcome"][own][first_ends]
-    assert (outcomes > 0).mean() >= 0.95
+    return float((outcomes > 0).mean())
+
+
+def test_mirror_play_of_connect_four_beats_random_play_within_three_minutes(
+    tmp_path: Path,
+) -> None:
+    policy = trained(tmp_path, "connect_four", "stop.minutes=3")
+    assert share_won_against_random_play(policy) >= 0.95
+
+
+def test_games_that_connect_learn_connect_four_against_themselves_and_a_pool(
+    tmp_path: Path,
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    program = str(Path(__file__).parents[1] / "duel_games.py")
+    duels = ("128", "connect_four:ConnectFour")
+    options = ("league.mirror=0.5", "league.games=50", "league.snapshot_steps=50000")
+    limits = ("stop.env_steps=300000", "stop.minutes=4")
+    bind = ("--bind", f"tcp://127.0.0.1:{port}")
+    command = [sys.executable, "-m", "penstock", "serve-env", "connect_four", "run.dir=run", *bind]
+
+    games = subprocess.Popen(
+        [sys.executable, program, str(port), *duels], stdout=subprocess.DEVNULL
+    )
+    try:
+        run = [*command, *options, *limits]
+        subprocess.run(run, cwd=tmp_path, capture_output=True, check=True)
+    finally:
+        games.kill()
+        games.wait()
+    policy = penstock.load_policy(tmp_path / "run", sample=True)
+    assert share_won_against_random_play(policy) >= 0.8
 
 
 def judged(run: Path) -> tuple[PokerJudge, list[str]]:
