@@ -23,6 +23,7 @@ import pretended_gpu
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
+from penstock.core.specs import HEADER
 from penstock.envs import probe
 from penstock.learner.codecs.collective import SoloCollective
 from penstock.learner.codecs.registry import CODECS
@@ -97,7 +98,7 @@ def unrolls(made: Trainer) -> Any:
     return SimpleNamespace(
         tensors=tensors,
         arrays=arrays,
-        spans=[],
+        headers=np.zeros(0, HEADER),
         steps=arrays["alive"].size,
         summary=UnrollSummary.of(arrays),
         wait_on_device=lambda: None,
