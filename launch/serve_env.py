@@ -19,9 +19,8 @@ from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import Resume
 from penstock.core.web.listen import Listen, listen_at
 from penstock.launch import topology
-from penstock.launch.engines.registry import LOCAL
 from penstock.launch.resumed import resolve_resumed
-from penstock.launch.run import EngineChoice, print_result, run_dir_of
+from penstock.launch.run import LOCAL_ENGINE, EngineChoice, print_result, run_dir_of
 from penstock.serving.server import check_packages, connection_note
 
 RUN_DIR = "run.dir="
@@ -58,7 +57,7 @@ def serve_env(
     check_packages(COMMAND)
     listen = listen_at(bind, conditions)
     listen.check()
-    is_local = place.name == LOCAL
+    is_local = place.name == LOCAL_ENGINE.name
     if is_local:
         listen.check_tls()
 
