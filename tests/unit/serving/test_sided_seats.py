@@ -215,6 +215,15 @@ def test_a_game_may_end_and_begin_among_steps_that_arrive_together() -> None:
     assert table.learners() == [1]
 
 
+def test_a_result_counts_if_the_seats_leave_in_the_step_behind_it() -> None:
+    table = Table()
+    table.step(*begin(0, 1))
+    ends = [(0, TERMINATED, 1.0), (1, TERMINATED, -1.0)]
+    leaves = [(0, LEAVES, 0.0), (1, LEAVES, 0.0)]
+    assert table.take([ends, leaves]) == [RowOutcome.END] * 4
+    assert table.result(0) == [(True, NUMBER, 1)]
+
+
 def test_a_connection_that_vanishes_ends_its_games() -> None:
     table = Table(games=2)
     table.step(*begin(0, 1, 2, 3))
@@ -328,10 +337,11 @@ def test_random_rows_have_the_outcomes_of_the_rules_in_plain_python() -> None:
         assert outcomes == [expected[seat] for seat in seats], rows
         kinds |= {*outcomes}
         for seat, outcome in zip(seats, outcomes, strict=True):
-            phases[seat] = "acting" if outcome is RowOutcome.DECIDE else "idle"
             [(learns, draw, won)] = table.result(seat)
-            if outcome is RowOutcome.END and flags[seats.index(seat)] != LEAVES and learns and draw:
+            has_ended = outcome is RowOutcome.END and phases[seat] == "acting"
+            if has_ended and flags[seats.index(seat)] != LEAVES and learns and draw:
                 results.append((seat, won))
+            phases[seat] = "acting" if outcome is RowOutcome.DECIDE else "idle"
         table.answer()
         assert {*np.flatnonzero(table.seats.plays)} == game.playing
         assert table.learners() == sorted(game.playing & {game.learner})
