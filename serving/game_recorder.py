@@ -296,7 +296,7 @@ class GameRecorder:
     def leave(self, seats: Indices) -> None:
         """Abandon episodes in progress, and publish the rows of these places.
 
-        The next game of a place that had rows begins a new unroll, which is as old as its first row.
+        The next game of a place that had rows begins a new unroll, as old as its first row.
         """
         self.abandon(seats)
         flushed = seats[self._alive[seats].any(axis=1)]

@@ -161,8 +161,8 @@ class SidedSeats(SeatTable):
         seats = rows.seat[chosen]
         plays = self.plays[seats]
         if not plays.all():
-            # A seat that plays no game may say that it leaves. If it has just ended, what is recorded
-            # of that row stays.
+            # A seat that plays no game may say that it leaves. If it has ended just before, what is
+            # recorded of that row stays.
             may_leave = (outcomes[chosen] == END) & (rows.flags[chosen] & LEAVES != 0)
             self._row_learns[seats] &= self._has_ended[seats]
             outcomes[chosen[~plays & ~may_leave]] = RowOutcome.GAME_IS_OVER

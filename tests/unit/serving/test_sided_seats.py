@@ -156,7 +156,8 @@ def test_seats_that_end_in_different_steps_are_at_fault(together: bool) -> None:
     table.answer()
     assert table.seats.take_abandoned().tolist() == [0]
 
-    # Both begin anew, and what ended apart is forgotten.
+    # Both are told by their next rows, begin anew, and what ended apart is forgotten.
+    assert table.step(*begin(0, 1)) == [RowOutcome.END_REFUSED] * 2
     assert table.step(*begin(0, 1)) == [RowOutcome.DECIDE] * 2
     table.step((0, TERMINATED, 0.0), (1, TERMINATED, 0.5))
     assert table.result(1) == [(True, NUMBER, 1)]
@@ -265,10 +266,12 @@ class PlainGame:
         self.results: list[tuple[int, float]] = []  # learner and lead of each game that counts
 
     def take(self, rows: Sequence[Row], phases: dict[int, str]) -> dict[int, RowOutcome]:
-        """The outcomes of a STEP by seat; ``phases`` of its seats are idle or acting."""
+        """The outcomes of a STEP by seat; ``phases`` of its seats are idle, acting or refused."""
         outcomes = {}
         for seat, flags, _ in rows:  # what a seat alone may not do
-            if not flags & FIRST and phases[seat] == "idle" and not flags & LEAVES:
+            if phases[seat] == "refused" and not flags & (TERMINATED | TRUNCATED | LEAVES):
+                outcomes[seat] = RowOutcome.END_REFUSED
+            elif not flags & FIRST and phases[seat] != "acting" and not flags & LEAVES:
                 outcomes[seat] = RowOutcome.NOT_BEGUN
         if self.playing & outcomes.keys():
             self.playing = set()
@@ -298,7 +301,7 @@ class PlainGame:
             self.has_ended |= ending
             self.playing = set()
 
-        begins = [seat for seat, flags, _ in rows if flags & FIRST]
+        begins = [seat for seat, flags, _ in rows if flags & FIRST and seat not in outcomes]
         if self.playing & {*begins}:
             self.playing = set()
         if begins and not self.playing:
@@ -341,7 +344,13 @@ def test_random_rows_have_the_outcomes_of_the_rules_in_plain_python() -> None:
             has_ended = outcome is RowOutcome.END and phases[seat] == "acting"
             if has_ended and flags[seats.index(seat)] != LEAVES and learns and draw:
                 results.append((seat, won))
-            phases[seat] = "acting" if outcome is RowOutcome.DECIDE else "idle"
+            ends = flags[seats.index(seat)] & (TERMINATED | TRUNCATED | LEAVES)
+            if outcome is RowOutcome.DECIDE:
+                phases[seat] = "acting"
+            elif outcome is RowOutcome.END or not ends:
+                phases[seat] = "idle"
+            else:
+                phases[seat] = "refused"
         table.answer()
         assert {*np.flatnonzero(table.seats.plays)} == game.playing
         assert table.learners() == sorted(game.playing & {game.learner})
