@@ -54,7 +54,8 @@ def main() -> None:
         summary = run.end()
 
     accounting = summary["accounting"]
-    went = accounting["trained"] + (accounting["in_flight"] or 0)
+    assert summary["accounting_complete"], "the learner has ended without its final report"
+    went = accounting["trained"] + accounting["in_flight"]
     went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
     rows: list[list[Any]] = [["killed", "times", "median s", "longest s"]]
     rows += [

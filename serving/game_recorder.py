@@ -46,7 +46,7 @@ MEMORY_SHARE = 0.25
 COPIES = 3
 
 # What a place does. Numbers, and not an enum, for arithmetic with many places.
-NEW = 0  # nothing was seen
+NEW = 0  # nothing was seen since the last unroll was published
 BEGUN = 1  # obs[t] begins an episode, and is not decided
 SHOWN = 2  # obs[t] follows an action, and is not decided
 DECIDED = 3  # row t has an action, whose outcome is awaited
@@ -294,7 +294,10 @@ class GameRecorder:
         self._phase[seats] = phase
 
     def leave(self, seats: Indices) -> None:
-        """Abandon episodes in progress, and publish the rows of these places."""
+        """Abandon episodes in progress, and publish the rows of these places.
+
+        The next game of a place that had rows begins a new unroll, as old as its first row.
+        """
         self.abandon(seats)
         flushed = seats[self._alive[seats].any(axis=1)]
         for place in flushed.tolist():
@@ -304,7 +307,7 @@ class GameRecorder:
                 if block.shape[1] >= self._unroll:
                     block[place, t + 1 :] = block[place, t]
         self._complete(flushed)
-        self._phase[flushed] = OVER
+        self._phase[flushed] = NEW
 
     def observations(self, seats: Indices) -> Array:
         """Returns what the places were shown last, packed, ``[B, *shape]``: a copy."""

@@ -450,7 +450,8 @@ class Port:
             game = self.games.get(int(self.service.seats.game[place]))
             if game is not None and not game.is_closed:
                 assert game.places is not None
-                self._send_fault(game, place - game.places.start, fault.field, fault.reason)
+                seat_number = place - game.places.start
+                self._send_fault(game, seat_number, fault.field, fault.reason, fault.is_told)
 
     def _refuse_seats(
         self,
@@ -470,8 +471,10 @@ class Port:
                 game, int(seat), "seat", f"there is no seat {seat}; this game has 0 to {last}"
             )
 
-    def _send_fault(self, game: Game, seat: int, field: str, reason: str) -> None:
-        """Send a FAULT of a seat, and close a game with too many in one turn."""
+    def _send_fault(
+        self, game: Game, seat: int, field: str, reason: str, is_told: bool = True
+    ) -> None:
+        """Send a FAULT of a seat if it is told now, and close a game with too many in one turn."""
         if game.wire.is_closing():  # the peer has gone in the middle of the turn
             game.is_closed = True
             return
@@ -481,7 +484,7 @@ class Port:
             self._fail(
                 game, MessageError(field, f"more than {MOST_FAULTS} rows at fault; {reason}")
             )
-        else:
+        elif is_told:
             game.wire.send(fault_message(seat, field, reason))
 
     def _answer(self, decisions: DecidedRows) -> None:

@@ -3,6 +3,10 @@
 A seat is idle, is acting in an episode, or waits for its action. `outcome_of` says what a row does
 to it; all else is that rule for many rows at once. A seat at fault is deaf until the turn ends, as
 the rows behind the fault were sent before the game could know of it.
+
+A fault answers a row that awaits an answer. One that ends an episode does not, and the seat's next
+row may be under way already, whose answer the fault would be taken for. So that one is refused, and
+tells the fault.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ class SeatPhase(IntEnum):
     """It is in an episode, and its row is not decided yet."""
     AT_FAULT = 3
     """Its rows are ignored until the turn ends."""
+    REFUSED = 4
+    """Its last row ended an episode and was at fault, which the answer to its next row says."""
 
 
 class RowOutcome(IntEnum):
@@ -53,14 +59,17 @@ class RowOutcome(IntEnum):
     GAME_IS_OVER = 9
     ENDS_APART = 10
     GAME_GOES_ON = 11
+    # Of a row behind one that ended an episode and was at fault.
+    END_REFUSED = 12
 
 
 # Plain numbers for arithmetic with many rows, as in `messages`.
-IDLE, ACTING, WAITING, AT_FAULT = map(int, SeatPhase)
+IDLE, ACTING, WAITING, AT_FAULT, REFUSED = map(int, SeatPhase)
 DECIDE = int(RowOutcome.DECIDE)
 END = int(RowOutcome.END)
 IGNORE = int(RowOutcome.IGNORE)
 FIRST_FAULT = int(RowOutcome.UNKNOWN_FLAG)
+END_REFUSED = int(RowOutcome.END_REFUSED)
 FAULTS = {
     RowOutcome.UNKNOWN_FLAG: ("flags", f"flags has bits above {ALL_FLAGS}; send the known ones"),
     RowOutcome.FIRST_AND_LAST: (
@@ -88,6 +97,10 @@ FAULTS = {
         "flags",
         "the seat has ended, and others of its game play on; begin when all have ended",
     ),
+    RowOutcome.END_REFUSED: (
+        "flags",
+        "the row before it ended an episode and was at fault; begin by a row with flag 1",
+    ),
 }
 """The field and the sentence of each fault."""
 
@@ -105,8 +118,10 @@ def outcome_of(phase: SeatPhase, flags: int) -> RowOutcome:
     if flags & ENDED:
         if is_first:
             return RowOutcome.FIRST_AND_LAST
-        is_idle = phase is SeatPhase.IDLE
+        is_idle = phase in (SeatPhase.IDLE, SeatPhase.REFUSED)
         return RowOutcome.NOT_BEGUN if is_idle and not flags & LEAVES else RowOutcome.END
+    if phase is SeatPhase.REFUSED:
+        return RowOutcome.END_REFUSED
     return RowOutcome.DECIDE if is_first or phase is SeatPhase.ACTING else RowOutcome.NOT_BEGUN
 
 
@@ -226,6 +241,12 @@ class SeatTable:
         self.phase[seats] = AT_FAULT
         self._at_fault.append(seats)
 
+    def refuse(self, seats: Indices) -> None:
+        """Note that the observations of these seats' rows are at fault, which were taken."""
+        has_ended = self.phase[seats] == IDLE
+        self.phase[seats[has_ended]] = REFUSED
+        self.fail(seats[~has_ended])
+
     def are_waiting(self, seats: Indices) -> Bools:
         """Returns which of these seats wait for an action."""
         return np.asarray(self.phase[seats] == WAITING)
@@ -240,9 +261,14 @@ class SeatTable:
     def _take_different(self, rows: StepRows) -> npt.NDArray[np.uint8]:
         """Move seats on, none of which occurs twice; returns the outcomes."""
         outcomes = self._outcomes_of(rows)
-        self.phase[rows.seat] = _NEXT_PHASE[outcomes]
+        next_phase = _NEXT_PHASE[outcomes]
         if outcomes.max(initial=0) >= FIRST_FAULT:
-            self._at_fault.append(rows.seat[outcomes >= FIRST_FAULT])
+            is_at_fault = outcomes >= FIRST_FAULT
+            ends = (rows.flags & ENDED != 0) & (rows.flags & FIRST == 0)
+            is_refused = is_at_fault & ends & (self.phase[rows.seat] != WAITING)
+            next_phase[is_refused] = REFUSED
+            self._at_fault.append(rows.seat[is_at_fault & ~is_refused])
+        self.phase[rows.seat] = next_phase
         if self.state.shape[1]:
             begins = (rows.flags & FIRST != 0) & (outcomes == DECIDE)
             self.state[rows.seat[begins]] = 0

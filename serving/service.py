@@ -37,10 +37,12 @@ from penstock.serving.rows import ObservationReader, RowLayout, Rows, describe_l
 from penstock.serving.seats import (
     DECIDE,
     END,
+    END_REFUSED,
     FAULTS,
     FIRST_FAULT,
     IDLE,
     IGNORE,
+    REFUSED,
     Bools,
     Indices,
     RowOutcome,
@@ -64,6 +66,8 @@ class RowFault(NamedTuple):
     """Its number among the rows that were given."""
     field: str
     reason: str
+    is_told: bool = True
+    """Whether the game is told now; else it is by the answer to the seat's next row."""
 
 
 class DecidedRows(NamedTuple):
@@ -140,6 +144,8 @@ class Service:
         """The most memory that a space in HELLO may take: one that fits takes no more."""
         self._to_env_actions = action_map(policy.action_space)
         self._pending: list[_Pending] = []
+        self._untold: dict[int, RowFault] = {}
+        """By place: the faults of rows that ended episodes, which games are told later."""
         self._stamp: Stamp | None = None
         """Of the weights that `load` got."""
 
@@ -196,6 +202,8 @@ class Service:
 
     def leave(self, places: range) -> None:
         """Free the places of a game that has left; not between `take` and `decide`."""
+        for place in [place for place in self._untold if place in places]:
+            del self._untold[place]
         if self.recorder is not None:
             self.recorder.leave(np.arange(places.start, places.stop))
             # A row that waits for a place that is held must not be decided for the next game.
@@ -233,7 +241,7 @@ class Service:
             rows: their seats, flags and rewards.
             observations: their observations as bytes, ``[rows, nbytes]``, writable.
 
-        Returns: the rows at fault. Their seats must begin new episodes.
+        Returns: the rows at fault. Their seats must begin new episodes when they are told.
         """
         packed: Array | None = None
         outcomes = self.seats.take(rows)
@@ -266,7 +274,22 @@ class Service:
             faults += [fault._replace(row=int(shown[fault.row])) for fault in further]
         if self.recorder is not None:
             self._record(rows, outcomes, shown, packed, faults)
-        return faults
+        return [self._when_told(rows.seat, outcomes, fault) for fault in faults]
+
+    def _when_told(
+        self, seat: Indices, outcomes: npt.NDArray[np.uint8], fault: RowFault
+    ) -> RowFault:
+        """Returns what a game is told now of a fault; that of a row that ended an episode waits."""
+        place = int(seat[fault.row])
+        if self.seats.phase[place] == REFUSED:
+            self._untold[place] = fault
+            return fault._replace(is_told=False)
+        untold = self._untold.pop(place, None)
+        if outcomes[fault.row] != END_REFUSED:
+            return fault
+        if untold is None:  # it was told just now, as both rows have arrived together
+            return fault._replace(is_told=False)
+        return untold._replace(row=fault.row)
 
     def _take_shown(
         self, seat: Indices, observations: Rows, goes_on: Bools | None = None
@@ -277,7 +300,7 @@ class Service:
         """
         packed, reasons = self.observations.read(observations, goes_on)
         if reasons:
-            self.seats.fail(seat[list(reasons)])
+            self.seats.refuse(seat[list(reasons)])
         if goes_on is None:
             self._pending.append(_Pending(seat, packed))
         else:

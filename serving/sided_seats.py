@@ -86,7 +86,7 @@ class SidedSeats(SeatTable):
         self._has_ended = np.zeros(capacity, np.bool_)  # whether it has been in its present game
         self._returns = np.zeros(capacity)
         self._counts_result = np.zeros(capacity, np.bool_)  # first learning seat of a match
-        # What is recorded of its last row that began no episode; a turn has one at most.
+        # What is recorded of the last row in which it played on or ended; a turn has one at most.
         self._row_learns = np.zeros(capacity, np.bool_)
         self._row_draw = np.zeros(capacity, np.uint64)
         self._row_outcome = np.zeros(capacity, np.int8)
@@ -161,9 +161,10 @@ class SidedSeats(SeatTable):
         seats = rows.seat[chosen]
         plays = self.plays[seats]
         if not plays.all():
-            # A seat that plays no game may say again that it leaves.
+            # A seat that plays no game may say that it leaves. If it has ended just before, what is
+            # recorded of that row stays.
             may_leave = (outcomes[chosen] == END) & (rows.flags[chosen] & LEAVES != 0)
-            self._row_learns[seats] = False
+            self._row_learns[seats] &= self._has_ended[seats]
             outcomes[chosen[~plays & ~may_leave]] = RowOutcome.GAME_IS_OVER
             chosen = chosen[plays]
             seats = seats[plays]

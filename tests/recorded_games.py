@@ -143,8 +143,9 @@ def expected_slots(events: list[Event], unroll: int, discount: float = 1.0) -> l
                         close(current.obs[-1])
                         row = Row(template.decision, is_last_look=template.is_last_look)
                         row.repeats = True
+                    current = ExpectedSlot([], [])
                     row = Row()
-                    status = "over"
+                    status = "new"
     return slots
 
 

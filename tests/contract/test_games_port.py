@@ -214,12 +214,38 @@ def test_a_fault_names_seat_and_field_and_the_other_seats_go_on(
     game.act(observations, [FIRST] * 3)
     observations[1, 2] = value
     game.send(step([0, 2, 1], game.rows(observations), [0, flags, 0], [0.0, reward, 0.0]))
+    if flags == TERMINATED:  # the answer to the next row says it
+        assert game.read_acts().seats == [0, 1]
+        game.send(step([2], game.rows(AT_REST), [FIRST]))
     fault = game.read_fault()
     assert (fault["seat"], fault["field"]) == (2, field)
-    assert game.read_acts().seats == [0, 1]
+    if flags != TERMINATED:
+        assert game.read_acts().seats == [0, 1]
 
     # The seat goes on with a new episode.
     assert [*game.act(AT_REST, [FIRST], [2])] == [2]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("reward", "value"), [(np.nan, 0.0), (0.0, np.nan)])
+def test_a_fault_of_a_last_row_is_the_one_answer_to_the_first_row_behind_it(
+    game: GameClient, reward: float, value: float, together: bool
+) -> None:
+    game.act(AT_REST, [FIRST])
+    last = step([0], game.rows(np.full((1, 4), value, np.float32)), [TERMINATED], [reward])
+    first = step([0], game.rows(AT_REST), [FIRST])
+    if together:
+        game.send(last, first)
+    else:
+        game.send(last)
+        game.act(AT_REST, [FIRST], [1])  # a turn has passed
+        game.send(first)
+    assert game.read_fault()["field"] == ("observation" if value else "reward")
+
+    # No other answer comes, which the game would take for that to its next row.
+    for flags in (FIRST, 0, 0):
+        game.send(step([0], game.rows(AT_REST), [flags]))
+        assert game.read_acts().seats == [0]
 
 
 def test_a_row_before_the_first_one_is_a_fault(game: GameClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,27 @@ def test_games_of_one_episode_a_connection_lose_no_return(tmp_path: Path) -> Non
         recorded += columns["episode_return"][ends].tolist()
     assert len(recorded) == len(played)
     np.testing.assert_allclose(sorted(recorded), sorted(played), rtol=1e-5, atol=1e-5)
+
+
+def test_an_unroll_is_not_older_than_the_game_that_played_it(tmp_path: Path) -> None:
+    policy = recorded_policy(tmp_path, "cartpole", "actors.unroll=4")
+    games = RecordedGames(policy, seed=0, games=0)
+    joined_s = []
+    for _ in range(2):
+        joined_s.append(time.monotonic())
+        game = games.join()
+        for flags in (FIRST, 0, 0):
+            observation = policy.observation_space.sample()
+            games.take([Message(game, game.seats[0], flags, 1.0, observation)])
+            games.answer()
+        games.leave(game)
+        games.learn()
+        time.sleep(0.01)
+
+    [slots] = games.published.values()
+    assert len(slots) == 2
+    for slot, at_s in zip(slots, joined_s, strict=True):
+        assert slot.header["started_s"] > at_s
 
 
 def test_seats_beyond_a_quarter_of_the_free_memory_are_refused(

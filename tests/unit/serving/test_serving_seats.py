@@ -57,6 +57,9 @@ def playing(count: int = 4) -> SeatTable:
         (SeatPhase.WAITING, 0, RowOutcome.NOT_ANSWERED),
         (SeatPhase.WAITING, FIRST, RowOutcome.NOT_ANSWERED),
         (SeatPhase.AT_FAULT, FIRST, RowOutcome.IGNORE),
+        (SeatPhase.REFUSED, FIRST, RowOutcome.END_REFUSED),
+        (SeatPhase.REFUSED, TERMINATED, RowOutcome.NOT_BEGUN),
+        (SeatPhase.REFUSED, LEAVES, RowOutcome.END),
     ],
 )
 def test_a_row_has_the_outcome_of_its_phase(
@@ -122,7 +125,10 @@ def test_many_rows_at_once_are_taken_as_one_after_another() -> None:
                 assert outcome >= RowOutcome.IGNORE
             else:
                 assert outcome == expected, (turn, seats, flags)
-            if expected >= FIRST_FAULT:
+            ends = flag & (TERMINATED | TRUNCATED | LEAVES) and not flag & FIRST
+            if expected >= FIRST_FAULT and ends and phases[seat] is not SeatPhase.WAITING:
+                phases[seat] = SeatPhase.REFUSED
+            elif expected >= FIRST_FAULT:
                 phases[seat] = SeatPhase.AT_FAULT
             elif expected == RowOutcome.DECIDE:
                 phases[seat] = SeatPhase.WAITING

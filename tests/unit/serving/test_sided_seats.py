@@ -156,7 +156,8 @@ def test_seats_that_end_in_different_steps_are_at_fault(together: bool) -> None:
     table.answer()
     assert table.seats.take_abandoned().tolist() == [0]
 
-    # Both begin anew, and what ended apart is forgotten.
+    # Both are told by their next rows, begin anew, and what ended apart is forgotten.
+    assert table.step(*begin(0, 1)) == [RowOutcome.END_REFUSED] * 2
     assert table.step(*begin(0, 1)) == [RowOutcome.DECIDE] * 2
     table.step((0, TERMINATED, 0.0), (1, TERMINATED, 0.5))
     assert table.result(1) == [(True, NUMBER, 1)]
@@ -215,6 +216,15 @@ def test_a_game_may_end_and_begin_among_steps_that_arrive_together() -> None:
     assert table.learners() == [1]
 
 
+def test_a_result_counts_if_the_seats_leave_in_the_step_behind_it() -> None:
+    table = Table()
+    table.step(*begin(0, 1))
+    ends = [(0, TERMINATED, 1.0), (1, TERMINATED, -1.0)]
+    leaves = [(0, LEAVES, 0.0), (1, LEAVES, 0.0)]
+    assert table.take([ends, leaves]) == [RowOutcome.END] * 4
+    assert table.result(0) == [(True, NUMBER, 1)]
+
+
 def test_a_connection_that_vanishes_ends_its_games() -> None:
     table = Table(games=2)
     table.step(*begin(0, 1, 2, 3))
@@ -256,10 +266,12 @@ class PlainGame:
         self.results: list[tuple[int, float]] = []  # learner and lead of each game that counts
 
     def take(self, rows: Sequence[Row], phases: dict[int, str]) -> dict[int, RowOutcome]:
-        """The outcomes of a STEP by seat; ``phases`` of its seats are idle or acting."""
+        """The outcomes of a STEP by seat; ``phases`` of its seats are idle, acting or refused."""
         outcomes = {}
         for seat, flags, _ in rows:  # what a seat alone may not do
-            if not flags & FIRST and phases[seat] == "idle" and not flags & LEAVES:
+            if phases[seat] == "refused" and not flags & (TERMINATED | TRUNCATED | LEAVES):
+                outcomes[seat] = RowOutcome.END_REFUSED
+            elif not flags & FIRST and phases[seat] != "acting" and not flags & LEAVES:
                 outcomes[seat] = RowOutcome.NOT_BEGUN
         if self.playing & outcomes.keys():
             self.playing = set()
@@ -289,7 +301,7 @@ class PlainGame:
             self.has_ended |= ending
             self.playing = set()
 
-        begins = [seat for seat, flags, _ in rows if flags & FIRST]
+        begins = [seat for seat, flags, _ in rows if flags & FIRST and seat not in outcomes]
         if self.playing & {*begins}:
             self.playing = set()
         if begins and not self.playing:
@@ -328,10 +340,17 @@ def test_random_rows_have_the_outcomes_of_the_rules_in_plain_python() -> None:
         assert outcomes == [expected[seat] for seat in seats], rows
         kinds |= {*outcomes}
         for seat, outcome in zip(seats, outcomes, strict=True):
-            phases[seat] = "acting" if outcome is RowOutcome.DECIDE else "idle"
             [(learns, draw, won)] = table.result(seat)
-            if outcome is RowOutcome.END and flags[seats.index(seat)] != LEAVES and learns and draw:
+            has_ended = outcome is RowOutcome.END and phases[seat] == "acting"
+            if has_ended and flags[seats.index(seat)] != LEAVES and learns and draw:
                 results.append((seat, won))
+            ends = flags[seats.index(seat)] & (TERMINATED | TRUNCATED | LEAVES)
+            if outcome is RowOutcome.DECIDE:
+                phases[seat] = "acting"
+            elif outcome is RowOutcome.END or not ends:
+                phases[seat] = "idle"
+            else:
+                phases[seat] = "refused"
         table.answer()
         assert {*np.flatnonzero(table.seats.plays)} == game.playing
         assert table.learners() == sorted(game.playing & {game.learner})
