@@ -193,8 +193,11 @@ MUTATIONS = {
     "actions in the order of rows": (
         "numbers",
         """
-        true = client.Rows._answer
-        client.Rows._answer = lambda self, places, actions: true(self, sorted(places), actions)
+        true = client.np.frombuffer
+        def ordered(body, dtype, count, offset):
+            array = true(body, dtype, count, offset)
+            return client.np.sort(array) if dtype == "<u4" else array
+        client.np.frombuffer = ordered
         """,
         "take each action by its seat",
     ),
@@ -202,7 +205,10 @@ MUTATIONS = {
         "numbers",
         """
         true = client.Game._take_actions
-        client.Game._take_actions = lambda self, *rest: true(self, *rest) and 3
+        def hasty(self, body):
+            true(self, body)
+            self._is_waiting[:] = False
+        client.Game._take_actions = hasty
         """,
         "the flags|the reward|bytes came although",
     ),
