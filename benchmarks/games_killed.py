@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common import finish, parser
-from games_run import GamesRun
+from games_run import GamesRun, unaccounted
 from penstock.core.run_dir import has_checkpoint
 
 PERIOD_S = 0.1
@@ -55,19 +55,18 @@ def main() -> None:
 
     accounting = summary["accounting"]
     assert summary["accounting_complete"], "the learner has ended without its final report"
-    went = accounting["trained"] + accounting["in_flight"]
-    went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+    difference = unaccounted(accounting)
     rows: list[list[Any]] = [["killed", "times", "median s", "longest s"]]
     rows += [
         [role, len(times), statistics.median(times), max(times)] for role, times in seconds.items()
     ]
-    rows.append(["games connected", connected, "difference", accounting["produced"] - went])
+    rows.append(["games connected", connected, "difference", difference])
     result = {
         "games": args.games,
         "connected": connected,
         "seconds": seconds,
         "accounting": accounting,
-        "difference": accounting["produced"] - went,
+        "difference": difference,
         "exit_reason": summary["exit_reason"],
     }
     finish("games_killed", result, rows, args)

@@ -16,13 +16,11 @@ a slot of each.
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,21 +28,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-import penstock
 from common import compile_package, finish, parser
-from penstock.algos.registry import algorithm
-from penstock.algos.samples import slot_spec
-from penstock.core.descriptors import wait_readable
-from penstock.core.params import Stamp
-from penstock.core.web.listen import Listen
-from penstock.serving.game_recorder import GameRecorder
 from penstock.serving.port import MOST_GAMES, Port
-from penstock.serving.server import make_server
-from penstock.serving.service import MOST_SEATS, Service
-from penstock.transport.shm.store import SlotStore, drain_event
+from penstock.serving.service import Service
+from penstock.transport.shm.store import SlotStore
+from recording_service import FORK, recording_service, serve_port, take_slots
 from serve import SEATS, WAIT_S, Agent, Game, Rate, Served, cartpole_agent, rate_of, step_message
 
-FORK = multiprocessing.get_context("fork")
 ROWS = 50  # of an episode
 MANY_SEATS = 2048
 SLOTS = 2 * MANY_SEATS
@@ -172,67 +162,31 @@ def memory_of_seats(agent: Agent, *, records: bool) -> float:
 @contextmanager
 def serving(agent: Agent, *, records: bool) -> Iterator[Served]:
     """Run a service, and what takes in its slots if it records."""
-    config = agent.policy.config
-    actors = config.actors.model_copy(update={"envs": 1})
-    config = config.model_copy(update={"actors": actors})
-    store = SlotStore(slot_spec(config, agent.policy.info), SLOTS, lanes=1)
-    lane = store.open_lane(want=SLOTS)
-    ours, theirs = FORK.Pipe()
-    serve_games = partial(serve, agent, store if records else None, lane, config, theirs)
-    processes = [FORK.Process(target=serve_games), FORK.Process(target=free_slots, args=(store,))]
-    for process in processes:
-        process.start()
+    if records:
+        with recording_service(agent, agent.policy.config, SLOTS, free_slots) as served:
+            yield served
+        return
+    port, ready = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=serve, args=(agent, ready))
+    process.start()
     try:
-        assert ours.poll(WAIT_S), "the service has not begun"
-        pid = processes[0].pid
-        yield Served(ours.recv(), psutil.Process(pid))
+        assert port.poll(WAIT_S), "the service has not begun"
+        yield Served(port.recv(), psutil.Process(process.pid))
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        store.close()
+        process.kill()
+        process.join()
 
 
-def serve(
-    agent: Agent,
-    store: SlotStore | None,
-    lane: int,
-    config: penstock.Config,
-    ready: Connection,
-) -> None:
-    """Serve until killed; the port goes to ``ready``."""
-    policy = agent.policy
-    recorder = None
-    if store is not None:
-        recorder = GameRecorder(
-            config,
-            store.geometry.spec,
-            MOST_SEATS,
-            store.local_writer(lane),
-            first_actor=0,
-            incarnation=0,
-            process=partial(algorithm(config.algo).process, config.algo),
-        )
-    service = Service(policy, recorder=recorder)
-    if recorder is not None:
-        service.load(policy._weights, Stamp(0, 1))
-    listen = Listen(port=0)
-    server = make_server(
-        Port(service, None, MOST_GAMES), listen, started=lambda: None, ended=lambda figures: None
-    )
-    listener = listen.bind()
-    ready.send(listener.getsockname()[1])
-    server.run([listener])
+def serve(agent: Agent, ready: Connection) -> None:
+    """Serve until killed, without recording; the port goes to ``ready``."""
+    serve_port(Port(Service(agent.policy), None, MOST_GAMES), ready, started=lambda: None)
 
 
 def free_slots(store: SlotStore) -> None:
     """Take in slots and free them, until killed."""
     while True:
-        if wait_readable(store.filled_event, WAIT_S):
-            drain_event(store.filled_event)
-        store.collect()
-        while store.ready:
-            store.release(store.ready.popleft())
+        for _ in take_slots(store, WAIT_S):
+            pass
 
 
 if __name__ == "__main__":

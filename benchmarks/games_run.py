@@ -113,3 +113,10 @@ class GamesRun:
             self._games.kill()
             self._games.wait()
         self._log.close()
+
+
+def unaccounted(accounting: dict[str, Any]) -> int:
+    """Returns how many produced steps are neither trained, dropped, lost nor in flight."""
+    went = accounting["trained"] + accounting["in_flight"]
+    went += sum(accounting["dropped"].values()) + sum(accounting["lost"].values())
+    return int(accounting["produced"] - went)

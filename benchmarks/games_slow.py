@@ -19,7 +19,7 @@ from typing import Any
 
 from common import finish, parser
 from faults.vitals import memory
-from games_run import GamesRun
+from games_run import GamesRun, unaccounted
 
 PERIOD_S = 1.0
 # Connecting and the first unrolls take memory; it is flat from then on.
@@ -42,14 +42,6 @@ def main() -> None:
 
     warm = [sample for sample in samples if sample["s"] >= min(WARM_S, 30.0 * args.minutes)]
     growth = warm[-1]["memory_mb"] - warm[0]["memory_mb"]
-    went = sum(
-        (
-            accounting["trained"],
-            accounting["in_flight"],
-            *accounting["dropped"].values(),
-            *accounting["lost"].values(),
-        )
-    )
     result = {
         "minutes": args.minutes,
         "games": args.games,
@@ -59,7 +51,7 @@ def main() -> None:
         "memory_growth_mb": round(growth, 2),
         "p99_ms": statistics.median(sample["p99_ms"] for sample in warm),
         "accounting": accounting,
-        "difference": accounting["produced"] - went,
+        "difference": unaccounted(accounting),
     }
     rows.append(["median", "", "", result["cores"], "", result["p99_ms"], "", "", ""])
     finish("games_slow", result, rows, args)

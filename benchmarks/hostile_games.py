@@ -22,7 +22,6 @@ own log, and the exit code is 1 if one is missing, wrong, or if a slot is not so
 
 from __future__ import annotations
 
-import asyncio
 import json
 import multiprocessing as mp
 import random
@@ -43,20 +42,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
-import penstock
 from common import compile_package, finish, parser
-from penstock.algos.registry import algorithm
-from penstock.algos.samples import slot_spec
-from penstock.core.descriptors import wait_readable
-from penstock.core.params import Stamp
-from penstock.core.web.listen import Listen
-from penstock.serving.game_recorder import GameRecorder
-from penstock.serving.port import MOST_GAMES, Port
-from penstock.serving.server import make_server
-from penstock.serving.service import MOST_SEATS, Service
-from penstock.transport.shm.store import Slot, SlotStore, drain_event
+from penstock.transport.shm.store import Slot, SlotStore
+from recording_service import FORK, recording_service, take_slots
 from serve import (
     ACT,
     FIRST,
@@ -96,7 +85,6 @@ MARK = 5000
 SLOTS = 64
 QUIET_S = 1.0  # without a slot: all are there
 MOST_REWARD = 1e6
-FORK = mp.get_context("fork")
 
 NUMBERS = (0, 1, 7, 8, 255, 2**16, 2**24, 2**31 - 1, 2**31, 2**32 - 1)
 FLOATS = (0.0, -1.0, 1e6, 1.1e6, -3e38, float("nan"), float("inf"), float("-inf"))
@@ -421,79 +409,23 @@ def recording(agent: Agent) -> Iterator[Recorded]:
     agent.policy.sample = True
     config = agent.policy.config
     # Rewards are recorded as they came, so that they can be compared.
-    actors = config.actors.model_copy(update={"envs": 1})
     algo = config.algo.model_copy(update={"reward_scale": 1.0, "reward_clip": None})
-    config = config.model_copy(update={"actors": actors, "algo": algo})
-    store = SlotStore(slot_spec(config, agent.policy.info), SLOTS, lanes=1)
-    lane = store.open_lane(want=SLOTS)
+    config = config.model_copy(update={"algo": algo})
     stop = FORK.Event()
-    port, port_end = FORK.Pipe(duplex=False)
     findings, findings_end = FORK.Pipe(duplex=False)
-    service = FORK.Process(target=serve_recorded, args=(agent, config, store, lane, port_end))
-    check = FORK.Process(target=check_slots, args=(store, stop, findings_end))
-    processes = [service, check]
-    for process in processes:
-        process.start()
-    try:
-        assert port.poll(WAIT_S), "the service has not begun"
-        served = Served(port.recv(), psutil.Process(service.pid))
+    check = partial(check_slots, stop=stop, findings=findings_end)
+    with recording_service(agent, config, SLOTS, check) as served:
         yield Recorded(served, stop, findings)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-        store.close()
-
-
-def serve_recorded(
-    agent: Agent, config: penstock.Config, store: SlotStore, lane: int, ready: Connection
-) -> None:
-    """Serve until killed; the port goes to ``ready``."""
-    writer = store.local_writer(lane)
-    recorder = GameRecorder(
-        config,
-        store.geometry.spec,
-        MOST_SEATS,
-        writer,
-        first_actor=0,
-        incarnation=0,
-        process=partial(algorithm(config.algo).process, config.algo),
-    )
-    service = Service(agent.policy, recorder=recorder)
-    service.load(agent.policy._weights, Stamp(0, 1))
-    port = Port(service, None, MOST_GAMES)
-
-    def on_slots_lent() -> None:
-        """Go on with the seats that were held."""
-        drain_event(writer.event)
-        if recorder.publish_waiting():
-            port.turn_soon()
-
-    listen = Listen(port=0)
-    server = make_server(
-        port,
-        listen,
-        started=lambda: asyncio.get_running_loop().add_reader(writer.event, on_slots_lent),
-        ended=lambda figures: None,
-    )
-    listener = listen.bind()
-    ready.send(listener.getsockname()[1])
-    server.run([listener])
 
 
 def check_slots(store: SlotStore, stop: Event, findings: Connection) -> None:
     """Check slots and free them, until ``stop`` is set and none has come for a while."""
     check = SlotCheck()
-    while True:
-        if wait_readable(store.filled_event, QUIET_S):
-            drain_event(store.filled_event)
-        elif stop.is_set():
-            break
-        store.collect()
-        while store.ready:
-            index = store.ready.popleft()
+    is_last = False
+    while not is_last:
+        is_last = stop.is_set()
+        for index in take_slots(store, QUIET_S):
             check.take(store.slots[index])
-            store.release(index)
     findings.send(check.findings)
 
 

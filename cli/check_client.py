@@ -52,15 +52,12 @@ def check_client(
 def _describe(results: Sequence[PartResult]) -> str:
     """Returns the results as text, a line for each part and one for each departure."""
     lines: list[str] = []
+    departures = 0
     for result in results:
         if result.departure:
+            departures += 1
             lines.append(f"{result.part:18} departs after {result.rows} rows: {result.departure}")
         else:
             lines.append(f"{result.part:18} {result.rows} rows kept, {result.took_s:.1f} s")
-
-    departures = sum(bool(result.departure) for result in results)
-    if departures == 0:
-        lines.append("all kept")
-    else:
-        lines.append(f"{departures} of {len(results)} parts have a departure")
-    return "\n".join(lines)
+    summary = f"{departures} of {len(results)} parts have a departure" if departures else "all kept"
+    return "\n".join([*lines, summary])

@@ -7,8 +7,7 @@ connection that breaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import Enum
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,19 +17,19 @@ from penstock.core.observations import MASK
 
 
 class Answer(Enum):
-    """How the rows of a round are answered; the value is told in sentences."""
+    """How the rows of a round are answered."""
 
-    TOGETHER = "one ACT of all rows"
-    REVERSED = "one ACT, the last seat first"
-    SINGLE = "an ACT for each row"
-    DRIBBLED = "an ACT, byte by byte"
-    LATE = "an ACT after a pause"
-    FAULT_FIRST = "a FAULT of one seat, then an ACT of the others"
-    FAULT_LAST = "an ACT, then a FAULT of one seat"
-    FAULT_ALL = "a FAULT of every seat"
-    END = "END"
-    CUT = "half an ACT, and the end of the connection"
-    RESET = "a reset of the connection"
+    TOGETHER = auto()  # one ACT of all rows
+    REVERSED = auto()  # one ACT, the last seat first
+    SINGLE = auto()  # an ACT for each row
+    DRIBBLED = auto()  # an ACT, byte by byte
+    LATE = auto()  # an ACT after a pause, in which nothing may come
+    FAULT_FIRST = auto()  # a FAULT of one seat, then an ACT of the others
+    FAULT_LAST = auto()  # an ACT, then a FAULT of one seat
+    FAULT_ALL = auto()  # a FAULT of every seat
+    END = auto()
+    CUT = auto()  # half an ACT, and the end of the connection
+    RESET = auto()  # of the connection
 
 
 PLAIN = (Answer.TOGETHER, Answer.REVERSED, Answer.SINGLE, Answer.DRIBBLED, Answer.LATE)
@@ -44,7 +43,12 @@ EVENTS = {
     52: Answer.RESET,
     61: Answer.FAULT_LAST,
 }
-"""What happens instead, in this round or in the next one in which a row waits for an answer."""
+"""What happens instead in these rounds, in each of which a row waits for an answer."""
+
+
+def answer_of_round(number: int) -> Answer:
+    """Returns how a round is answered."""
+    return EVENTS.get(number, PLAIN[number % len(PLAIN)])
 
 
 class ScriptPart(NamedTuple):
@@ -59,6 +63,7 @@ def parts() -> list[ScriptPart]:
     """Returns all parts. Every kind of space occurs, and every kind of padding."""
     position = spaces.Box(-1.0, 1.0, (4,), np.float32)
     image = spaces.Box(0, 255, (6, 5, 3), np.uint8)
+    choices = spaces.MultiDiscrete([3, 5, 2], start=[1, 0, -1])
     low = np.array([[-3, 0, 100], [-(2**31), 7, -1]], np.int32)
     high = np.array([[3, 1, 2**31 - 1], [2**31 - 1, 7, 60]], np.int32)
     masked = spaces.Dict(
@@ -79,34 +84,9 @@ def parts() -> list[ScriptPart]:
         ScriptPart("numbers", position, spaces.Discrete(5)),
         ScriptPart("an image", image, spaces.MultiDiscrete([3, 2, 4])),
         ScriptPart("a choice", spaces.Discrete(7, start=-2), spaces.Box(-2.0, 2.0, (3,))),
-        ScriptPart(
-            "several choices",
-            spaces.MultiDiscrete([3, 5, 2], start=[1, 0, -1]),
-            spaces.MultiBinary(5),
-        ),
+        ScriptPart("several choices", choices, spaces.MultiBinary(5)),
         ScriptPart("switches", spaces.MultiBinary((2, 3)), spaces.Discrete(4, start=10)),
         ScriptPart("whole numbers", spaces.Box(low, high, dtype=np.int32), spaces.Discrete(2)),
         ScriptPart("parts with a mask", masked, spaces.Discrete(5)),
         ScriptPart("nested parts", nested, spaces.MultiDiscrete([9, 9], start=[-4, 1])),
     ]
-
-
-class Answers:
-    """How each round of a part is answered."""
-
-    def __init__(self) -> None:
-        self._events = [*EVENTS.items()]
-
-    def of_round(self, number: int) -> Answer:
-        """Returns how a round is answered in which a row waits for it."""
-        if self._events and number >= self._events[0][0]:
-            _, answer = self._events.pop(0)
-            return answer
-        return PLAIN[number % len(PLAIN)]
-
-
-def draw_actions(space: spaces.Space[Any], seed: int) -> Iterator[Any]:
-    """Yield actions of a space without end, the same for the same ``seed``."""
-    space.seed(seed)
-    while True:
-        yield space.sample()

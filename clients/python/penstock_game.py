@@ -85,19 +85,19 @@ class Rows:
         self.flags = self.message[flags : flags + count]
         self.reward = self.message[reward : reward + 4 * count].view("<f4")
         self.obs = self.message[rows:].view(_row_dtype(welcome["row"], welcome["row_nbytes"]))
-        self._actions = np.zeros(count, _row_dtype(welcome["action_row"], welcome["action_nbytes"]))
+        self._actions = np.zeros(count, _action_dtype(welcome))
         self.action = self._actions["action"]
         self.is_answered = np.zeros(count, np.bool_)
-
-    def _answer(self, places: npt.NDArray[np.int64], actions: npt.NDArray[Any]) -> None:
-        self._actions[places] = actions
-        self.is_answered[places] = True
 
 
 def _row_dtype(columns: list[list[Any]], nbytes: int) -> np.dtype[Any]:
     names, dtypes, shapes, offsets = zip(*columns, strict=True)
     formats = [(dtype, tuple(shape)) for dtype, shape in zip(dtypes, shapes, strict=True)]
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": nbytes})
+
+
+def _action_dtype(welcome: dict[str, Any]) -> np.dtype[Any]:
+    return _row_dtype(welcome["action_row"], welcome["action_nbytes"])
 
 
 class Game:
@@ -146,10 +146,10 @@ class Game:
         hello = {"protocol": _PROTOCOL, "seats": seats, "token": token, "name": name, **spaces}
         self._hello = _message(_HELLO, hello)
         self._socket: socket.socket | None = None
-        # Of each seat: whether its row waits for an action, and where that row is.
+        # Of each seat: whether its row waits for an action, and whether it got one.
         self._is_waiting = np.zeros(seats, np.bool_)
-        self._part = np.zeros(seats, np.int64)
-        self._place = np.zeros(seats, np.int64)
+        self._is_answered = np.zeros(seats, np.bool_)
+        self._actions: npt.NDArray[Any]
         self.reconnect()
 
     def rows(self, seats: Sequence[int]) -> Rows:
@@ -171,13 +171,9 @@ class Game:
         if self._socket is None:
             raise Lost("the connection is closed; call reconnect, and begin new episodes")
         content = b"".join([rows.message.tobytes() for rows in parts])
-        missing = 0
-        for number, rows in enumerate(parts):
-            goes_on = rows.flags & _ENDED == 0
-            self._is_waiting[rows.seats] = goes_on
-            self._part[rows.seats] = number
-            self._place[rows.seats] = np.arange(len(rows.seats))
-            missing += int(np.count_nonzero(goes_on))
+        for rows in parts:
+            self._is_waiting[rows.seats] = rows.flags & _ENDED == 0
+            self._is_answered[rows.seats] = False
             rows.is_answered[:] = False
             rows.flags[:] = 0
             rows.reward[:] = 0
@@ -185,20 +181,23 @@ class Game:
         faults: list[Fault] = []
         try:
             self._socket.sendall(content)
-            while missing:
+            while self._is_waiting.any():
                 kind, body = self._receive()
                 if kind == _ACT:
-                    missing -= self._take_actions(body, parts)
+                    self._take_actions(body)
                 elif kind == _FAULT:
                     fault = _fault(body)
                     faults.append(fault)
-                    missing -= int(self._is_waiting[fault.seat])
                     self._is_waiting[fault.seat] = False
                 else:
                     raise Lost(f"the service has left: {_reason(body)}")
         except (OSError, Refused) as error:
             self._drop()
             raise error if isinstance(error, (Lost, Refused)) else Lost(str(error)) from error
+
+        for rows in parts:
+            rows.is_answered[:] = self._is_answered[rows.seats]
+            rows._actions[rows.is_answered] = self._actions[rows.seats[rows.is_answered]]
         return faults
 
     def reconnect(self) -> None:
@@ -255,6 +254,8 @@ class Game:
         if self.welcome and any(welcome[key] != self.welcome[key] for key in layout):
             raise Refused("the service has other spaces than before; start the game anew")
         self.welcome = welcome
+        self._actions = np.zeros(welcome["seats"], _action_dtype(welcome))
+        self._is_waiting[:] = False
 
     def _receive(self) -> tuple[int, bytes]:
         """Returns the kind of the next message, and all of it from the kind on."""
@@ -267,18 +268,14 @@ class Game:
             raise Lost("the connection was lost")
         return int.from_bytes(body[:4], "little"), body
 
-    def _take_actions(self, body: bytes, parts: Sequence[Rows]) -> int:
-        """Put the actions of an ACT where their seats' rows are; returns how many were awaited."""
+    def _take_actions(self, body: bytes) -> None:
+        """Keep the actions of an ACT by their seats."""
         (count,) = struct.unpack_from("<I", body, 4)
         seats = np.frombuffer(body, "<u4", count, 8)
-        dtype = _row_dtype(self.welcome["action_row"], self.welcome["action_nbytes"])
-        actions = np.frombuffer(body, dtype, count, -(-(8 + 4 * count) // 8) * 8)
-        is_waiting = self._is_waiting[seats]
-        for number, rows in enumerate(parts):
-            mine = is_waiting & (self._part[seats] == number)
-            rows._answer(self._place[seats[mine]], actions[mine])
+        actions = np.frombuffer(body, self._actions.dtype, count, -(-(8 + 4 * count) // 8) * 8)
+        self._actions[seats] = actions
+        self._is_answered[seats] = self._is_waiting[seats]
         self._is_waiting[seats] = False
-        return int(np.count_nonzero(is_waiting))
 
     def _drop(self) -> None:
         """Close the connection."""
