@@ -56,11 +56,11 @@ def _describe(results: Sequence[PartResult]) -> str:
         if result.departure:
             lines.append(f"{result.part:18} departs after {result.rows} rows: {result.departure}")
         else:
-            lines.append(f"{result.part:18} {result.rows} rows kept, {result.took_s:.1f} s")
+            lines.append(f"{result.part:18} {result.rows} rows as expected, {result.took_s:.1f} s")
 
     departures = sum(bool(result.departure) for result in results)
     if departures == 0:
-        lines.append("all kept")
+        lines.append("no departures")
     else:
         lines.append(f"{departures} of {len(results)} parts have a departure")
     return "\n".join(lines)
