@@ -58,6 +58,10 @@ def _describe(results: Sequence[PartResult]) -> str:
             departures += 1
             lines.append(f"{result.part:18} departs after {result.rows} rows: {result.departure}")
         else:
-            lines.append(f"{result.part:18} {result.rows} rows kept, {result.took_s:.1f} s")
-    summary = f"{departures} of {len(results)} parts have a departure" if departures else "all kept"
-    return "\n".join([*lines, summary])
+            lines.append(f"{result.part:18} {result.rows} rows as expected, {result.took_s:.1f} s")
+
+    if departures:
+        lines.append(f"{departures} of {len(results)} parts have a departure")
+    else:
+        lines.append("no departures")
+    return "\n".join(lines)

@@ -81,8 +81,9 @@ def evaluate(
             metavar="OPPONENT",
             help="Opponent in a game of several sides, each side of which is played in turn: "
             "bot:NAME, a scripted player of the environment; initial, the policy before training; "
-            "the folder of a run; or an exported file. May be repeated: the episodes are divided. "
-            "By default the agent plays all seats.",
+            "the folder of a run; or an exported file. May be repeated: the episodes are divided "
+            "evenly, and rounded up. Against a policy actions are sampled, unless --greedy is "
+            "given. By default the agent plays all seats.",
         ),
     ] = None,
     allow: Allow = None,

@@ -92,7 +92,8 @@ def train_league(source: str, overrides: Sequence[str], resume: Resume, *, as_js
 
     stream = sys.stderr if as_json else sys.stdout
     cores = sum(map(cores_of, league.lines.values()))
-    say_line(f"{len(league.lines)} lines: {usable_cores():g} cores, and they use {cores}", stream)
+    sentence = f"{len(league.lines)} lines would keep {cores} cores busy; this host has"
+    say_line(f"{sentence} {usable_cores():g}, which they share", stream)
 
     commands = {
         name: run_command(str(path), [], league.folder / name, resume)
@@ -418,4 +419,4 @@ def _show(league: LeagueLines, ends: Mapping[str, RunEnd], stream: TextIO) -> No
         if end.summary["error"] is not None:
             say_line(f"line {name} failed: {end.summary['error']}", stream)
     if league.folder.is_dir():
-        say_line(f"the league is in {league.folder}; penstock league shows its ratings", stream)
+        say_line(f"ratings, and who beats whom: penstock league {league.folder}", stream)

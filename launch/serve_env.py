@@ -119,7 +119,7 @@ def _run_folder(overrides: Sequence[str]) -> str:
     if folders and (Path(folders[-1]) / CONFIG_FILE).is_file():
         return folders[-1]
     raise UserError(
-        f"--resume needs the run whose spaces its games have; name its folder: {COMMAND} RUN "
+        f"--resume needs the folder of the run, which has the spaces of its games: {COMMAND} RUN "
         "--resume auto"
     )
 

@@ -136,13 +136,14 @@ def _explain_row(
         if (content == rule.row(other.seat, other.number)).all():
             return (
                 f"{place} shows the observation of seat {other.seat}; rows of bytes lie in "
-                "the order of seat[n]"
+                "the order of seat[n]; if yours do, check the formula of v"
             )
     for number in range(max(row.number - CONFUSED_ROWS, 0), row.number + CONFUSED_ROWS):
         if (content == rule.row(row.seat, number)).all():
             return (
                 f"{place} shows the observation of row {number}; rows count from 0 since the "
-                "program began, those that end an episode too"
+                "program began, those that end an episode too; if yours do, check the formula "
+                "of v"
             )
 
     expected = rule.row(row.seat, row.number)

@@ -620,7 +620,7 @@ static int connect_once(penstock_game *game) {
   game->begin = game->end = 0;
   game->socket = dial(game->host, game->port);
   if (game->socket == NO_SOCKET)
-    return lose(game, "nobody answers at %s:%s; start penstock serve there", game->host, game->port);
+    return lose(game, "nobody answers at %s:%s; start penstock serve or serve-env there", game->host, game->port);
   game->waiting = 1;
   if (send_all(game, game->hello, game->hello_nbytes)) return -1;
   int waiting = penstock_wait(game, game->patience_s > ANSWER_S ? game->patience_s : ANSWER_S);

@@ -127,7 +127,7 @@ func poll():
 	elif _is_greeted and status != StreamPeerTCP.STATUS_CONNECTING:
 		_lose("the connection was lost")
 	elif status == StreamPeerTCP.STATUS_ERROR:
-		_lose("nobody serves at %s:%d; start penstock serve-env there" % [_host, _port])
+		_lose("nobody serves at %s:%d; start penstock serve or serve-env there" % [_host, _port])
 	elif status == StreamPeerTCP.STATUS_NONE and OS.get_ticks_msec() >= _next_ms:
 		_dial()
 

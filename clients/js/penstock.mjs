@@ -292,7 +292,7 @@ function openWebSocket(url) {
     socket.binaryType = "arraybuffer";
     // A browser does not say whether nobody listens or this page's origin was refused.
     const origin = globalThis.location ? ` with --origin ${location.origin}` : "";
-    socket.onerror = () => reject(new Error(`${url} does not answer; start penstock serve there${origin}`));
+    socket.onerror = () => reject(new Error(`${url} does not answer; start penstock serve or serve-env there${origin}`));
     socket.onopen = () => resolve({
       send: (buffer) => socket.send(buffer),
       close: () => socket.close(),
@@ -316,7 +316,7 @@ async function openSocket(url) {
     let failure = new Error("the connection was lost");
     socket.on("error", (error) => {
       failure = error;
-      reject(new Error(`${url}: ${error.message}; start penstock serve there`));
+      reject(new Error(`${url}: ${error.message}; start penstock serve or serve-env there`));
     });
     socket.once(isSecure ? "secureConnect" : "connect", () => resolve({
       send: (buffer) => {

@@ -220,7 +220,8 @@ class Game:
                 if time.monotonic() + pause_s > deadline_s:
                     self._drop()
                     host, port = self._address
-                    text = f"nobody serves games at {host}:{port} ({error}); start penstock serve"
+                    text = f"nobody serves games at {host}:{port} ({error}); "
+                    text += "start penstock serve or serve-env there"
                     raise Lost(text) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

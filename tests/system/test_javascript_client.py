@@ -181,4 +181,4 @@ def test_where_nobody_serves_connecting_fails_with_the_next_step(tmp_path: Path)
     program = "console.log(JSON.stringify(await failureOf(connect({ url: given.url }))));"
     failure = client(program, url="tcp://127.0.0.1:1")
     assert "tcp://127.0.0.1:1" in failure["message"]
-    assert "start penstock serve there" in failure["message"]
+    assert "start penstock serve or serve-env there" in failure["message"]

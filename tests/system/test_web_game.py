@@ -305,7 +305,8 @@ def test_the_page_says_what_to_do_where_no_server_answers_or_one_refuses_its_ori
     page.click("#serve")
     page.wait_for_function("document.querySelector('#trouble').textContent", timeout=WAIT_MS)
     origin = site.removesuffix("/examples/web_game/")
-    assert f"start penstock serve there with --origin {origin}" in page.text_content("#trouble")
+    advice = f"start penstock serve or serve-env there with --origin {origin}"
+    assert advice in page.text_content("#trouble")
     assert page.get_attribute("body", "data-state") == "ready"
 
 
