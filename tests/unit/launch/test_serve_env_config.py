@@ -138,3 +138,12 @@ def test_a_folder_that_holds_a_run_is_refused_before_a_game_has_connected(tmp_pa
 def test_learners_without_ports_are_refused_before_a_game_has_connected() -> None:
     with pytest.raises(UserError, match="the last port is 65535"):
         wait_for_a_game("tcp://127.0.0.1:65535", "learner.count=2", "actors.count=2")
+
+
+def test_a_new_run_of_games_has_the_options_of_a_run_by_its_file(tmp_path: Path) -> None:
+    config = played("cartpole", "run.dir=other")
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(config))
+    with pytest.raises(UserError, match=rf"or give {file} run\.dir=OTHER for a new run"):
+        played(str(tmp_path))
+    assert played(str(file), "run.dir=other") == config
