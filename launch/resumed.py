@@ -70,7 +70,7 @@ def _check_run_folder(target: str, folder: Path, resume: Resume, source: str | N
         )
     if resume == "no" and source is None:
         raise UserError(
-            f"{target} already holds a run; resume it with --resume auto, or train "
+            f"{target} already holds a run; resume it with --resume auto, or give "
             f"{config_file} run.dir=OTHER for a new run with the same options"
         )
 

@@ -15,6 +15,7 @@ from penstock.configs.errors import UserError
 from penstock.configs.games import DEFAULTS, GAMES_ID, seat_options
 from penstock.configs.load import CONFIG_FILE, Resolved, resolve_target
 from penstock.configs.schema import Config
+from penstock.core import run_dir
 from penstock.core.role_spec import RoleSpec
 from penstock.core.run_dir import Resume
 from penstock.core.web.listen import Listen, listen_at
@@ -22,6 +23,7 @@ from penstock.launch import topology
 from penstock.launch.resumed import resolve_resumed
 from penstock.launch.run import LOCAL_ENGINE, EngineChoice, print_result, run_dir_of
 from penstock.serving.server import check_packages, connection_note
+from penstock.transport.addresses import address_of_rank
 
 RUN_DIR = "run.dir="
 COMMAND = "penstock serve-env"
@@ -70,6 +72,7 @@ def serve_env(
                 f"with --engine {place.name} games connect to the host of the learner; give a "
                 "TARGET that has their spaces"
             )
+        _check_before_wait(overrides, bind, source)
         options = _options_of_first_game(listen, overrides, show)
         if options is None:
             return 130
@@ -129,6 +132,17 @@ def _check_port(listen: Listen) -> None:
     listen.bind().close()
 
 
+def _check_before_wait(overrides: Sequence[str], bind: str, source: str | None) -> None:
+    """Raise UserError for what would end the run right after its first game has connected.
+
+    The arguments are as of `serve_env`.
+    """
+    resolved = resolve_target(GAMES_ID, overrides)
+    address_of_rank(bind, resolved.config.learner.most_count - 1)
+    if source is None:
+        run_dir.check(run_dir_of(resolved), "no")
+
+
 def _options_of_first_game(
     listen: Listen, overrides: Sequence[str], show: Callable[[str], object]
 ) -> list[str] | None:
@@ -136,8 +150,6 @@ def _options_of_first_game(
 
     Returns None if the wait was interrupted. Raises UserError.
     """
-    # An option that is wrong is refused before the wait.
-    resolve_target(GAMES_ID, overrides)
     from penstock.envs.self_driven import games_info, kwargs_of
     from penstock.models.fitting import kind_of
     from penstock.serving.first_game import wait_for_spaces

@@ -21,6 +21,7 @@ from penstock.core.web.guard import GuardedApp
 from penstock.core.web.listen import Listen
 from penstock.envs import EnvInfo
 from penstock.envs.packing import leaves_of
+from penstock.envs.vector_env import checked_actions
 from penstock.serving.messages import (
     KIND,
     GameMessageKind,
@@ -140,6 +141,10 @@ def _checked_spaces(hello: Hello) -> GameSpaces:
     for keys, _ in leaves_of(hello.observation):
         if any("$" in str(key) for key in keys):
             raise MessageError("observation", "a part of the observation has $ in its name")
+    try:
+        checked_actions(GAMES_ID, hello.action)
+    except UserError as error:
+        raise MessageError("action", str(error)) from error
     try:
         EnvInfo.of_spaces(GAMES_ID, (hello.observation, hello.action), 1, "")
     except UserError as error:

@@ -168,7 +168,7 @@ def address_of_rank(bind: str, rank: int) -> str:
     if int(port) + rank > MAX_PORT:
         raise UserError(
             f"the learners' connectors would listen up to port {port} + {rank}, and the last port "
-            f"is {MAX_PORT}; set transport.bind to a lower port"
+            f"is {MAX_PORT}; give a lower port"
         )
     return f"{host}:{int(port) + rank}"
 

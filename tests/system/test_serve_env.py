@@ -109,6 +109,8 @@ def test_the_first_game_says_the_spaces_and_a_resumed_run_has_them(
     assert "first game" in run.process.stderr.readline()
     with pytest.raises(AssertionError, match="this run takes its spaces from its first game"):
         GameClient(port)
+    with pytest.raises(AssertionError, match=r'"field": "action", "error": ".*of Tuple'):
+        GameClient(port, observation=OBSERVATION, action={"Tuple": [ACTION]})
     games()
     code, summary, _ = run.end()
     assert (code, summary["exit_reason"]) == (0, "learner_steps")

@@ -162,7 +162,7 @@ def test_a_run_is_resumed_by_its_folder(folder: Path) -> None:
     assert resolved.config.learner.lr == 1e-5
     assert resolved.config.env.id == "CartPole-v1"
     again = (
-        rf"already holds a run; .* auto, or train {folder}/config\.yaml run\.dir=OTHER for a new"
+        rf"already holds a run; .* auto, or give {folder}/config\.yaml run\.dir=OTHER for a new"
     )
     with pytest.raises(UserError, match=again):
         resolve_resumed(str(folder), [], "no")

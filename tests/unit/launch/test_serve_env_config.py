@@ -12,7 +12,8 @@ from penstock.configs.schema import Config
 from penstock.core.cores import most_actors
 from penstock.core.role_spec import Stage
 from penstock.launch import placement, topology
-from penstock.launch.serve_env import resolve_games_run
+from penstock.launch.run import LOCAL_ENGINE
+from penstock.launch.serve_env import resolve_games_run, serve_env
 
 RUNTIME = Path("/tmp/penstock-x")
 BIND = "tcp://127.0.0.1:8900"
@@ -112,3 +113,37 @@ def test_on_a_cluster_games_connect_to_the_host_of_the_learner() -> None:
     specs, [bundle] = placement.make_bundles(specs, [2, 2])
     assert set(bundle.roles) == {"learner-0", "connector-0"}
     assert bundle.cpus == 1
+
+
+def wait_for_a_game(bind: str, *overrides: str) -> None:
+    serve_env(
+        None,
+        overrides,
+        bind,
+        {},
+        "no",
+        as_json=False,
+        source=None,
+        place=LOCAL_ENGINE,
+        show=lambda text: pytest.fail(f"it waits: {text}"),
+    )
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_a_game_has_connected(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("env: {id: games}")
+    with pytest.raises(UserError, match="already holds a run"):
+        wait_for_a_game(BIND, f"run.dir={tmp_path}")
+
+
+def test_learners_without_ports_are_refused_before_a_game_has_connected() -> None:
+    with pytest.raises(UserError, match="the last port is 65535"):
+        wait_for_a_game("tcp://127.0.0.1:65535", "learner.count=2", "actors.count=2")
+
+
+def test_a_new_run_of_games_has_the_options_of_a_run_by_its_file(tmp_path: Path) -> None:
+    config = played("cartpole", "run.dir=other")
+    file = tmp_path / "config.yaml"
+    file.write_text(dump(config))
+    with pytest.raises(UserError, match=rf"or give {file} run\.dir=OTHER for a new run"):
+        played(str(tmp_path))
+    assert played(str(file), "run.dir=other") == config

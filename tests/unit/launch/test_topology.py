@@ -275,7 +275,7 @@ def test_bind_address_of_the_third_learner_is_two_ports_higher(bind: str, third:
 
 
 def test_port_beyond_65535_is_refused() -> None:
-    with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; set"):
+    with pytest.raises(UserError, match=r"port 65534 \+ 2, and the last port is 65535; give"):
         address_of_rank("tcp://127.0.0.1:65534", 2)
 
 
