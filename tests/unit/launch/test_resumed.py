@@ -161,9 +161,7 @@ def test_a_run_is_resumed_by_its_folder(folder: Path) -> None:
     assert resolved.config.run.dir == str(folder)
     assert resolved.config.learner.lr == 1e-5
     assert resolved.config.env.id == "CartPole-v1"
-    again = (
-        rf"already holds a run; .* auto, or give {folder}/config\.yaml run\.dir=OTHER for a new"
-    )
+    again = rf"already holds a run; .* auto, or give {folder}/config\.yaml run\.dir=OTHER for a new"
     with pytest.raises(UserError, match=again):
         resolve_resumed(str(folder), [], "no")
     with pytest.raises(UserError, match=r"is a folder without a config\.yaml, so it is not a run"):
