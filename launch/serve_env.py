@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.games import DEFAULTS, GAMES_ID, seat_options
+from penstock.configs.games import DEFAULTS, GAMES_ID, PRESET_DEFAULTS, seat_options
 from penstock.configs.load import CONFIG_FILE, Resolved, resolve_target
 from penstock.configs.schema import Config
 from penstock.core import run_dir
@@ -106,13 +106,14 @@ def resolve_games_run(
     """Returns the config of a run that games play. Raises UserError.
 
     What a target has for actors is translated: slots of one seat take the place of slots of
-    several environments, and frames are not stacked by the learner.
+    several environments, frames are not stacked by the learner, and a preset's bound on the policy
+    lag, which was chosen for actors, does not hold.
     """
     of_actors = resolve_resumed(target, overrides, resume, source)
-    defaults = [*DEFAULTS]
-    if "transport.frame_stack" not in of_actors.own_options:
-        defaults.append("transport.frame_stack=null")
-    options = [*defaults, *overrides, *seat_options(of_actors.config)]
+    replaced = [
+        text for text in PRESET_DEFAULTS if text.partition("=")[0] not in of_actors.own_options
+    ]
+    options = [*DEFAULTS, *replaced, *overrides, *seat_options(of_actors.config)]
     return resolve_resumed(target, options, resume, source)
 
 

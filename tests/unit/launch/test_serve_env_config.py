@@ -45,6 +45,25 @@ def test_a_resumed_run_keeps_its_numbers(tmp_path: Path) -> None:
     assert resumed == config
 
 
+def test_a_resumed_run_has_one_environment_in_a_slot(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump(played("cartpole", f"run.dir={tmp_path}")))
+    with pytest.raises(UserError, match=r"actors\.envs=8: .* set actors\.envs=1"):
+        resolve_games_run(str(tmp_path), ["actors.envs=8"], "auto", None)
+
+
+def test_a_presets_bound_on_the_policy_lag_is_dropped_and_the_users_is_refused() -> None:
+    assert played("halfcheetah").transport.max_policy_lag == 1000
+    with pytest.raises(UserError, match="is below the 160 optimizer steps of a batch"):
+        played("halfcheetah", "transport.max_policy_lag=24")
+
+
+def test_a_target_of_one_actor_serves_two_learners_once_its_count_says_so() -> None:
+    with pytest.raises(UserError, match=r"set actors\.count=2 or more"):
+        played("cartpole_ppo", "learner.count=2")
+    config = played("cartpole_ppo", "learner.count=2", "actors.count=2")
+    assert config.first_actors == 2 * resolve("cartpole_ppo").actor_envs
+
+
 REFUSED = {
     "transport.kind=inproc": "transport.kind inproc brings samples from actors",
     "transport.kind=zmq": "set transport.kind=auto",
@@ -54,6 +73,7 @@ REFUSED = {
     "league.bots={random: 0.5}": "league.bots random are scripted players of an environment",
     "eval.every_s=30": "eval.every_s would evaluate in an environment",
     "learner.count=1..2": "set learner.count=1",
+    "transport.connectors=2": "set transport.connectors=1",
 }
 
 
