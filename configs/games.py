@@ -30,13 +30,17 @@ DEFAULTS = (
     "stop.confirm_episodes=0",
 )
 """Options of such a run, over those of its target and under those of the user."""
+PRESET_DEFAULTS = ("transport.frame_stack=null", "transport.max_policy_lag=1000")
+"""Options of such a run in place of a preset's, where the user has set none."""
 
 
 def seat_options(cfg: Sections) -> list[str]:
     """Returns the options by which slots of one seat have the place of slots of ``actors.envs``."""
     envs = cfg.actor_envs
     seats = min(cfg.first_actors * envs, MOST_PROCESSES)
-    options = [f"actors.count={seats}", "actors.envs=1", "transport.connectors=1"]
+    options = [f"actors.count={seats}", "actors.envs=1"]
+    if cfg.transport.connectors == AUTO:
+        options.append("transport.connectors=1")
     if cfg.algo.trains_on == "unrolls":
         options.append(f"learner.batch_slots={cfg.learner.batch_slots * envs}")
     return options
@@ -47,6 +51,18 @@ def check_games(cfg: Sections) -> Iterator[Contradiction]:
     if not cfg.actors.games:
         return
 
+    if cfg.actors.envs != 1:
+        yield Contradiction(
+            ("actors.envs",),
+            f"actors.envs {cfg.actors.envs} is of actors that step environments together, and each "
+            "seat of a game of this run has slots of its own; set actors.envs=1",
+        )
+    if cfg.transport.first_connectors != 1:
+        yield Contradiction(
+            ("transport.connectors",),
+            f"transport.connectors {cfg.transport.connectors} shares out actors, and games connect "
+            "to one service of each learner; set transport.connectors=1",
+        )
     if cfg.transport.kind not in SAME_HOST:
         yield Contradiction(
             ("transport.kind",),

@@ -267,6 +267,6 @@ def _check_learners(cfg: Sections) -> Iterator[Contradiction]:
     if cfg.first_actors < most and cfg.transport.bind is None:
         yield Contradiction(
             ("learner.count", "actors.count"),
-            f"learner.count {count} needs an actor for each learner, and actors.count is "
-            f"{cfg.first_actors}; set actors.count={most} or more",
+            f"learner.count {count} needs actors.count {most} or more, one for each learner, and "
+            f"it is {cfg.first_actors}; set actors.count={most} or more",
         )

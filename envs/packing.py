@@ -312,8 +312,8 @@ def _check_choices(name: str, keys: Keys, count: int) -> None:
     if count > MOST_CHOICES:
         raise UserError(
             f"environment {name} has observations{_place_of(keys)} of {count:,} choices, each of "
-            f"which is an input of the network, and at most {MOST_CHOICES:,} are allowed; set "
-            "env.wrappers to a wrapper of yours that shows them as numbers"
+            f"which is an input of the network, and at most {MOST_CHOICES:,} are allowed; show "
+            "them as numbers, in a Box"
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,10 @@ MOST_NBYTES = 32 << 20
 SPACE_NBYTES = 1 << 10
 # The memory of a choice: its number, and its place in a one-hot observation.
 VALUE_NBYTES = 16
+
+
+class SpaceError(ValueError):
+    """Input that is no space, in a sentence about its form."""
 
 
 def to_json(space: spaces.Space[Any], most_bounds: int = sys.maxsize) -> Encoded:
@@ -82,7 +87,7 @@ def from_json(encoded: Encoded, most_nbytes: int = MOST_NBYTES) -> spaces.Space[
     """
     nbytes = claimed_nbytes(encoded)
     if nbytes > most_nbytes:
-        raise ValueError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
+        raise SpaceError(f"a space that takes {nbytes:,} bytes; the most is {most_nbytes:,}")
     return _decoded(encoded)
 
 
@@ -92,28 +97,32 @@ def claimed_nbytes(encoded: Encoded) -> int:
     Raises:
         ValueError, TypeError or KeyError: for invalid input.
     """
-    ((kind, content),) = encoded.items()
-    match kind:
-        case "Dict":
-            return SPACE_NBYTES + sum(claimed_nbytes(inner) for _, inner in content)
-        case "Tuple":
-            return SPACE_NBYTES + sum(map(claimed_nbytes, content))
-        case "Discrete":
-            count, _ = map(_whole_number, content)
-            return SPACE_NBYTES + VALUE_NBYTES * abs(count)
-        case "MultiDiscrete":
-            nvec, start, _ = content
+    is_object = isinstance(encoded, dict) and len(encoded) == 1
+    match encoded if is_object else None:
+        case {"Dict": [*parts]} if all(
+            isinstance(part, list | tuple) and len(part) == 2 for part in parts
+        ):
+            names = [name for name, _ in parts]
+            if len({*names}) < len(names):
+                [(name, _)] = Counter(names).most_common(1)
+                raise SpaceError(f"a Dict has the key {name} twice")
+            return SPACE_NBYTES + sum(claimed_nbytes(inner) for _, inner in parts)
+        case {"Tuple": [*parts]}:
+            return SPACE_NBYTES + sum(map(claimed_nbytes, parts))
+        case {"Discrete": [count, start]}:
+            _whole_number(start)
+            return SPACE_NBYTES + VALUE_NBYTES * abs(_whole_number(count))
+        case {"MultiDiscrete": [nvec, start, _]}:
             # Only checked; gymnasium would read texts of digits.
             for _ in _whole_numbers(start):
                 pass
             return SPACE_NBYTES + VALUE_NBYTES * sum(map(abs, _whole_numbers(nvec)))
-        case "MultiBinary":
-            return SPACE_NBYTES + VALUE_NBYTES * _size(content)
-        case "Box":
+        case {"MultiBinary": shape}:
+            return SPACE_NBYTES + VALUE_NBYTES * _size(shape)
+        case {"Box": [_, _, shape, dtype]}:
             # Two bounds, and whether each value has them.
-            itemsize = plain_dtype(content[3]).itemsize
-            return SPACE_NBYTES + 4 * itemsize * _size(content[2])
-    raise ValueError(f"there is no space {kind}")
+            return SPACE_NBYTES + 4 * plain_dtype(dtype).itemsize * _size(shape)
+    raise SpaceError(f"no space is written as {json.dumps(encoded, default=str)}")
 
 
 def _decoded(encoded: Encoded) -> spaces.Space[Any]:
@@ -139,7 +148,7 @@ def _decoded(encoded: Encoded) -> spaces.Space[Any]:
             lows = np.broadcast_to(np.array(low, box_dtype), shape)
             highs = np.broadcast_to(np.array(high, box_dtype), shape)
             return spaces.Box(lows, highs, tuple(shape), box_dtype)
-    raise ValueError(f"there is no space {kind}")
+    raise AssertionError(kind)  # `claimed_nbytes` has refused it
 
 
 def _size(shape: int | list[int]) -> int:
@@ -163,7 +172,7 @@ def _whole_number(value: Any) -> int:
         ValueError: for anything else, such as a text of digits, which gymnasium would read.
     """
     if type(value) is not int:
-        raise ValueError(f"a {type(value).__name__} where a space has whole numbers")
+        raise SpaceError(f"a {type(value).__name__} where a space has whole numbers")
     return value
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.configs.code_references import references_in_training
 from penstock.configs.errors import UserError
+from penstock.configs.games import GAMES_ID
 from penstock.configs.load import CONFIG_FILE, Resolved, load_run, presets, resolve_target
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
@@ -41,7 +42,7 @@ def resolve_resumed(
 
     Raises UserError.
     """
-    if isinstance(target, str) and target not in presets():
+    if isinstance(target, str) and target != GAMES_ID and target not in presets():
         folder = Path(target)
         if os.path.isdir(folder):  # `Path.is_dir` raises for a long name
             _check_run_folder(target, folder, resume, source)

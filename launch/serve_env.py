@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.configs.errors import UserError
-from penstock.configs.games import DEFAULTS, GAMES_ID, seat_options
+from penstock.configs.games import DEFAULTS, GAMES_ID, PRESET_DEFAULTS, seat_options
 from penstock.configs.load import CONFIG_FILE, Resolved, resolve_target
 from penstock.configs.schema import Config
 from penstock.core import run_dir
@@ -62,6 +62,10 @@ def serve_env(
     is_local = place.name == LOCAL_ENGINE.name
     if is_local:
         listen.check_tls()
+        if listen.port == 0:
+            # A service that is restarted listens at the same port.
+            bind = _with_free_port(bind, listen)
+            listen = listen_at(bind, conditions)
 
     if target is None and resume != "no":
         target = _run_folder(overrides)
@@ -106,13 +110,14 @@ def resolve_games_run(
     """Returns the config of a run that games play. Raises UserError.
 
     What a target has for actors is translated: slots of one seat take the place of slots of
-    several environments, and frames are not stacked by the learner.
+    several environments, frames are not stacked by the learner, and a preset's bound on the policy
+    lag, which was chosen for actors, does not hold.
     """
     of_actors = resolve_resumed(target, overrides, resume, source)
-    defaults = [*DEFAULTS]
-    if "transport.frame_stack" not in of_actors.own_options:
-        defaults.append("transport.frame_stack=null")
-    options = [*defaults, *overrides, *seat_options(of_actors.config)]
+    replaced = [
+        text for text in PRESET_DEFAULTS if text.partition("=")[0] not in of_actors.own_options
+    ]
+    options = [*DEFAULTS, *replaced, *overrides, *seat_options(of_actors.config)]
     return resolve_resumed(target, options, resume, source)
 
 
@@ -132,15 +137,23 @@ def _check_port(listen: Listen) -> None:
     listen.bind().close()
 
 
+def _with_free_port(bind: str, listen: Listen) -> str:
+    """Returns the address with a port that is free now. Raises UserError if there is none."""
+    with listen.bind() as listener:
+        port: int = listener.getsockname()[1]
+    return f"{bind.rpartition(':')[0]}:{port}"
+
+
 def _check_before_wait(overrides: Sequence[str], bind: str, source: str | None) -> None:
     """Raise UserError for what would end the run right after its first game has connected.
 
-    The arguments are as of `serve_env`.
+    The arguments are as of `serve_env`. A folder that `run.dir` names is made.
     """
-    resolved = resolve_target(GAMES_ID, overrides)
-    address_of_rank(bind, resolved.config.learner.most_count - 1)
-    if source is None:
-        run_dir.check(run_dir_of(resolved), "no")
+    config = resolve_games_run(GAMES_ID, overrides, "no", source).config
+    address_of_rank(bind, config.learner.most_count - 1)
+    if config.run.dir is not None:
+        with run_dir.run_folder(Path(config.run.dir), "no" if source is None else "auto"):
+            pass
 
 
 def _options_of_first_game(

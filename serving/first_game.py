@@ -17,10 +17,12 @@ from starlette.responses import PlainTextResponse
 
 from penstock.configs.errors import UserError
 from penstock.configs.games import GAMES_ID
+from penstock.core.observations import MASK
 from penstock.core.web.guard import GuardedApp
 from penstock.core.web.listen import Listen
 from penstock.envs import EnvInfo
-from penstock.envs.packing import leaves_of
+from penstock.envs.packing import MOST_CHOICES, leaves_of
+from penstock.envs.space_difference import brief
 from penstock.envs.vector_env import checked_actions
 from penstock.serving.messages import (
     KIND,
@@ -138,13 +140,22 @@ def _checked_spaces(hello: Hello) -> GameSpaces:
             f"HELLO has no {field}, and this run takes its spaces from its first game; send both "
             "spaces, or start penstock serve-env with a target that has them",
         )
-    for keys, _ in leaves_of(hello.observation):
-        if any("$" in str(key) for key in keys):
-            raise MessageError("observation", "a part of the observation has $ in its name")
+    parts = [keys for keys, _ in leaves_of(hello.observation)]
+    if any("$" in str(key) for keys in parts for key in keys):
+        raise MessageError("observation", "a part of the observation has $ in its name")
+    if parts == [(MASK,)]:
+        raise MessageError(
+            "observation", f"the observation has {MASK} alone; add what the seat sees"
+        )
     try:
         checked_actions(GAMES_ID, hello.action)
     except UserError as error:
-        raise MessageError("action", str(error)) from error
+        raise MessageError(
+            "action",
+            f"no network chooses actions of {brief(hello.action)}; send Discrete, MultiDiscrete or "
+            f"MultiBinary of 1 to {MOST_CHOICES:,} choices, or a Box of floats with finite bounds, "
+            "the lower below the upper",
+        ) from error
     try:
         EnvInfo.of_spaces(GAMES_ID, (hello.observation, hello.action), 1, "")
     except UserError as error:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.files import DAMAGE
-from penstock.envs.space_json import from_json
+from penstock.envs.space_json import SpaceError, from_json
 
 PROTOCOL = 1
 LENGTH = struct.Struct("<I")
@@ -177,8 +177,15 @@ def _space(content: dict[str, Any], field: str, most_nbytes: int) -> spaces.Spac
     try:
         return from_json(encoded, most_nbytes)
     except (*DAMAGE, AssertionError) as error:
+        if isinstance(error, SpaceError):
+            reason = str(error)
+        elif isinstance(error, RecursionError):
+            reason = "it is nested too deep"
+        else:
+            reason = f"no space is written as {json.dumps(encoded)}"
         raise MessageError(
-            field, f"{field} is no space of this policy's size ({str(error)[:SHOWN_LENGTH]})"
+            field,
+            f"{field} is no space as docs/games-protocol.md describes: {reason[:SHOWN_LENGTH]}",
         ) from error
 
 

@@ -125,14 +125,14 @@ CASES = {
     ),
     "no samples": (
         ["learner.count=4", "actors.count=3"],
-        "learner.count 4 needs an actor for each learner, and actors.count is 3; set "
-        "actors.count=4",
+        "learner.count 4 needs actors.count 4 or more, one for each learner, and it "
+        "is 3; set actors.count=4",
         ["actors.count=4"],
     ),
     "no samples for the last one": (
         ["learner.count=1..4", "actors.count=3"],
-        "learner.count 1..4 needs an actor for each learner, and actors.count is 3; set "
-        "actors.count=4",
+        "learner.count 1..4 needs actors.count 4 or more, one for each learner, and it "
+        "is 3; set actors.count=4",
         ["actors.count=4"],
     ),
     "a server of a number that changes": (

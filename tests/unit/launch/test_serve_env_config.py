@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from penstock.configs.schema import Config
 from penstock.core.cores import most_actors
 from penstock.core.role_spec import Stage
 from penstock.launch import placement, topology
-from penstock.launch.run import LOCAL_ENGINE
+from penstock.launch.run import LOCAL_ENGINE, MakeSpecs
 from penstock.launch.serve_env import resolve_games_run, serve_env
 
 RUNTIME = Path("/tmp/penstock-x")
@@ -45,6 +46,25 @@ def test_a_resumed_run_keeps_its_numbers(tmp_path: Path) -> None:
     assert resumed == config
 
 
+def test_a_resumed_run_has_one_environment_in_a_slot(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump(played("cartpole", f"run.dir={tmp_path}")))
+    with pytest.raises(UserError, match=r"actors\.envs=8: .* set actors\.envs=1"):
+        resolve_games_run(str(tmp_path), ["actors.envs=8"], "auto", None)
+
+
+def test_a_presets_bound_on_the_policy_lag_is_dropped_and_the_users_is_refused() -> None:
+    assert played("halfcheetah").transport.max_policy_lag == 1000
+    with pytest.raises(UserError, match="is below the 160 optimizer steps of a batch"):
+        played("halfcheetah", "transport.max_policy_lag=24")
+
+
+def test_a_target_of_one_actor_serves_two_learners_once_its_count_says_so() -> None:
+    with pytest.raises(UserError, match=r"set actors\.count=2 or more"):
+        played("cartpole_ppo", "learner.count=2")
+    config = played("cartpole_ppo", "learner.count=2", "actors.count=2")
+    assert config.first_actors == 2 * resolve("cartpole_ppo").actor_envs
+
+
 REFUSED = {
     "transport.kind=inproc": "transport.kind inproc brings samples from actors",
     "transport.kind=zmq": "set transport.kind=auto",
@@ -54,6 +74,7 @@ REFUSED = {
     "league.bots={random: 0.5}": "league.bots random are scripted players of an environment",
     "eval.every_s=30": "eval.every_s would evaluate in an environment",
     "learner.count=1..2": "set learner.count=1",
+    "transport.connectors=2": "set transport.connectors=1",
 }
 
 
@@ -115,9 +136,9 @@ def test_on_a_cluster_games_connect_to_the_host_of_the_learner() -> None:
     assert bundle.cpus == 1
 
 
-def wait_for_a_game(bind: str, *overrides: str) -> None:
+def run_games(target: str | None, bind: str, *overrides: str) -> None:
     serve_env(
-        None,
+        target,
         overrides,
         bind,
         {},
@@ -132,12 +153,46 @@ def wait_for_a_game(bind: str, *overrides: str) -> None:
 def test_a_folder_that_holds_a_run_is_refused_before_a_game_has_connected(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: {id: games}")
     with pytest.raises(UserError, match="already holds a run"):
-        wait_for_a_game(BIND, f"run.dir={tmp_path}")
+        run_games(None, BIND, f"run.dir={tmp_path}")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_a_game_has_connected() -> None:
+    with pytest.raises(UserError, match="the run folder /proc/nope cannot be made"):
+        run_games(None, BIND, "run.dir=/proc/nope")
+
+
+def test_an_option_without_meaning_is_refused_before_a_game_has_connected() -> None:
+    with pytest.raises(UserError, match=r"eval\.every_s would evaluate in an environment"):
+        run_games(None, BIND, "eval.every_s=30")
+
+
+@pytest.mark.parametrize("port", ["*", "0"])
+def test_a_port_that_the_system_chooses_is_chosen_once(
+    port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses: list[str | None] = []
+
+    def note_addresses(*_: Any, make_specs: MakeSpecs, **__: Any) -> int:
+        specs = make_specs(played("cartpole"), RUNTIME)
+        addresses.extend(spec.address for spec in specs if spec.listens)
+        return 0
+
+    monkeypatch.setattr("penstock.launch.serve_env.print_result", note_addresses)
+    run_games("cartpole", f"tcp://127.0.0.1:{port}")
+    [address] = addresses
+    assert address is not None
+    assert int(address.rpartition(":")[2]) > 0
+
+
+def test_a_folder_named_games_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("games").mkdir()
+    assert played("games").env.id == "games"
 
 
 def test_learners_without_ports_are_refused_before_a_game_has_connected() -> None:
     with pytest.raises(UserError, match="the last port is 65535"):
-        wait_for_a_game("tcp://127.0.0.1:65535", "learner.count=2", "actors.count=2")
+        run_games(None, "tcp://127.0.0.1:65535", "learner.count=2", "actors.count=2")
 
 
 def test_a_new_run_of_games_has_the_options_of_a_run_by_its_file(tmp_path: Path) -> None:

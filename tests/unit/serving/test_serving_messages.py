@@ -132,6 +132,23 @@ def test_what_is_no_hello_is_refused_by_its_field(body: bytes, field: str) -> No
     assert len(refusal.value.reason) < 200
 
 
+@pytest.mark.parametrize(
+    ("space", "reason"),
+    [
+        ([1, 2], "no space is written as [1, 2]"),
+        ({"Discrete": 3}, 'no space is written as {"Discrete": 3}'),
+        ({"Tuple": [{"Box": [0, 1, [2]]}]}, 'no space is written as {"Box": [0, 1, [2]]}'),
+        ({"Discrete": [0, 0]}, 'no space is written as {"Discrete": [0, 0]}'),
+        ({"Dict": [["a", {"Discrete": [2, 0]}]] * 2}, "a Dict has the key a twice"),
+    ],
+)
+def test_a_space_of_another_form_is_named_and_not_what_python_says(space: Any, reason: str) -> None:
+    with pytest.raises(MessageError) as refusal:
+        hello(observation=space)
+    described = "observation is no space as docs/games-protocol.md describes"
+    assert refusal.value.reason == f"{described}: {reason}"
+
+
 def test_an_infinite_number_cannot_be_written_into_json() -> None:
     with pytest.raises(ValueError, match="JSON"):
         json_message(game_client.WELCOME, {"low": float("inf")})  # type: ignore[arg-type]
