@@ -10,8 +10,8 @@ import numpy.typing as npt
 from penstock.core.params import Floats
 from penstock.profiling.histogram import FLOOR_S, GROWTH, Histogram, bin_of
 
-# The ages of so many slots are counted together: counting costs 15 us for one, and 0.1 us for each
-# of many.
+# The ages of so many slots are counted together, as counting costs 15 us for one slot alone, and
+# 0.1 us a slot for many.
 UNCOUNTED = 1024
 
 

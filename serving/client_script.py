@@ -64,8 +64,11 @@ def parts() -> list[ScriptPart]:
     position = spaces.Box(-1.0, 1.0, (4,), np.float32)
     image = spaces.Box(0, 255, (6, 5, 3), np.uint8)
     choices = spaces.MultiDiscrete([3, 5, 2], start=[1, 0, -1])
+
+    # Whole numbers with bounds of their own for each element.
     low = np.array([[-3, 0, 100], [-(2**31), 7, -1]], np.int32)
     high = np.array([[3, 1, 2**31 - 1], [2**31 - 1, 7, 60]], np.int32)
+
     masked = spaces.Dict(
         {
             "board": spaces.Box(-1, 1, (3, 3), np.int8),
@@ -80,6 +83,7 @@ def parts() -> list[ScriptPart]:
             spaces.Box(0, 1000, (3,), np.uint16),
         ]
     )
+
     return [
         ScriptPart("numbers", position, spaces.Discrete(5)),
         ScriptPart("an image", image, spaces.MultiDiscrete([3, 2, 4])),

@@ -140,6 +140,7 @@ def _checked_spaces(hello: Hello) -> GameSpaces:
             f"HELLO has no {field}, and this run takes its spaces from its first game; send both "
             "spaces, or start penstock serve-env with a target that has them",
         )
+
     parts = [keys for keys, _ in leaves_of(hello.observation)]
     if any("$" in str(key) for keys in parts for key in keys):
         raise MessageError("observation", "a part of the observation has $ in its name")
@@ -147,6 +148,7 @@ def _checked_spaces(hello: Hello) -> GameSpaces:
         raise MessageError(
             "observation", f"the observation has {MASK} alone; add what the seat sees"
         )
+
     try:
         checked_actions(GAMES_ID, hello.action)
     except UserError as error:

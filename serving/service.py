@@ -117,6 +117,8 @@ class Service:
         self.name = name
         self.figures = ServiceFigures()
         self._batch_policy = policy.batch_policy
+
+        # The seats, and who plays them.
         state_size = self._batch_policy.state_size
         if state_size:
             most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
@@ -134,6 +136,8 @@ class Service:
                 opponents=opponents,
             )
             self.seats = self._sided
+
+        # Observations and actions as games send them.
         env_id = policy.config.env.id
         self.observations = ObservationReader(env_id, policy.observation_space, policy.action_space)
         self.actions = RowLayout(policy.action_space, "action")
@@ -143,6 +147,8 @@ class Service:
         )
         """The most memory that a space in HELLO may take: one that fits takes no more."""
         self._to_env_actions = action_map(policy.action_space)
+
+        # What changes from turn to turn.
         self._pending: list[_Pending] = []
         self._untold: dict[int, RowFault] = {}
         """By place: the faults of rows that ended episodes, which games are told later."""
@@ -348,13 +354,13 @@ class Service:
             is_sound &= self._are_of_learners(rows)
 
         # The first rows of all seats are recorded at once, then the second ones, and so on.
-        left = np.flatnonzero(is_sound)
-        while not self.seats.are_different(rows.seat[left]):
-            _, firsts = np.unique(rows.seat[left], return_index=True)
-            chosen = left[firsts]
+        remaining = np.flatnonzero(is_sound)
+        while not self.seats.are_different(rows.seat[remaining]):
+            _, firsts = np.unique(rows.seat[remaining], return_index=True)
+            chosen = remaining[firsts]
             self._record_different(recorder, rows.select(chosen), seen[chosen])
-            left = np.delete(left, firsts)
-        self._record_different(recorder, rows.select(left), seen[left])
+            remaining = np.delete(remaining, firsts)
+        self._record_different(recorder, rows.select(remaining), seen[remaining])
 
         if is_at_fault.any():
             recorder.abandon(rows.seat[is_at_fault])

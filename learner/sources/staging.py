@@ -27,8 +27,8 @@ Array = npt.NDArray[Any]
 ArrayCopy = tuple[Array, Array]
 """A target and its source, of one shape. A tuple, as a batch needs one for each slot and column."""
 
-# Blocks of at most so many bytes a slot are taken for all slots at once, as numpy needs about 1 us
-# for a small copy of any size. Of larger blocks, copying the bytes twice costs more.
+# Blocks of at most so many bytes a slot are taken for all slots at once, as a small copy takes
+# numpy about 1 us, whatever its size. Of larger blocks, copying the bytes twice costs more.
 SMALL_BLOCK_NBYTES = 1 << 14
 # A smaller copy is done before another thread has woken up.
 LARGE_NBYTES = 1 << 18
