@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
@@ -28,6 +29,8 @@ from penstock.core.web.peers import user_of
 URL_NBYTES = 8192
 BODY_NBYTES = 4096
 MOST_FIELDS = 8  # fields of the query that shows a token
+REFUSED_BODY_NBYTES = 65536  # of the body of a refused request that is read before the reply
+REFUSED_BODY_S = 1.0
 METHODS = ("GET", "HEAD", "POST")
 ORDER_HEADER = "x-penstock-token"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -261,9 +264,26 @@ class GuardedApp:
                 return
             self._guard.check(scope)
         except Refusal as refusal:
+            await _read_away(scope, receive)
             await _reply(send_with_headers, refusal.status, f"penstock: {refusal.reason}\n")
             return
         await self._app(scope, receive, send_with_headers)
+
+
+async def _read_away(scope: Scope, receive: Any) -> None:
+    """Read the body of a refused request, within bounds of size and time, and forget it.
+
+    A connection that is closed with unread bytes is reset, and the client may lose the reply.
+    """
+    nbytes = _one(_headers(scope), "content-length") or ""
+    if not nbytes.isdigit() or len(nbytes) > 18 or int(nbytes) > REFUSED_BODY_NBYTES:
+        return
+    try:
+        async with asyncio.timeout(REFUSED_BODY_S):
+            while (await receive()).get("more_body", False):
+                pass
+    except TimeoutError:
+        return
 
 
 async def _reply(

@@ -676,3 +676,19 @@ def test_the_token_is_asked_of_games_and_requests(policy: LoadedPolicy) -> None:
         assert post(port, body, authorization="Bearer " + "x" * 16).status_code == 401
         assert post(port, body, authorization=f"Bearer {token}").status_code == 200
         assert httpx2.get(f"http://127.0.0.1:{port}/figures").status_code == 401
+
+
+def test_a_refusal_reaches_a_client_whose_body_comes_late(policy: LoadedPolicy) -> None:
+    """Otherwise the connection is closed with unread bytes, which resets it."""
+    with (
+        served(Service(policy), token="0123456789abcdef") as port,
+        closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection,
+    ):
+        connection.sendall(
+            b"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 4096\r\n\r\n"
+        )
+        for _ in range(4):
+            time.sleep(0.05)
+            connection.sendall(b" " * 1024)
+        assert wait_for_end(connection).startswith(b"HTTP/1.1 401 ")
