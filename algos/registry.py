@@ -15,6 +15,7 @@ from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.sac.config import SacConfig
+from penstock.algos.td3.config import Td3Config
 from penstock.configs.algorithms import ALGORITHMS as ALGORITHMS
 from penstock.configs.algorithms import AlgoConfig, AlgorithmSpec
 
@@ -39,5 +40,6 @@ for _spec in (
     AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
     AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN", HERE / "dqn" / "defaults.yaml"),
     AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC", HERE / "sac" / "defaults.yaml"),
+    AlgorithmSpec(Td3Config, "penstock.algos.td3.algorithm:TD3", HERE / "td3" / "defaults.yaml"),
 ):
     ALGORITHMS.register(_spec)
