@@ -55,6 +55,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "dqn": ("cartpole_dqn", *REPLAY, "algo.n_step=3", "algo.target_every=8"),
     "dqn frames": ("cartpole_dqn", *REPLAY, STACKED, "transport.frame_stack=4", "algo.n_step=3"),
     "sac": ("pendulum_sac", *REPLAY),
+    "td3": ("Pendulum-v1", "algo.name=td3", *REPLAY),
     "seats": (
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
         "env.kwargs={turns: true, ends_apart: true, episode_steps: 5}",
