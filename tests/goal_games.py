@@ -73,5 +73,8 @@ class OtherGoal(PointReach):
 
     def __init__(self) -> None:
         super().__init__()
-        spaces = dict(self.observation_space)
-        self.observation_space = Dict(spaces | {"desired_goal": Box(-1, 1, (3,), np.float64)})
+        place = Box(-1, 1, (2,), np.float64)
+        goal = Box(-1, 1, (3,), np.float64)
+        self.observation_space = Dict(
+            {"achieved_goal": place, "desired_goal": goal, "observation": place}
+        )
