@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import DqnConfig, QLearningConfig
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
@@ -138,7 +138,7 @@ def initial_priorities(
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
     """Returns the shape of a network with a Q-value for every action."""
-    assert isinstance(config.algo, DqnConfig), config.algo
+    assert isinstance(config.algo, QLearningConfig), config.algo
     return q_shape(config, spaces, duelling=config.algo.duelling)
 
 
@@ -148,7 +148,7 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
     Each environment of all actors explores at a rate of its own, as in Ape-X.
     """
     cfg = config.algo
-    assert isinstance(cfg, DqnConfig), cfg
+    assert isinstance(cfg, QLearningConfig), cfg
 
     envs = config.actor_envs
     epsilon = ladder(
