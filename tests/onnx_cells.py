@@ -332,6 +332,11 @@ def every_cell() -> dict[str, Cell]:
     for encoder, (space, model) in encoders.items():
         for head, (actions, algo) in single_heads.items():
             cells[f"{encoder}-{head}"] = Cell(space, actions, model, algo)
+    for core, encoder in (("lstm", "mlp"), ("gru", "small"), ("lstm", "parts")):
+        space, model = encoders[encoder]
+        cells[f"{encoder}-{core}-q"] = Cell(
+            space, CHOICES, {**model, "core": core}, {"name": "r2d2"}
+        )
     for encoder, (space, model) in variants.items():
         cells[encoder] = Cell(space, CHOICES, model)
 

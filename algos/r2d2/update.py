@@ -175,8 +175,8 @@ class R2d2Update(DqnUpdate):
 
     def __init__(self, algo: R2d2Config, ctx: UpdateContext) -> None:
         super().__init__(algo, ctx)
-        # A pass has as many rows as one of single transitions.
-        self._sequences = max(1, ctx.micro_batch // algo.sequence_length)
+        # A sequence is as many observations, with the one after its last step.
+        self._sequences = max(1, ctx.micro_batch // (algo.sequence_length + 1))
 
     def _backward(self, batch: Batch, total: float) -> list[MicroBatchResult]:
         count = batch["reward"].shape[1]

@@ -202,9 +202,9 @@ def _described(shape: AnyShape) -> str:
         name = "a small_cnn"
     else:
         name = "an mlp"
-    if not isinstance(shape.heads, ActorCriticHeads):
-        return f"{name} over {len(shape.inputs)} arrays"
-
     core = f" with core {shape.model.core}" if shape.state_size else ""
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return f"{name}{core} over {len(shape.inputs)} arrays"
+
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"
