@@ -14,6 +14,7 @@ from penstock.configs.sections import EnvKind
 from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     LEAST_LARGE,
     LEAST_SMALL,
@@ -87,6 +88,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         heads=ActorCriticHeads(actions),
         model=model,
         make_layout=_layout,
+        core_inputs=CoreInputs.of(config, actions),
     )
     if _needs_general(model, array) or model.core != "none":
         return general

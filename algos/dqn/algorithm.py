@@ -23,6 +23,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
 from penstock.core.params import Float32
+from penstock.core.rewards import adjust_rewards
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import EpsilonGreedySampler, ladder, seat_ladder
@@ -62,7 +63,7 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
 
     Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
     """
-    slots.adjust_rewards(cfg, columns["reward"])
+    adjust_rewards(cfg, columns["reward"])
 
     # Priorities depend on the rewards that are trained on.
     columns["priority"][...] = initial_priorities(
