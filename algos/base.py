@@ -125,6 +125,14 @@ class UnrollAlgorithm(Generic[Cfg]):
                 return GaussianSampler(shape, envs, squashed, rng)
 
 
+def samples_of(batch: Mapping[str, Any]) -> int:
+    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
+    after the burn-in."""
+    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
+        return len(batch["reward"])
+    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
+
+
 @dataclass(frozen=True)
 class ReplayAlgorithm(Generic[Cfg]):
     """An off-policy algorithm: an `Algorithm` with its update."""
@@ -148,6 +156,8 @@ class ReplayAlgorithm(Generic[Cfg]):
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
     """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
     those of all algorithms."""
+    samples_of: Callable[[Mapping[str, Any]], int] = samples_of
+    """Returns the number of samples of a batch, by which the gradient is divided."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.core_inputs import REWARD
 from penstock.algos.ops.backward import backward
 from penstock.algos.ops.frame_stacks import some_observations
 from penstock.algos.registry import algorithm
@@ -248,6 +249,8 @@ class Trainer(BaseTrainer[StagingBatch]):
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
         if self._rewards is not None:
+            if self.model.core_inputs is not None:
+                columns[REWARD] = columns["reward"]
             columns["reward"] = self._rewards(columns, self.sync.all_reduce)
 
         if self.model.normalizer is not None:

@@ -14,6 +14,7 @@ from penstock.configs.sections import EnvKind
 from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     LEAST_LARGE,
     LEAST_SMALL,
@@ -87,6 +88,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         heads=ActorCriticHeads(actions),
         model=model,
         make_layout=_layout,
+        core_inputs=CoreInputs.of(config, actions),
     )
     if _needs_general(model, array) or model.core != "none":
         return general
@@ -130,7 +132,8 @@ def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadSh
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
-    if not _needs_general(model, array) and _is_fast_cnn(model, array):
+    needs_general = _needs_general(model, array) or model.core != "none"
+    if not needs_general and _is_fast_cnn(model, array):
         channels, height, width = array.shape
         return QCnnShape(
             channels=channels,
@@ -163,9 +166,9 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
 def _head_shape(
     model: ModelConfig, observation: NetworkInputs, head: SingleHead
 ) -> DenseShape | GeneralShape[SingleHead]:
-    """Returns the network with one head: a fused one for a vector of numbers."""
+    """Returns the network with one head: a fused one for a vector of numbers without memory."""
     array = observation.arrays[0]
-    if _needs_general(model, array) or array.is_image:
+    if _needs_general(model, array) or array.is_image or model.core != "none":
         return GeneralShape(
             inputs=observation.arrays,
             mask=observation.mask,

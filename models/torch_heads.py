@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.actions import ActionSpec, Numbers
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.normalizer import Normalizer
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -62,10 +63,16 @@ class ActorCritic(PolicyNetwork):
     actions: ActionSpec
     state_size: int = 0
     """Number of float32 values that it remembers of one environment; 0: it has no memory."""
+    core_inputs: CoreInputs | None = None
+    """What its memory reads besides the observation."""
 
     @abstractmethod
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns outputs ``[B, outputs]`` and values ``[B]``.
 
@@ -73,6 +80,8 @@ class ActorCritic(PolicyNetwork):
             obs: observations ``[..., *shape]``; with memory ``[T, E, *shape]``.
             state: of the memory before the first row, float32 ``[E, state_size]``.
             first: bool ``[T, E]``; the state is forgotten before each row where it is true.
+            inputs: what the memory reads besides the observations, float32 ``[T, E, width]``
+                (`penstock.algos.core_inputs`). None takes the end of the state, of a single row.
         """
 
     def _make_heads(self, width: int, log_std_init: float) -> None:
@@ -118,6 +127,8 @@ class HeadNet(PolicyNetwork):
     head: nn.Linear
     value: nn.Linear | None
     """The value head of a duelling network."""
+    state_size: int = 0
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
@@ -130,6 +141,21 @@ class HeadNet(PolicyNetwork):
     @abstractmethod
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Returns what `forward` does, by prepared weights."""
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns outputs float32 ``[T * B, outputs]`` of rows in their order, and the state after
+        the last row.
+
+        Args:
+            obs: observations ``[T, B, *shape]``.
+            state: of the memory before the first row, float32 ``[B, state_size]``.
+            first: bool ``[T, B]``; the state is forgotten before each row where it is true. None:
+                before none.
+        """
+        assert not self.state_size
+        return self(obs), state
 
     def allowed_outputs(self, obs: Tensor, least: float = -torch.inf) -> Tensor:
         """Returns what `forward` does, with ``least`` for what the observations' action mask

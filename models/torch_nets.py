@@ -87,7 +87,11 @@ class Net(Trunk, ActorCritic):
     """A trunk with a policy head on its first tower and a value head on its last."""
 
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns outputs and values, as every `ActorCritic` without memory."""
         towers = self.features(obs, self.weights())
@@ -117,7 +121,11 @@ class Mlp(MlpTrunk, Net):
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns what `Net.forward` does, on a CPU in float32 with the heads in the same pass."""
         rows = self._rows(obs)

@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import DqnConfig, QLearningConfig
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
 from penstock.core.params import Float32
+from penstock.core.rewards import adjust_rewards
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import EpsilonGreedySampler, ladder, seat_ladder
@@ -62,7 +63,7 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
 
     Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
     """
-    slots.adjust_rewards(cfg, columns["reward"])
+    adjust_rewards(cfg, columns["reward"])
 
     # Priorities depend on the rewards that are trained on.
     columns["priority"][...] = initial_priorities(
@@ -138,7 +139,7 @@ def initial_priorities(
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
     """Returns the shape of a network with a Q-value for every action."""
-    assert isinstance(config.algo, DqnConfig), config.algo
+    assert isinstance(config.algo, QLearningConfig), config.algo
     return q_shape(config, spaces, duelling=config.algo.duelling)
 
 
@@ -148,7 +149,7 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
     Each environment of all actors explores at a rate of its own, as in Ape-X.
     """
     cfg = config.algo
-    assert isinstance(cfg, DqnConfig), cfg
+    assert isinstance(cfg, QLearningConfig), cfg
 
     envs = config.actor_envs
     epsilon = ladder(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import QLearningConfig
 from penstock.algos.ops.backward import backward
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.models.flat_parameters import flatten
@@ -32,7 +32,7 @@ def loss(
     net: Callable[[Tensor], Tensor],
     target_net: Callable[[Tensor], Tensor],
     batch: Mapping[str, Tensor],
-    cfg: DqnConfig,
+    cfg: QLearningConfig,
     next_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns weighted Huber loss, temporal differences and `STATISTICS` of transitions.
@@ -83,7 +83,7 @@ class DqnUpdate:
 
     statistics = STATISTICS
 
-    def __init__(self, algo: DqnConfig, ctx: UpdateContext) -> None:
+    def __init__(self, algo: QLearningConfig, ctx: UpdateContext) -> None:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch

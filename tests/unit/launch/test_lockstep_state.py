@@ -54,6 +54,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "lstm": ("memory", "actors.unroll=8"),
     "dqn": ("cartpole_dqn", *REPLAY, "algo.n_step=3", "algo.target_every=8"),
     "dqn frames": ("cartpole_dqn", *REPLAY, STACKED, "transport.frame_stack=4", "algo.n_step=3"),
+    "r2d2": (
+        *("memory_r2d2", *REPLAY, "algo.target_every=8", "algo.sequence_length=12"),
+        *("algo.overlap=6", "algo.burn_in=4"),
+    ),
     "sac": ("pendulum_sac", *REPLAY),
     "seats": (
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
