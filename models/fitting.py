@@ -101,6 +101,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
             obs_scale=observation.scale,
             log_std_init=model.log_std_init,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
         )
 
     if array.is_image or model.critic == "shared":
@@ -113,6 +114,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         obs_scale=observation.scale,
         normalize=model.normalize_observations,
         log_std_init=model.log_std_init,
+        layer_norm=model.layer_norm,
     )
 
 
@@ -140,6 +142,7 @@ def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadSh
             obs_scale=observation.scale,
             duelling=duelling,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
         )
     return _head_shape(model, observation, SingleHead(actions, duelling))
 
@@ -182,6 +185,7 @@ def _head_shape(
         obs_scale=observation.scale,
         duelling=head.duelling,
         normalize=model.normalize_observations,
+        layer_norm=model.layer_norm,
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,12 +32,25 @@ POLICY = 0
 VALUE = -1
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
 CLIP = 10.0  # bound of normalised observations
-EPSILON = 1e-8  # is added to variances
+EPSILON = 1e-8  # is added to variances of observations
+NORM_EPSILON = 1e-6  # is added to variances of a layer's outputs (`model.layer_norm`), as in flax
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
 
 Activation = Literal["tanh", "relu"]
 Entry = tuple[str, tuple[int, ...]]
-Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
+
+
+class Layer(NamedTuple):
+    """A layer of an MLP, and how its outputs are normalised (`model.layer_norm`)."""
+
+    weight: Float32
+    """``[out, in]``."""
+    bias: Float32
+    """``[out]``."""
+    norm_weight: Float32 | None = None
+    """The gains of normalised outputs, ``[out]``; None where they are not normalised."""
+    norm_bias: Float32 | None = None
+    """What is added to normalised outputs afterwards, ``[out]``."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class MlpShape:
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
     log_std_init: float = 0.0
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -71,7 +86,7 @@ class MlpShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        towers = tower_entries(TOWERS, self.widths)
+        towers = tower_entries(TOWERS, self.widths, layer_norm=self.layer_norm)
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
@@ -81,7 +96,7 @@ class MlpShape:
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the value's layers, given the parameters by name."""
-        head = (named["value.weight"], named["value.bias"])
+        head = Layer(named["value.weight"], named["value.bias"])
         return [*self._tower(named, VALUE), head]
 
     def _tower(self, named: Mapping[str, Float32], tower: int) -> list[Layer]:
@@ -103,6 +118,8 @@ class CnnShape:
     """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -111,7 +128,7 @@ class CnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, features=FEATURES)
+        trunk = _conv_entries(self, features=FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
@@ -133,6 +150,8 @@ class DenseShape:
     state, the second for the advantages of the actions."""
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -143,7 +162,7 @@ class DenseShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        tower = tower_entries(1, self.widths)
+        tower = tower_entries(1, self.widths, layer_norm=self.layer_norm)
         head = _heads(self.hidden[-1], self.outputs, self.duelling)
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout((*tower, *head, *statistics))
@@ -159,7 +178,7 @@ class DenseShape:
             bias = named["value.bias"] + bias - bias.mean()
 
         tower = _tower(named, layers=len(self.hidden), tower=0, obs_scale=self.obs_scale)
-        return [*tower, (weight, bias)]
+        return [*tower, Layer(weight, bias)]
 
 
 @dataclass(frozen=True)
@@ -179,6 +198,8 @@ class QCnnShape:
     """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -188,7 +209,7 @@ class QCnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, features=self.features)
+        trunk = _conv_entries(self, features=self.features)
         head = _heads(FEATURES, self.outputs, self.duelling)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
@@ -208,25 +229,37 @@ def flat_features(height: int, width: int) -> int:
     return filters * height * width
 
 
-def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
+def tower_entries(towers: int, widths: tuple[int, ...], *, layer_norm: bool) -> list[Entry]:
     """Returns the entries of the hidden layers of ``towers`` networks side by side."""
     entries: list[Entry] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         entries.append((f"hidden.{i}.weight", (towers, fan_in, fan_out)))
         entries.append((f"hidden.{i}.bias", (towers, fan_out)))
+        if layer_norm:
+            entries += norm_entries(f"hidden.{i}", (towers, fan_out))
     return entries
 
 
-def _conv_entries(channels: int, height: int, width: int, *, features: int) -> list[Entry]:
+def norm_entries(layer: str, shape: tuple[int, ...]) -> list[Entry]:
+    """Returns the entries that normalise the outputs of a layer, given those of its bias."""
+    return [(f"{layer}.norm.weight", shape), (f"{layer}.norm.bias", shape)]
+
+
+def _conv_entries(shape: CnnShape | QCnnShape, *, features: int) -> list[Entry]:
     """Returns the entries of the convolutions, and of the layer of ``features`` after them."""
     entries: list[Entry] = []
+    channels = shape.channels
     for i, (filters, kernel, _) in enumerate(CONVS):
         entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
         entries.append((f"convs.{i}.bias", (filters,)))
+        if shape.layer_norm:
+            entries += norm_entries(f"convs.{i}", (filters,))
         channels = filters
 
-    entries.append(("linear.weight", (features, flat_features(height, width))))
+    entries.append(("linear.weight", (features, flat_features(shape.height, shape.width))))
     entries.append(("linear.bias", (features,)))
+    if shape.layer_norm:
+        entries += norm_entries("linear", (features,))
     return entries
 
 
@@ -267,7 +300,7 @@ def policy_head(named: Mapping[str, Float32], actions: ActionSpec) -> Layer:
         # Deviations do not depend on the observation: their weights are 0.
         weight = np.concatenate([weight, np.zeros_like(weight)])
         bias = np.concatenate([bias, named["log_std"]])
-    return weight, bias
+    return Layer(weight, bias)
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
@@ -291,6 +324,17 @@ def _tower(
     named: Mapping[str, Float32], *, layers: int, tower: int, obs_scale: float
 ) -> list[Layer]:
     """Returns the hidden layers of one tower; the first includes the factor on observations."""
-    weights = [named[f"hidden.{i}.weight"][tower].T for i in range(layers)]
-    weights[0] = weights[0] * np.float32(obs_scale)
-    return [(weight, named[f"hidden.{i}.bias"][tower]) for i, weight in enumerate(weights)]
+    tower_layers = []
+    for i in range(layers):
+        weight = named[f"hidden.{i}.weight"][tower].T
+        if i == 0:
+            weight = weight * np.float32(obs_scale)
+        layer = Layer(weight, named[f"hidden.{i}.bias"][tower])
+
+        if f"hidden.{i}.norm.weight" in named:
+            layer = layer._replace(
+                norm_weight=named[f"hidden.{i}.norm.weight"][tower],
+                norm_bias=named[f"hidden.{i}.norm.bias"][tower],
+            )
+        tower_layers.append(layer)
+    return tower_layers

@@ -32,6 +32,7 @@ from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
+from penstock.models.torch_norm import linear_type
 from penstock.models.torch_trunks import activate
 
 
@@ -214,7 +215,8 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 
         self.halves = None
         if head.duelling:
-            self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
+            halves = linear_type(shape.model.layer_norm)(width, 2 * width)
+            self.halves = orthogonal(halves, math.sqrt(2))
             is_mlp = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if is_mlp else "relu")
         self._make_head(width, head.outputs, head.duelling)

@@ -42,6 +42,7 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
+    climb_normalized,
     towers_in_turn,
 )
 
@@ -109,6 +110,7 @@ class Mlp(MlpTrunk, Net):
             towers=TOWERS,
             widths=shape.widths,
             activation=shape.activation,
+            layer_norm=shape.layer_norm,
             obs_scale=shape.obs_scale,
             dtype=dtype,
         )
@@ -143,6 +145,7 @@ class NatureCnn(CnnTrunk, Net):
             obs_scale=shape.obs_scale,
             dtype=dtype,
             memory_format=shape.memory_format,
+            layer_norm=shape.layer_norm,
         )
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
@@ -168,6 +171,7 @@ class Dense(MlpTrunk, FusedHead):
             towers=1,
             widths=shape.widths,
             activation=shape.activation,
+            layer_norm=shape.layer_norm,
             obs_scale=shape.obs_scale,
             dtype=dtype,
         )
@@ -186,6 +190,7 @@ class QCnn(CnnTrunk, FusedHead):
             obs_scale=shape.obs_scale,
             dtype=dtype,
             memory_format=shape.memory_format,
+            layer_norm=shape.layer_norm,
         )
         self._make_head(FEATURES, shape.outputs, shape.duelling)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
@@ -208,8 +213,11 @@ class TwinCritics(nn.Module):
 
         action_size = actor.outputs // 2
         widths = (actor.inputs + action_size, *actor.hidden, 1)
+        head = len(actor.hidden)
+        self._climb = climb_normalized if actor.layer_norm else climb
         self.layers = nn.ModuleList(
-            Towers(2, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+            Towers(2, fan_in, fan_out, layer_norm=actor.layer_norm and i != head)
+            for i, (fan_in, fan_out) in enumerate(pairwise(widths))
         )
         self.normalizer = normalizer
 
@@ -224,7 +232,7 @@ class TwinCritics(nn.Module):
         return self._values(obs, action, fixed)
 
     def _values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
-        """Returns Q-values ``[2, B]``, given weight and bias of each layer in turn."""
+        """Returns Q-values ``[2, B]``, given the parameters of each layer in turn."""
         *hidden, head_weight, head_bias = weights
         rows = obs.float().reshape(-1, self._inputs)
         if self._obs_scale != 1:
@@ -233,7 +241,7 @@ class TwinCritics(nn.Module):
             rows = self.normalizer(rows)
 
         inputs = torch.cat([rows, action.reshape(len(rows), -1)], 1)
-        features = climb(inputs.expand(2, -1, -1), hidden, self._activate)
+        features = self._climb(inputs.expand(2, -1, -1), hidden, self._activate)
         return torch.baddbmm(head_bias[:, None], features, head_weight)[..., 0]
 
 

@@ -311,6 +311,10 @@ def every_cell() -> dict[str, Cell]:
         "floats": (OBSERVATIONS["floats"], {}),
         "separate parts": (OBSERVATIONS["parts"], {"kind": "impala_cnn", "critic": "separate"}),
     }
+    layer_normed = {
+        f"{encoder}-layer norm": (space, {**model, "layer_norm": True})
+        for encoder, (space, model) in encoders.items()
+    }
     actor_critic_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "choice": (CHOICES, {}),
         "choices": (SEVERAL, {}),
@@ -332,8 +336,10 @@ def every_cell() -> dict[str, Cell]:
     for encoder, (space, model) in encoders.items():
         for head, (actions, algo) in single_heads.items():
             cells[f"{encoder}-{head}"] = Cell(space, actions, model, algo)
-    for encoder, (space, model) in variants.items():
+    for encoder, (space, model) in (variants | layer_normed).items():
         cells[encoder] = Cell(space, CHOICES, model)
+    for encoder, (space, model) in layer_normed.items():
+        cells[f"{encoder}-duelling q"] = Cell(space, CHOICES, model, single_heads["duelling q"][1])
 
     # A mask of choices beside each of them, and each of them normalised.
     for name, cell in list(cells.items()):
