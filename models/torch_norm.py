@@ -65,7 +65,7 @@ def conv_type(layer_norm: bool) -> type[nn.Conv2d]:
 
 
 def normalized_layer(outputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns the normalised outputs of a layer, ``[B, units]`` or ``[B, channels, height, width]``.
+    """Returns the outputs ``[B, units]`` or ``[B, channels, height, width]`` of a layer, normalised.
 
     ``weight`` and ``bias`` are the gains and biases of its units or channels.
     """

@@ -170,9 +170,7 @@ class Towers(nn.Module):
     With ``layer_norm``, ``norm`` has the gains and biases ``[towers, out]`` of its outputs.
     """
 
-    def __init__(
-        self, towers: int, fan_in: int, fan_out: int, *, layer_norm: bool = False
-    ) -> None:
+    def __init__(self, towers: int, fan_in: int, fan_out: int, *, layer_norm: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(towers, fan_in, fan_out))
         self.bias = nn.Parameter(torch.zeros(towers, fan_out))
