@@ -20,13 +20,12 @@ from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     channels_last,
     is_small,
     plain_mlp,
     sides,
 )
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 
 LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn": 8}
 """Least height and width, in pixels, of an image that the convolutions of each kind can read."""

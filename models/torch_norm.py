@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.models.layout import NORM_EPSILON
+from penstock.models.torch_noise import NoisyLinear, make_linear
 
 
 class LayerNorm(nn.Module):
@@ -41,6 +42,18 @@ class NormalizedLinear(nn.Linear):
         return outputs
 
 
+class NormalizedNoisyLinear(NoisyLinear):
+    """A linear layer with noise in its weights, whose outputs are normalised."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__(fan_in, fan_out)
+        self.norm = LayerNorm(fan_out)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.norm(super().forward(rows))
+        return outputs
+
+
 class NormalizedConv(nn.Conv2d):
     """A convolution whose outputs are normalised."""
 
@@ -54,9 +67,12 @@ class NormalizedConv(nn.Conv2d):
         return outputs
 
 
-def linear_type(layer_norm: bool) -> type[nn.Linear]:
-    """Returns the class of linear layers, with or without normalisation."""
-    return NormalizedLinear if layer_norm else nn.Linear
+def make_hidden(fan_in: int, fan_out: int, *, noisy: bool, layer_norm: bool) -> nn.Linear:
+    """Makes a hidden linear layer, with noise in its weights and with normalisation if asked."""
+    if not layer_norm:
+        return make_linear(fan_in, fan_out, noisy=noisy)
+    linear_type = NormalizedNoisyLinear if noisy else NormalizedLinear
+    return linear_type(fan_in, fan_out)
 
 
 def conv_type(layer_norm: bool) -> type[nn.Conv2d]:
@@ -65,7 +81,7 @@ def conv_type(layer_norm: bool) -> type[nn.Conv2d]:
 
 
 def normalized_layer(outputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns the outputs ``[B, units]`` or ``[B, channels, height, width]`` of a layer, normalised.
+    """Returns a layer's outputs ``[B, units]`` or ``[B, channels, height, width]``, normalised.
 
     ``weight`` and ``bias`` are the gains and biases of its units or channels.
     """

@@ -34,10 +34,11 @@ from penstock.models.frame_order import (
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
+from penstock.models.torch_noise import Noisy, weights_of
 from penstock.models.torch_norm import (
     LayerNorm,
     conv_type,
-    linear_type,
+    make_hidden,
     normalized_layer,
     normalized_towers,
 )
@@ -98,6 +99,7 @@ class MlpTrunk(Trunk):
         layer_norm: whether the outputs of each layer are normalised.
         obs_scale: factor on the observations.
         dtype: precision of the products.
+        noisy: whether weights have noise.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class MlpTrunk(Trunk):
         layer_norm: bool,
         obs_scale: float,
         dtype: torch.dtype,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._inputs = widths[0]
@@ -117,7 +120,7 @@ class MlpTrunk(Trunk):
         self._layer_norm = layer_norm
 
         self.hidden = nn.ModuleList(
-            Towers(towers, fan_in, fan_out, layer_norm=layer_norm)
+            Towers(towers, fan_in, fan_out, noisy=noisy, layer_norm=layer_norm)
             for fan_in, fan_out in pairwise(widths)
         )
 
@@ -126,7 +129,7 @@ class MlpTrunk(Trunk):
         tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            tensors += (layer.weight, layer.bias)
+            tensors += layer.weights()
             if layer.norm is not None:
                 tensors += (layer.norm.weight, layer.norm.bias)
         return self._prepared(*tensors)
@@ -164,13 +167,21 @@ class MlpTrunk(Trunk):
         return is_cpu and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
-class Towers(nn.Module):
+class Towers(Noisy):
     """One layer of every tower: ``weight [towers, in, out]``, ``bias [towers, out]``.
 
     With ``layer_norm``, ``norm`` has the gains and biases ``[towers, out]`` of its outputs.
     """
 
-    def __init__(self, towers: int, fan_in: int, fan_out: int, *, layer_norm: bool = False) -> None:
+    def __init__(
+        self,
+        towers: int,
+        fan_in: int,
+        fan_out: int,
+        *,
+        noisy: bool = False,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(towers, fan_in, fan_out))
         self.bias = nn.Parameter(torch.zeros(towers, fan_out))
@@ -178,6 +189,8 @@ class Towers(nn.Module):
         with torch.no_grad():
             for tower in self.weight:
                 nn.init.orthogonal_(tower, math.sqrt(2))
+        if noisy:
+            self._add_noise(fan_in)
 
 
 class CnnTrunk(Trunk):
@@ -190,6 +203,7 @@ class CnnTrunk(Trunk):
         dtype: precision of the products.
         memory_format: order of the frames in memory.
         layer_norm: whether the outputs of each layer are normalised.
+        noisy: whether the weights of the linear layer have noise.
     """
 
     def __init__(
@@ -201,6 +215,7 @@ class CnnTrunk(Trunk):
         dtype: torch.dtype,
         memory_format: MemoryFormat,
         layer_norm: bool,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._frames = frames
@@ -215,11 +230,14 @@ class CnnTrunk(Trunk):
             convs.append(orthogonal(conv, math.sqrt(2)))
             channels = filters
         self.convs = nn.ModuleList(convs)
-        linear = linear_type(layer_norm)(flat_features(height, pixels), width)
+        flat = flat_features(height, pixels)
+        linear = make_hidden(flat, width, noisy=noisy, layer_norm=layer_norm)
         self.linear = orthogonal(linear, math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        tensors: list[Tensor] = [*self.convs.parameters(), *self.linear.parameters()]
+        tensors: list[Tensor] = [*self.convs.parameters(), *weights_of(self.linear)]
+        if self._layer_norm:
+            tensors += self.linear.get_submodule("norm").parameters()
         first_kernel = tensors[0]
         if self._is_over_depth(first_kernel):
             tensors[0] = kernel_over_depth(first_kernel)
