@@ -14,6 +14,7 @@ from penstock.algos.custom.config import CustomConfig
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ppo.config import PpoConfig
+from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.configs.algorithms import ALGORITHMS as ALGORITHMS
 from penstock.configs.algorithms import AlgoConfig, AlgorithmSpec
@@ -38,6 +39,7 @@ for _spec in (
     AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO", HERE / "ppo" / "defaults.yaml"),
     AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
     AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN", HERE / "dqn" / "defaults.yaml"),
+    AlgorithmSpec(PqnConfig, "penstock.algos.pqn.algorithm:PQN", HERE / "pqn" / "defaults.yaml"),
     AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC", HERE / "sac" / "defaults.yaml"),
 ):
     ALGORITHMS.register(_spec)

@@ -72,7 +72,7 @@ class AlgoConfig(Section):
 
 
 class OnPolicyConfig(AlgoConfig):
-    """Base of the config of an actor-critic that trains on fresh unrolls."""
+    """Base of the config of an algorithm that trains on fresh unrolls."""
 
     normalize_rewards: Switch = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""
