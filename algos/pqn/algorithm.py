@@ -118,7 +118,7 @@ def prepare(
             best = [part.amax(1) for part in of_allowed(q, mask, branches=branches).split(branches, 1)]
             best_parts.append(torch.stack(best, 1).mean(1).view(rows, -1))
 
-            action = batch["action"][:, envs].long().flatten(2).flatten(0, 1)
+            action = choices(batch, envs)
             taken = over_choices(action_values(q[: len(action)], action, branches))
             taken_parts.append(taken.view(rows - 1, -1))
         best_q = torch.cat(best_parts, 1)
@@ -163,7 +163,7 @@ def loss(
 
     from penstock.algos.dqn.losses import action_values, over_choices
 
-    action = batch["action"][:, envs].long().flatten(2).flatten(0, 1)
+    action = choices(batch, envs)
     target = batch["target"][:, envs].flatten()
     mask = batch["alive"][:, envs].flatten().to(target.dtype)
 
@@ -191,6 +191,12 @@ def unrolled_q(
 
     obs = observations(batch, envs)
     return net(obs), net.mask(obs)
+
+
+def choices(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
+    """Returns the actions of some environments of a batch, int64 ``[T * E, choices]``."""
+    action = batch["action"][:, envs].flatten(0, 1)
+    return action.long().view(len(action), -1)
 
 
 PQN = UnrollAlgorithm[PqnConfig](
