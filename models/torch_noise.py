@@ -24,9 +24,9 @@ INITIAL_SIGMA = 0.5
 class Noisy(nn.Module):
     """A layer whose weight and bias may have noise."""
 
-    weight: nn.Parameter
+    weight: Tensor
     """Means ``[outputs, inputs]``; where towers lie side by side ``[towers, inputs, outputs]``."""
-    bias: nn.Parameter
+    bias: Tensor
     """Means ``[outputs]``, or ``[towers, outputs]``."""
     weight_sigma: nn.Parameter
     bias_sigma: nn.Parameter
