@@ -23,6 +23,8 @@ FLAGS = ("terminated", "truncated", "alive")
 OPPONENT = "opponent"  # column: number of the draw that plays against the row (`core.draws`)
 OUTCOME = "outcome"  # column: result of an episode in its last row; -1 lost, 0 drawn, 1 won
 RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
+CORE_STATE = "core_state"  # column: the recurrent state before the first row of an unroll
+STATE = "state"  # column: the recurrent state before each row, of which replay's sequences begin
 OLDER = "older"  # column: the frames of an unroll's first stack except the newest
 BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
 # Values of the column `BEGINS`. At 0 no episode begins, and the stack moves on by one frame. An

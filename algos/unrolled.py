@@ -43,7 +43,16 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
 
-    begins_episode = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-    torch.logical_not(batch["alive"][:, envs], out=begins_episode[1:])
-    outputs, values = net(obs, batch["core_state"][envs], begins_episode)
+    outputs, values = net(obs, batch["core_state"][envs], episode_begins(batch, envs))
     return Unrolled(outputs, values, net.mask(obs))
+
+
+def episode_begins(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
+    """Returns before which rows of some environments an episode begins, bool ``[T + 1, E]``.
+
+    It begins at the row after one that was not alive.
+    """
+    alive = batch["alive"][:, envs]
+    begins = torch.zeros(len(alive) + 1, alive.shape[1], dtype=torch.bool, device=alive.device)
+    torch.logical_not(alive, out=begins[1:])
+    return begins

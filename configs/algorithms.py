@@ -50,6 +50,16 @@ class AlgoConfig(Section):
         """Fresh unrolls, or transitions from replay."""
 
     @property
+    def can_remember(self) -> bool:
+        """Whether its network may have a recurrent core (`model.core`)."""
+        return self.trains_on == "unrolls"
+
+    @property
+    def is_actor_critic(self) -> bool:
+        """Whether its network has heads for a policy and a value."""
+        return self.trains_on == "unrolls"
+
+    @property
     def passes(self) -> int:
         """Epochs over each batch of unrolls."""
         return 1

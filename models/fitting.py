@@ -147,7 +147,8 @@ def q_shape(
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
-    if not _needs_general(model, array) and _is_fast_cnn(model, array):
+    needs_general = _needs_general(model, array) or model.core != "none"
+    if not needs_general and _is_fast_cnn(model, array):
         channels, height, width = array.shape
         return QCnnShape(
             channels=channels,
@@ -180,9 +181,9 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
 def _head_shape(
     model: ModelConfig, observation: NetworkInputs, head: SingleHead
 ) -> DenseShape | GeneralShape[SingleHead]:
-    """Returns the network with one head: a fused one for a vector of numbers."""
+    """Returns the network with one head: a fused one for a vector of numbers without memory."""
     array = observation.arrays[0]
-    if _needs_general(model, array) or array.is_image:
+    if _needs_general(model, array) or array.is_image or model.core != "none":
         return GeneralShape(
             inputs=observation.arrays,
             mask=observation.mask,

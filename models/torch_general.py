@@ -230,6 +230,13 @@ class GeneralHeadNet(GeneralNet, HeadNet):
         features, _ = self.features(obs)
         return self._apply_head(features[0], *weights)
 
+    def unroll(
+        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        features, next_state = self.features(obs, state, first)
+        assert next_state is not None
+        return self.outputs_of(features[0]), next_state
+
     def outputs_of(self, features: Tensor) -> Tensor:
         return self._apply_head(features, *self.acting_weights())
 

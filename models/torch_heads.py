@@ -125,6 +125,8 @@ class HeadNet(PolicyNetwork):
     head: nn.Linear
     value: nn.Linear | None
     """The value head of a duelling network."""
+    state_size: int = 0
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
@@ -159,6 +161,21 @@ class HeadNet(PolicyNetwork):
         quantiles unchanged."""
         quantiles = self.head_shape.quantiles
         return rows if quantiles == 1 else rows.unflatten(1, (-1, quantiles))
+
+    def unroll(
+        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns outputs float32 ``[T * B, outputs]`` of rows in their order, and the state after
+        the last row.
+
+        Args:
+            obs: observations ``[T, B, *shape]``.
+            state: of the memory before the first row, float32 ``[B, state_size]``.
+            first: bool ``[T, B]``; the state is forgotten before each row where it is true. None:
+                before none.
+        """
+        assert not self.state_size
+        return self(obs), state
 
     def allowed_outputs(self, obs: Tensor, least: float = -torch.inf) -> Tensor:
         """Returns what `forward` does, with ``least`` for what the observations' action mask

@@ -1,4 +1,4 @@
-"""The options of DQN."""
+"""The options of DQN, and those that all algorithms with Q-values of choices share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from penstock.configs.schedules import Chance
 from penstock.configs.value_types import Count, NotNegative, Positive, Small, Switch
 
 
-class DqnConfig(OffPolicyConfig):
-    """DQN for actions to choose from, with double Q-learning, a duelling network, n-step returns
-    and an exploration rate per environment as in Ape-X. It samples from replay."""
+class QLearningConfig(OffPolicyConfig):
+    """Base of the config of an algorithm that learns Q-values of choices from replay."""
 
-    name: Literal["dqn"] = "dqn"
     n_step: Small = 3
     """Number of rewards summed in a target before it bootstraps from the target network (n-step
     return). Larger values carry rewards back faster, with more variance and more bias from
@@ -48,3 +46,10 @@ class DqnConfig(OffPolicyConfig):
     huber: Positive = 1.0
     """Threshold of the Huber loss: TD errors within ± this value count squared, larger ones
     linearly. Smaller values limit the effect of large errors more."""
+
+
+class DqnConfig(QLearningConfig):
+    """DQN for actions to choose from, with double Q-learning, a duelling network, n-step returns
+    and an exploration rate per environment as in Ape-X. It samples from replay."""
+
+    name: Literal["dqn"] = "dqn"

@@ -188,9 +188,13 @@ def unrolled_q(
     Rows are time-major, B = (T + 1) * E; the mask is None where all actions are allowed.
     """
     from penstock.algos.ops.frame_stacks import observations
+    from penstock.algos.unrolled import episode_begins
 
     obs = observations(batch, envs)
-    return net(obs), net.mask(obs)
+    if not net.state_size:
+        return net(obs), net.mask(obs)
+    q, _ = net.unroll(obs, batch["core_state"][envs], episode_begins(batch, envs))
+    return q, net.mask(obs)
 
 
 def choices(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:

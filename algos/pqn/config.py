@@ -30,6 +30,10 @@ class PqnConfig(OnPolicyConfig):
     that of `learner.lr`; actors follow it with the weights that they get."""
 
     @property
+    def is_actor_critic(self) -> bool:
+        return False
+
+    @property
     def passes(self) -> int:
         return self.epochs
 
