@@ -115,7 +115,9 @@ def prepare(
         taken_parts = []
         for envs in parts:
             q, mask = unrolled_q(net, batch, envs)
-            best = [part.amax(1) for part in of_allowed(q, mask, branches=branches).split(branches, 1)]
+            best = [
+                part.amax(1) for part in of_allowed(q, mask, branches=branches).split(branches, 1)
+            ]
             best_parts.append(torch.stack(best, 1).mean(1).view(rows, -1))
 
             action = choices(batch, envs)

@@ -151,9 +151,15 @@ def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> No
         ("algo.tau=1", r"algo\.tau; it is an option of algo\.name sac, sarsa has name, discount"),
         ("algo.cost=2", r"algo\.cost 2 is above algo\.reward_scale; set algo\.cost=0"),
         ("learner.batch_size=1", r"learner\.batch_size; the equivalent is replay\.batch_size"),
-        ("model.core=lstm", r"model\.core lstm is for actor-critics and r2d2, and algo\.name sarsa is"),
+        (
+            "model.core=lstm",
+            r"model\.core lstm is for actor-critics and r2d2, and algo\.name sarsa is",
+        ),
         ("learner.gather_threads=3", r"gather_threads 3 has no effect with algo\.name sarsa"),
-        ("algo.name=sasra", r"must be 'impala', 'ppo', 'custom', 'dqn', 'pqn', 'sac' or 'sarsa'; the"),
+        (
+            "algo.name=sasra",
+            r"must be 'impala', 'ppo', 'custom', 'dqn', 'pqn', 'sac' or 'sarsa'; the",
+        ),
     ],
 )
 def test_invalid_options_of_the_new_algorithm_are_refused_with_a_reason(

@@ -146,7 +146,9 @@ def test_loss_and_statistics_equal_a_loop_over_the_rows(counts: tuple[int, ...])
     total, sums = pqn.loss(net, batch, options())
     np.testing.assert_allclose(total.item(), expected[0], 1e-6)
     np.testing.assert_allclose(sums.numpy(), expected, 1e-6)
-    parts = [pqn.loss(net, batch, options(), part) for part in (slice(0, 2), torch.tensor([4, 2, 3]))]
+    parts = [
+        pqn.loss(net, batch, options(), part) for part in (slice(0, 2), torch.tensor([4, 2, 3]))
+    ]
     np.testing.assert_allclose(sum(part[1].numpy() for part in parts), expected, 1e-6)
 
 
@@ -180,5 +182,5 @@ def test_slots_record_what_the_sampler_does() -> None:
 def test_a_continuous_action_is_refused_in_one_sentence() -> None:
     config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "pqn"}})
     game: Any = SimpleNamespace(observation_space=NUMBERS, action_space=NUMBERS)
-    with pytest.raises(UserError, match="algo.name pqn"):
+    with pytest.raises(UserError, match=r"algo\.name pqn"):
         slot_spec(config, game)
