@@ -14,6 +14,7 @@ from penstock.algos.custom.config import CustomConfig
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ppo.config import PpoConfig
+from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.r2d2.config import R2d2Config
 from penstock.algos.sac.config import SacConfig
 from penstock.configs.algorithms import ALGORITHMS as ALGORITHMS
@@ -39,6 +40,7 @@ for _spec in (
     AlgorithmSpec(PpoConfig, "penstock.algos.ppo.algorithm:PPO", HERE / "ppo" / "defaults.yaml"),
     AlgorithmSpec(CustomConfig, "penstock.algos.custom.algorithm:CUSTOM"),
     AlgorithmSpec(DqnConfig, "penstock.algos.dqn.algorithm:DQN", HERE / "dqn" / "defaults.yaml"),
+    AlgorithmSpec(PqnConfig, "penstock.algos.pqn.algorithm:PQN", HERE / "pqn" / "defaults.yaml"),
     AlgorithmSpec(
         R2d2Config, "penstock.algos.r2d2.algorithm:R2D2", HERE / "r2d2" / "defaults.yaml"
     ),

@@ -55,6 +55,11 @@ class AlgoConfig(Section):
         return self.trains_on == "unrolls"
 
     @property
+    def is_actor_critic(self) -> bool:
+        """Whether its network has heads for a policy and a value."""
+        return self.trains_on == "unrolls"
+
+    @property
     def passes(self) -> int:
         """Epochs over each batch of unrolls."""
         return 1
@@ -77,7 +82,7 @@ class AlgoConfig(Section):
 
 
 class OnPolicyConfig(AlgoConfig):
-    """Base of the config of an actor-critic that trains on fresh unrolls."""
+    """Base of the config of an algorithm that trains on fresh unrolls."""
 
     normalize_rewards: Switch = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""

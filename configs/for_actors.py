@@ -31,7 +31,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "env": {"record": [], "on_error": "fail"},
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto", "games": False},
-    "model": {"scale": "bytes", "filters": [], "core_inputs": []},
+    "model": {"scale": "bytes", "filters": [], "layer_norm": False, "core_inputs": []},
     "custom": {"data": "unrolls", "n_step": 1},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,

@@ -335,6 +335,10 @@ def every_cell() -> dict[str, Cell]:
         "core inputs": (OBSERVATIONS["vector"], READS_BOTH),
         "separate parts": (OBSERVATIONS["parts"], {"kind": "impala_cnn", "critic": "separate"}),
     }
+    layer_normed = {
+        f"{encoder}-layer norm": (space, {**model, "layer_norm": True})
+        for encoder, (space, model) in encoders.items()
+    }
     actor_critic_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "choice": (CHOICES, {}),
         "choices": (SEVERAL, {}),
@@ -361,8 +365,10 @@ def every_cell() -> dict[str, Cell]:
         cells[f"{encoder}-{core}-q"] = Cell(
             space, CHOICES, {**model, "core": core}, {"name": "r2d2"}
         )
-    for encoder, (space, model) in variants.items():
+    for encoder, (space, model) in (variants | layer_normed).items():
         cells[encoder] = Cell(space, CHOICES, model)
+    for encoder, (space, model) in layer_normed.items():
+        cells[f"{encoder}-duelling q"] = Cell(space, CHOICES, model, single_heads["duelling q"][1])
 
     # A mask of choices beside each of them, and each of them normalised.
     for name, cell in list(cells.items()):
