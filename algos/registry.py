@@ -17,6 +17,7 @@ from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.r2d2.config import R2d2Config
 from penstock.algos.sac.config import SacConfig
+from penstock.algos.td3.config import Td3Config
 from penstock.configs.algorithms import ALGORITHMS as ALGORITHMS
 from penstock.configs.algorithms import AlgoConfig, AlgorithmSpec
 
@@ -45,5 +46,6 @@ for _spec in (
         R2d2Config, "penstock.algos.r2d2.algorithm:R2D2", HERE / "r2d2" / "defaults.yaml"
     ),
     AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC", HERE / "sac" / "defaults.yaml"),
+    AlgorithmSpec(Td3Config, "penstock.algos.td3.algorithm:TD3", HERE / "td3" / "defaults.yaml"),
 ):
     ALGORITHMS.register(_spec)

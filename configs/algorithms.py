@@ -99,9 +99,26 @@ class OnPolicyConfig(AlgoConfig):
 class OffPolicyConfig(AlgoConfig):
     """Base of the config of an algorithm that trains on transitions from replay."""
 
+    hindsight: Fraction = 0.0
+    """Fraction of the sampled transitions whose goal is replaced by one that was achieved later in
+    the same episode (hindsight replay; 0.8 as published). Only for environments with
+    `achieved_goal`, `desired_goal` and `compute_reward`. Larger values train more on goals that
+    were reached, and less on those that were asked for."""
+
     @property
     def trains_on(self) -> Data:
         return "transitions"
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yields the options that contradict each other, with the message for the user."""
+        n_step = getattr(self, "n_step", 1)
+        if self.hindsight and n_step != 1:
+            yield Contradiction(
+                ("algo.hindsight", "algo.n_step"),
+                f"algo.hindsight {self.hindsight:g} computes the reward of a single step for "
+                f"another goal, and algo.n_step {n_step} sums several; set algo.n_step=1 or "
+                "algo.hindsight=0",
+            )
 
 
 @dataclass(frozen=True, eq=False)

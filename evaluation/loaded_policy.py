@@ -61,16 +61,16 @@ class ActionDetails:
     q: Array | None
     """Q-values, ``[actions]``; -1e9 if masked."""
     mean: Array | None
-    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, and
+    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, TD3, and
     `model.gaussian` squashed)."""
     std: Array | None
-    """Standard deviations of the same numbers."""
+    """Standard deviations of the same numbers. None for TD3, whose actions have no distribution."""
     log_prob: float | Array | None
     """Log-probability of the action, or its log-density if it is numbers; of the most probable
-    action too. None for DQN."""
+    action too. None for DQN and TD3."""
     entropy: float | Array | None
-    """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
-    closed form."""
+    """Of that distribution, in nats. None for DQN and TD3, and for squashed numbers, whose entropy
+    has no closed form."""
 
 
 class PackedObservations(NamedTuple):

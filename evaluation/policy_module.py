@@ -38,7 +38,7 @@ from penstock.models.acting.categorical import (
     MultiCategoricalSampler,
     MultiEpsilonGreedySampler,
 )
-from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
+from penstock.models.acting.gaussian import GaussianSampler, NoisySampler, SquashedGaussianSampler
 from penstock.models.acting.policy import core_inputs_of, state_size_of
 from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
 from penstock.models.compute_form import in_memory_format
@@ -101,6 +101,8 @@ class ActionRule:
     """Whether the outputs are Q-values, of which the highest counts."""
     log_std: tuple[float, float] | None = None
     """Bounds of the logarithms of standard deviations."""
+    deterministic: bool = False
+    """Whether the outputs are the numbers of an action alone, without deviations."""
 
 
 class _Decision(NamedTuple):
@@ -155,6 +157,12 @@ class PolicyModule(nn.Module):
                 f"algo.name {config.algo.name} draws no action from probabilities: it takes the "
                 "action of the highest q, or with a small probability any; leave out --sampled, "
                 "and draw in your program"
+            )
+        if sampled and self._rule.deterministic:
+            raise UserError(
+                f"algo.name {config.algo.name} draws no action from probabilities: it takes that "
+                "of its network, to which training adds noise; leave out --sampled, and add noise "
+                "in your program"
             )
 
         # Frames in another order would only add copies to the graph.
@@ -288,6 +296,9 @@ class PolicyModule(nn.Module):
     def _decide(self, outputs: Tensor, mask: Tensor | None) -> _Decision:
         """Returns the most probable action, and what the network's outputs mean."""
         actions = self._rule.actions
+        if isinstance(actions, Numbers) and self._rule.deterministic:
+            numbers = _bounded(outputs, actions)
+            return _Decision(numbers, {"action": self.to_env(numbers), "mean": outputs})
         if isinstance(actions, Numbers):
             mean, log_std = outputs.chunk(2, 1)
             if self._rule.log_std is not None:
@@ -354,6 +365,8 @@ def action_rule(config: Config, info: EnvInfo) -> ActionRule:
         return ActionRule(Numbers(shape, sampler.squashed))
     if type(sampler) is SquashedGaussianSampler:
         return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
+    if type(sampler) is NoisySampler:
+        return ActionRule(Numbers(shape, squashed=True), deterministic=True)
 
     name = type(sampler).__name__
     raise UserError(

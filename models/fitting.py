@@ -170,13 +170,24 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
     Raises:
         UserError: if actions are no Box, or no network fits the observations.
     """
+    return numbers_shape(config, spaces, of_each=2)
+
+
+def numbers_shape(
+    config: Config, spaces: Spaces, *, of_each: int = 1
+) -> DenseShape | GeneralShape[SingleHead]:
+    """Returns the network with ``of_each`` outputs for each of an action's values.
+
+    Raises:
+        UserError: if actions are no Box, or no network fits the observations.
+    """
     if not isinstance(spaces.action_space, Box):
         raise UserError(
             f"action space {spaces.action_space} is not a Box, the only kind that algo.name "
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
 
-    head = SingleHead(2 * action_size(spaces))
+    head = SingleHead(of_each * action_size(spaces))
     return _head_shape(config.model, _read(config, spaces), head)
 
 

@@ -156,7 +156,9 @@ class Reference:
         explanation = self._policy.explain(packed, sample=False)
         results = {"action": self._to_env(explanation.actions)}
 
-        if explanation.mean is not None:
+        if explanation.mean is not None and explanation.std is None:
+            results["mean"] = outputs
+        elif explanation.mean is not None:
             results["mean"], log_std = np.split(outputs, 2, axis=1)
             results["log_std"] = np.clip(log_std, *self._log_std)
         elif explanation.q is not None:
@@ -349,6 +351,7 @@ def every_cell() -> dict[str, Cell]:
         "q": (CHOICES, {"name": "dqn", "duelling": False}),
         "duelling q": (CHOICES, {"name": "dqn", "duelling": True}),
         "sac": (NUMBERS, {"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
+        "td3": (NUMBERS, {"name": "td3"}),
     }
 
     cells = {}

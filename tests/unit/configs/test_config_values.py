@@ -170,7 +170,8 @@ def test_type_words_follow_the_annotation() -> None:
     assert options()["learner.lr_scaling"].words == "`none`, `sqrt` or `linear`"
     assert options()["algo.name"].words == options("sac")["algo.name"].words
     assert (
-        options()["algo.name"].words == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn` or `sac`"
+        options()["algo.name"].words
+        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac` or `td3`"
     )
 
 

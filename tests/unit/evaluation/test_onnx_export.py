@@ -411,6 +411,12 @@ def test_epsilon_greedy_actions_are_not_sampled(tmp_path: Path) -> None:
         write(tmp_path / "policy.onnx", policy, sampled=True)
 
 
+def test_actions_without_deviations_are_not_sampled(tmp_path: Path) -> None:
+    policy = CELLS["mlp-td3"].policy()
+    with pytest.raises(UserError, match=r"algo.name td3 draws no action from probabilities"):
+        write(tmp_path / "policy.onnx", policy, sampled=True)
+
+
 def test_an_old_torch_or_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
