@@ -527,7 +527,8 @@ def verdict(
         parts.append(mean >= mean_return(results[claim.not_below]))
 
     # A seed that did not reach the goal took longer than any number of steps.
-    steps = [run["steps_to_goal"] or float("inf") for run in results[name]["seeds"].values()]
+    runs = results[name]["seeds"].values()
+    steps = [run["steps_to_goal"] or float("inf") for run in runs]
     if claim.median_steps is not None:
         parts.append(statistics.median(steps) <= claim.median_steps)
     if claim.slowest_steps is not None:
