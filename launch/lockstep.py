@@ -358,8 +358,11 @@ class LockstepSource:
             ledger=self._ctx.ledger,
             shared=False,
         )
+        folder = self._checkpoints.replay_folder()
+        if plan := replay.plan_checkpoints(folder):
+            logger.info("%s", plan)
         if self._resumes:
-            self.note = replay.restore(self._checkpoints.replay_folder())
+            self.note = replay.restore(folder)
         return replay
 
     def _make_player(self, actor: int, link: InprocLink) -> Player:

@@ -184,6 +184,9 @@ class UnrollSource:
             assert self._feeder is not None
             self._feeder.wake()
 
+    def plan_checkpoints(self, folder: Path) -> str:
+        return ""
+
     def restore(self, folder: Path) -> str:
         return ""
 

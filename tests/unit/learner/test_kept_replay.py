@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.configs.errors import UserError
-from penstock.learner.sources.replay import KeptReplay
+from penstock.learner.sources.kept_replay import KeptReplay
 from penstock.replay import RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot import FolderWriter
 
@@ -43,7 +43,7 @@ def test_replay_is_written_in_the_background_and_awaited_at_the_end(
     tmp_path: Path, slow: threading.Event
 ) -> None:
     replay = made()
-    kept = KeptReplay(replay, wanted=True)
+    kept = KeptReplay(replay, mode=True, grace_s=10.0)
     kept.begin(tmp_path)
     kept.begin(tmp_path)  # one is still being written: no second
     assert kept.saving
@@ -62,7 +62,7 @@ def test_replay_is_written_in_the_background_and_awaited_at_the_end(
 
 def test_last_snapshot_contains_the_final_steps(tmp_path: Path, slow: threading.Event) -> None:
     replay = made()
-    kept = KeptReplay(replay, wanted=True)
+    kept = KeptReplay(replay, mode=True, grace_s=10.0)
     kept.begin(tmp_path)
     replay.add(obs=[0, 0], next_obs=[1, 1], action=0, reward=0, terminated=0, truncated=0)
     slow.set()
@@ -72,7 +72,7 @@ def test_last_snapshot_contains_the_final_steps(tmp_path: Path, slow: threading.
 
 def test_background_write_error_is_raised_at_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    kept = KeptReplay(made(), wanted=True)
+    kept = KeptReplay(made(), mode=True, grace_s=10.0)
     kept.begin(tmp_path / "file")
     while kept.saving:
         time.sleep(0.01)
@@ -82,7 +82,7 @@ def test_background_write_error_is_raised_at_the_next_call(tmp_path: Path) -> No
 
 def test_last_snapshot_is_written_after_a_failed_one(tmp_path: Path) -> None:
     (tmp_path / "last").write_text("in the way")
-    kept = KeptReplay(made(), wanted=True)
+    kept = KeptReplay(made(), mode=True, grace_s=10.0)
     with pytest.raises(ReplayError, match="could not be written"):
         kept.finish(tmp_path / "last", lambda: None)
     kept.begin(tmp_path / "last")
@@ -100,17 +100,17 @@ def test_any_fault_of_the_background_write_is_raised(
         raise MemoryError("no room for a piece")
 
     monkeypatch.setattr(FolderWriter, "append", broken)
-    kept = KeptReplay(made(), wanted=True)
+    kept = KeptReplay(made(), mode=True, grace_s=10.0)
     with pytest.raises(MemoryError, match="no room for a piece"):
         kept.finish(tmp_path, lambda: None)
 
 
 def test_resumed_replay_continues_with_the_stored_steps(tmp_path: Path) -> None:
     replay = made()
-    KeptReplay(replay, wanted=True).finish(tmp_path, lambda: None)
+    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
     again = made(0, seed=7)
     assert (
-        KeptReplay(again, wanted=True).resume(tmp_path)
+        KeptReplay(again, mode=True, grace_s=10.0).resume(tmp_path)
         == "the replay continues with 30 stored steps"
     )
     np.testing.assert_array_equal(again.sample(20).action, replay.sample(20).action)
@@ -118,23 +118,23 @@ def test_resumed_replay_continues_with_the_stored_steps(tmp_path: Path) -> None:
 
 def test_replay_without_a_snapshot_begins_empty_with_a_note(tmp_path: Path) -> None:
     replay = made()
-    KeptReplay(replay, wanted=True).finish(tmp_path / "last", lambda: None)
+    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path / "last", lambda: None)
     empty = made(0)
-    text = KeptReplay(empty, wanted=False).resume(tmp_path / "last")
+    text = KeptReplay(empty, mode=False, grace_s=10.0).resume(tmp_path / "last")
     assert text.startswith("the replay begins empty, as replay.checkpoint is false")
-    text = KeptReplay(empty, wanted=True).resume(tmp_path / "nowhere")
+    text = KeptReplay(empty, mode=True, grace_s=10.0).resume(tmp_path / "nowhere")
     assert text.startswith("the replay begins empty: ")
     assert len(empty) == 0
-    KeptReplay(replay, wanted=False).finish(tmp_path / "last", lambda: None)
+    KeptReplay(replay, mode=False, grace_s=10.0).finish(tmp_path / "last", lambda: None)
     assert not (tmp_path / "last").exists(), "it would be older than its checkpoint"
 
 
 def test_snapshot_with_another_slot_layout_is_refused(tmp_path: Path) -> None:
-    KeptReplay(made(), wanted=True).finish(tmp_path, lambda: None)
+    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
     with pytest.raises(
         UserError, match=r"another replay: .*; or begin .* replay\.checkpoint=false"
     ):
-        KeptReplay(made(0, unroll=5), wanted=True).resume(tmp_path)
+        KeptReplay(made(0, unroll=5), mode=True, grace_s=10.0).resume(tmp_path)
 
 
 def limited(min_size: int = 10, ratio: float = 2.0) -> tuple[Replay, RateLimiter]:
@@ -150,9 +150,9 @@ def test_resume_restores_the_balance_of_samples_and_inserts(tmp_path: Path) -> N
     for _ in range(2):
         replay.sample(8)
     assert [limiter.may_sample(24), limiter.may_sample(25)] == [True, False]
-    KeptReplay(replay, wanted=True).finish(tmp_path, lambda: None)
+    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
     again, other = limited()
-    KeptReplay(again, wanted=True).resume(tmp_path)
+    KeptReplay(again, mode=True, grace_s=10.0).resume(tmp_path)
     assert [other.may_sample(24), other.may_sample(25)] == [True, False]
     assert [other.may_insert(8), other.may_insert(9)] == [True, False]
     assert other.counts.stored == 20
@@ -160,7 +160,7 @@ def test_resume_restores_the_balance_of_samples_and_inserts(tmp_path: Path) -> N
     assert other.counts.stored == 20
     # With another ratio only what comes from now on counts by it: 3 inserts are worth 3 samples.
     third, new = limited(ratio=1.0)
-    KeptReplay(third, wanted=True).resume(tmp_path)
+    KeptReplay(third, mode=True, grace_s=10.0).resume(tmp_path)
     assert [new.may_insert(16), new.may_insert(17)] == [True, False]
 
 
@@ -177,14 +177,14 @@ def test_unwanted_snapshot_is_removed_without_other_files(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("of the user")
     replay = made()
-    unwanted = KeptReplay(replay, wanted=False)
+    unwanted = KeptReplay(replay, mode=False, grace_s=10.0)
     unwanted.begin(folder)
     assert (folder / "notes.txt").exists()
-    KeptReplay(replay, wanted=True).finish(folder, lambda: None)
+    KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
     unwanted.begin(folder)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "notes.txt").unlink()
-    KeptReplay(replay, wanted=True).finish(folder, lambda: None)
+    KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
     (tmp_path / "linked").symlink_to(folder)
     unwanted.begin(tmp_path / "linked")
     assert Replay.load(folder).stats()["inserted"] == 30
