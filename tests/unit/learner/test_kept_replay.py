@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from full_disk import full_disk
 from penstock.configs.errors import UserError
+from penstock.configs.load import resolve
 from penstock.learner.sources.kept_replay import KeptReplay
 from penstock.replay import RateLimiter, Replay, ReplayError
 from penstock.replay.snapshot import FolderWriter
@@ -190,3 +195,131 @@ def test_unwanted_snapshot_is_removed_without_other_files(tmp_path: Path) -> Non
     assert Replay.load(folder).stats()["inserted"] == 30
     unwanted.begin(folder)
     assert not folder.exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a disk needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def large() -> Replay:
+    """A replay of about 0.7 MiB, half of which is filled."""
+    replay = made(0, capacity=10_000, unroll=100)
+    for i in range(5_000):
+        replay.add(obs=[i, i], next_obs=[i, i], action=i, reward=0, terminated=0, truncated=0)
+    return replay
+
+
+def test_by_default_a_resume_keeps_the_replay() -> None:
+    assert resolve("cartpole_dqn").replay.checkpoint == "auto"
+    assert resolve("cartpole_dqn", ["replay.checkpoint=false"]).replay.checkpoint is False
+    assert resolve("cartpole_dqn", ["replay.checkpoint=true"]).replay.checkpoint is True
+
+
+def test_the_run_says_at_its_start_what_is_kept_on_which_room(tmp_path: Path) -> None:
+    text = KeptReplay(made(), mode="auto", grace_s=10.0).plan(tmp_path / "last" / "replay" / "0")
+    assert text.startswith("checkpoints keep the replay, with up to 0 MiB, and twice that while")
+    assert text.endswith("GiB are free (replay.checkpoint)")
+    assert KeptReplay(made(), mode=False, grace_s=10.0).plan(tmp_path) == ""
+
+
+def test_a_disk_without_room_for_three_buffers_keeps_no_replay(small_disk: Path) -> None:
+    folder = small_disk / "last" / "replay" / "0"
+    with large() as replay:
+        KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
+        kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+        assert kept.plan(folder).startswith("checkpoints do not keep the replay: three times its ")
+        kept.begin(folder)
+        kept.finish(folder, lambda: None)
+        assert not kept.saving
+        assert not folder.exists(), "it would be older than its checkpoint"
+
+
+def test_a_disk_that_fills_up_during_the_run_keeps_the_snapshot_of_before(
+    small_disk: Path, notes: list[str]
+) -> None:
+    folder = small_disk / "last" / "replay" / "0"
+    replay = made(0, capacity=3_000, unroll=100)
+    kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+    assert kept.plan(folder).startswith("checkpoints keep the replay")
+    for i in range(1_000):
+        replay.add(obs=[i, i], next_obs=[i, i], action=i, reward=0, terminated=0, truncated=0)
+    kept.finish(folder, lambda: None)
+    status = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(bytes(status.f_bavail * status.f_frsize - (64 << 10)))
+
+    for i in range(1_000):
+        replay.add(obs=[i, i], next_obs=[i, i], action=i, reward=0, terminated=0, truncated=0)
+    kept.finish(folder, lambda: None)
+    assert "of the 0 MiB free at" in notes[-1]
+    assert notes[-1].endswith("the one of before stays")
+    assert Replay.load(folder).stats()["inserted"] == 1_000
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_end_an_auto_run(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    with large() as replay:
+        kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+        kept.finish(tmp_path, lambda: None)
+        with full_disk(1000):
+            kept.finish(tmp_path, lambda: None)
+        assert "could not be written" in notes[-1]
+        assert Replay.load(tmp_path).stats()["inserted"] == 5_000
+
+
+def test_the_last_snapshot_is_given_up_when_the_grace_ends(
+    tmp_path: Path, slow: threading.Event, notes: list[str]
+) -> None:
+    slow.set()
+    with large() as replay:
+        kept = KeptReplay(replay, mode="auto", grace_s=1.0)
+        kept.finish(tmp_path, lambda: None)
+        files = sorted(tmp_path.rglob("*"))
+        slow.clear()
+        threading.Timer(0.6, slow.set).start()  # the disk hangs for longer than 0.3 of a second
+
+        began_s = time.monotonic()
+        kept.finish(tmp_path, lambda: None)
+        assert time.monotonic() - began_s < 5.0
+        assert "must be written" in notes[-1] or "was not written within 300 ms" in notes[-1]
+        assert "continues with that of an earlier checkpoint" in notes[-1]
+        assert sorted(tmp_path.rglob("*")) == files, "nothing of it is left"
+
+
+def test_snapshots_take_a_small_share_of_the_time(tmp_path: Path, slow: threading.Event) -> None:
+    replay = made()
+    kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+    kept.begin(tmp_path)
+    time.sleep(0.2)
+    slow.set()
+    while kept.saving:
+        time.sleep(0.01)
+    kept.begin(tmp_path)
+    assert not kept.saving, "the next one may begin after fifty times 0.2 s"
+
+
+def test_auto_begins_empty_where_the_snapshot_is_of_another_layout(tmp_path: Path) -> None:
+    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    other = made(0, unroll=5)
+    text = KeptReplay(other, mode="auto", grace_s=10.0).resume(tmp_path)
+    assert text.startswith("the replay begins empty, and is filled first: ")
+    other.add(obs=[0, 0], next_obs=[1, 1], action=0, reward=0, terminated=0, truncated=0)
+    assert len(other) == 1
+
+
+def test_auto_does_not_continue_with_a_damaged_snapshot(tmp_path: Path) -> None:
+    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    file = max(tmp_path.glob("*/*.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged.*; or begin .* replay\.checkpoint=false"):
+        KeptReplay(made(0), mode="auto", grace_s=10.0).resume(tmp_path)
