@@ -243,8 +243,10 @@ class LearnerProcess(TrainingLoop[Any]):
         if plan and ctx.learner == 0:
             logger.info("%s", plan)
         resumes_replay = trainer.progress.generation and checkpoints.resumes_same_env()
-        if resumes_replay and (note := source.restore(self._replay_folder)):
-            logger.info("%s", note)
+        if resumes_replay:
+            note = source.restore(self._replay_folder, ctx.status.beat)
+            if note:
+                logger.info("%s", note)
 
         self._board = WeightsBoard.create(trainer.layout.size)
         super().__init__(

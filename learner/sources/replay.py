@@ -208,8 +208,8 @@ class ReplayDataSource(TableListener):
     def plan_checkpoints(self, folder: Path) -> str:
         return self._kept.plan(folder)
 
-    def restore(self, folder: Path) -> str:
-        return self._kept.resume(folder)
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
+        return self._kept.resume(folder, beat)
 
     def continue_streams(self) -> bool:
         """Let the writers go on where the restored snapshot was taken, once as many are linked.

@@ -187,7 +187,7 @@ class UnrollSource:
     def plan_checkpoints(self, folder: Path) -> str:
         return ""
 
-    def restore(self, folder: Path) -> str:
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:
