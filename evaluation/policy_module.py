@@ -13,7 +13,6 @@ Random numbers are an input. Rows are independent of each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from penstock.algos.registry import algorithm
+from penstock.algos.action_rule import action_rule
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -31,14 +30,8 @@ from penstock.core.observations import MASK
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.envs.packing import leaves_of
-from penstock.models.acting.categorical import (
-    CategoricalSampler,
-    EpsilonGreedySampler,
-    MultiCategoricalSampler,
-)
-from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
 from penstock.models.acting.policy import state_size_of
-from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
+from penstock.models.actions import Choices, Numbers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.distributions import FORBIDDEN, distribution
 from penstock.models.general import GeneralShape
@@ -86,17 +79,6 @@ class GraphArray(NamedTuple):
         """Returns the array for as many rows, full of zeros."""
         leading = (rows,) if self.has_batch else ()
         return torch.from_numpy(np.zeros((*leading, *self.shape), self.dtype))
-
-
-@dataclass(frozen=True)
-class ActionRule:
-    """How the outputs of a network decide an action."""
-
-    actions: ActionSpec
-    has_values: bool = False
-    """Whether the outputs are Q-values, of which the highest counts."""
-    log_std: tuple[float, float] | None = None
-    """Bounds of the logarithms of standard deviations."""
 
 
 class PolicyModule(nn.Module):
@@ -282,34 +264,6 @@ class PolicyModule(nn.Module):
             numbers = numbers.tanh()
         env_actions: Tensor = self.to_env(numbers.reshape(-1, *actions.shape))
         return env_actions
-
-
-def action_rule(config: Config, info: EnvInfo) -> ActionRule:
-    """Returns how a run's algorithm decides actions.
-
-    Raises:
-        UserError: if it does so by a sampler of its own.
-    """
-    sampler = algorithm(config.algo).action_sampler(config, info, 0, 0)
-    # A class derived from one of these samplers may decide in another way.
-    if type(sampler) is EpsilonGreedySampler:
-        return ActionRule(discrete(len(sampler.outputs)), has_values=True)
-    if type(sampler) in (CategoricalSampler, MultiCategoricalSampler):
-        return ActionRule(action_spec(config, info))
-
-    shape = info.action_space.shape
-    assert shape is not None
-    if type(sampler) is GaussianSampler:
-        return ActionRule(Numbers(shape, sampler.squashed))
-    if type(sampler) is SquashedGaussianSampler:
-        return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
-
-    name = type(sampler).__name__
-    raise UserError(
-        f"algo.name {config.algo.name} decides actions by {name}, a sampler of its own, "
-        "which only Python computes; export a .safetensors file, or use a sampler of "
-        "penstock.models.acting"
-    )
 
 
 class _Network(nn.Module):

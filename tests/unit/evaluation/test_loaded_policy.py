@@ -25,8 +25,7 @@ from penstock.configs.load import dump, resolve
 from penstock.core import used_names
 from penstock.envs import EnvInfo, probe
 from penstock.envs.space_json import brief_spaces, from_json, to_json
-from penstock.evaluation import exported
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
 Array = npt.NDArray[Any]
