@@ -200,7 +200,8 @@ class Reading:
         self._index = torch.from_numpy(index).to(device)
 
     def __call__(self, obs: Tensor) -> Tensor:
-        """Returns observations ``[..., *shape]`` of the teacher, given the student's ``[..., nbytes]``."""
+        """Returns the teacher's observations ``[..., *shape]``, given the student's rows of bytes
+        ``[..., nbytes]``."""
         rows = obs.index_select(-1, self._index).view(self._dtype)
         return rows.reshape(*obs.shape[:-1], *self._shape)
 
@@ -375,9 +376,12 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
         policy = exported.read(Path(path), allow)
         return _StoredPolicy(policy.config, policy.spaces, policy.weights)
     if not Path(path).exists():
+        way = "or set algo.teacher=null"
+        if teaching.option != "algo.teacher":
+            way = "or put it back"
         raise UserError(
             f"{teaching.option} names {path}, and there is no such file or folder; give a file "
-            "that penstock export wrote, or the folder of a run"
+            f"that penstock export wrote, the folder of a run, {way}"
         )
 
     teacher_config = load_run(path)
@@ -409,8 +413,8 @@ def _choosing_part(teaching: Teaching, info: EnvInfo) -> ObservationPart:
     size = int(np.prod(part.shape))
     if size != count:
         raise UserError(
-            f"algo.part {teaching.part} has {size} choices, and {teaching.option} {count} policies; "
-            "name one for each choice, in their order"
+            f"algo.part {teaching.part} has {size} choices, and {teaching.option} {count} "
+            "policies; name one for each choice, in their order"
         )
     return part
 

@@ -20,7 +20,6 @@ from penstock.configs.value_types import (
 
 Policies = Annotated[
     list[Folder],
-    Field(min_length=1),
     ValueDescription("a list of exported policies or folders of runs, such as [runs/first]"),
 ]
 
@@ -29,7 +28,7 @@ class DistillConfig(OnPolicyConfig):
     """Distillation: trained policies teach a student of any network, on the student's own play."""
 
     name: Literal["distill"] = "distill"
-    teachers: Policies
+    teachers: Policies = Field(default_factory=list)
     """The policies that teach: files that `penstock export` wrote, and folders of runs, of which
     the best checkpoint teaches. Their environments have the same observations and actions as the
     student's. Only learners read them."""
@@ -63,6 +62,12 @@ class DistillConfig(OnPolicyConfig):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yields the options that contradict each other, with the message for the user."""
+        if not self.teachers:
+            yield Contradiction(
+                ("algo.teachers",),
+                "algo.teachers names no policy, and algo.name distill learns from some; set "
+                "algo.teachers=[FILE] to files that penstock export wrote or folders of runs",
+            )
         if self.part is not None and len(self.teachers) == 1:
             yield Contradiction(
                 ("algo.part", "algo.teachers"),
