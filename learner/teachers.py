@@ -373,7 +373,8 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
     """
     allow = [reference.text for reference in references(config)]
     if Path(path).is_file():
-        policy = exported.read(Path(path), allow)
+        way = f"set {teaching.option} to the folder of the run of yours that it comes from"
+        policy = exported.read(Path(path), allow, way=way)
         return _StoredPolicy(policy.config, policy.spaces, policy.weights)
     if not Path(path).exists():
         way = "or set algo.teacher=null"
@@ -385,7 +386,8 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
         )
 
     teacher_config = load_run(path)
-    used_names.check(references(teacher_config), allow, path)
+    way = "let a run of yours use it first"
+    used_names.check(references(teacher_config), allow, path, way)
     folder = checkpoint_folder(path, "best")
     checkpoint = checkpoint_format.load(folder)
     env_spaces = stored_spaces(folder / checkpoint_format.FILE, checkpoint, info)
