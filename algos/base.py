@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.algorithms import ActorCriticConfig, AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import (
     Dataset,
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
+
+TEACHER_KL = "teacher_kl"
+"""Name of a statistic: the divergence of the teachers from the policy that is trained, in nats."""
 
 
 class RecordedColumns(NamedTuple):
@@ -84,7 +87,8 @@ class UnrollAlgorithm(Generic[Cfg]):
     """
 
     statistics: tuple[str, ...]
-    """Names of the sums that `loss` returns."""
+    """Names of the sums that `loss` returns. `TEACHER_KL` follows where the options are an
+    `ActorCriticConfig` with a teacher."""
     columns: Callable[[Any, Any], tuple[Column, ...]]
     """(observation space, action space) -> the columns that actors record."""
     check: Callable[[Columns, Spaces], None]
@@ -121,6 +125,8 @@ class UnrollAlgorithm(Generic[Cfg]):
     those of all algorithms."""
 
     def for_config(self, cfg: Cfg) -> Self:
+        if isinstance(cfg, ActorCriticConfig) and cfg.teacher is not None:
+            return replace(self, statistics=(*self.statistics, TEACHER_KL))
         return self
 
     def data(self, cfg: Cfg) -> Unrolls:

@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from penstock.algos.custom.config import CustomConfig
+from penstock.algos.distill.config import DistillConfig
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.ppo.config import PpoConfig
@@ -47,5 +48,10 @@ for _spec in (
     ),
     AlgorithmSpec(SacConfig, "penstock.algos.sac.algorithm:SAC", HERE / "sac" / "defaults.yaml"),
     AlgorithmSpec(Td3Config, "penstock.algos.td3.algorithm:TD3", HERE / "td3" / "defaults.yaml"),
+    AlgorithmSpec(
+        DistillConfig,
+        "penstock.algos.distill.algorithm:DISTILL",
+        HERE / "distill" / "defaults.yaml",
+    ),
 ):
     ALGORITHMS.register(_spec)

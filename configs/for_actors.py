@@ -21,8 +21,12 @@ OPPONENTS = ("mirror", "bots", "chairs", "seats")
 LEARNERS_ALONE = {
     "env": ("kind",),
     "run": ("log", "metrics_host", "metrics_insecure", "metrics_port", "restarts"),
-    "impala": ("entropy_cost",),
-    "ppo": ("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+    "impala": ("entropy_cost", "teacher", "teacher_cost"),
+    "ppo": (
+        *("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+        *("teacher", "teacher_cost"),
+    ),
+    "distill": ("epochs", "part", "q_temperature", "teachers", "value_cost"),
 }
 """Options that no actor reads, and that 0.1.0 did not have or not with all of their values, by
 their section or algorithm."""

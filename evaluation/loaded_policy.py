@@ -30,10 +30,10 @@ from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.exported import Exported, read, write
-from penstock.evaluation.policy_source import checkpoint_folder, trained_info
+from penstock.evaluation.policy_source import trained_info
 from penstock.learner.checkpoints.checkpoint_format import load
-from penstock.learner.checkpoints.checkpoint_history import PLAY
+from penstock.learner.checkpoints.checkpoint_history import PLAY, checkpoint_folder
+from penstock.learner.checkpoints.exported import Exported, read, write
 
 Array = npt.NDArray[Any]
 

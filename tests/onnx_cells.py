@@ -31,8 +31,8 @@ from penstock.core.params import Float32
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.vector_env import action_map, counts_of
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models.acting.critic import make_critic
 from penstock.models.torch_nets import build_net
 

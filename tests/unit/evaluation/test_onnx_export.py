@@ -40,10 +40,10 @@ from penstock.__main__ import main
 from penstock.configs.load import presets, resolve
 from penstock.core.params import Float32
 from penstock.envs import probe
-from penstock.evaluation import exported
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
 from penstock.evaluation.policy_module import PolicyModule
+from penstock.learner.checkpoints import exported
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models import normalizer
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
