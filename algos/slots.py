@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.core.draws import NO_DRAW
 from penstock.core.observations import Spaces, views
+from penstock.core.rewards import Rewards, adjust_rewards
 from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.league.results import GameCounts
@@ -23,21 +24,14 @@ FLAGS = ("terminated", "truncated", "alive")
 OPPONENT = "opponent"  # column: number of the draw that plays against the row (`core.draws`)
 OUTCOME = "outcome"  # column: result of an episode in its last row; -1 lost, 0 drawn, 1 won
 RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
+CORE_STATE = "core_state"  # column: the recurrent state before the first row of an unroll
+STATE = "state"  # column: the recurrent state before each row, of which replay's sequences begin
 OLDER = "older"  # column: the frames of an unroll's first stack except the newest
 BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
 # Values of the column `BEGINS`. At 0 no episode begins, and the stack moves on by one frame. An
 # episode that begins fills its first stack with its first frame, repeated, or with zeros.
 REPEATS = 1
 AFTER_ZEROS = 2
-
-
-class Rewards(Protocol):
-    """The options of an algorithm that change rewards."""
-
-    @property
-    def reward_clip(self) -> float | None: ...
-    @property
-    def reward_scale(self) -> float: ...
 
 
 class RecordedSum(NamedTuple):
@@ -247,14 +241,6 @@ def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
     if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
         counts_text = ", ".join(map(str, counts))
         raise ValueError(f"actions from {action.min()} to {action.max()}, there are {counts_text}")
-
-
-def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:
-    """Clip and scale raw rewards for training, in place."""
-    if cfg.reward_clip is not None:
-        np.clip(reward, -cfg.reward_clip, cfg.reward_clip, out=reward)
-    if cfg.reward_scale != 1:
-        np.multiply(reward, np.float32(cfg.reward_scale), out=reward)
 
 
 def process(cfg: Rewards, columns: dict[str, npt.NDArray[Any]]) -> None:

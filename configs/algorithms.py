@@ -10,18 +10,35 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from penstock.configs.registry import Registry
+from penstock.configs.schedules import LinearSchedule, Weight
 from penstock.configs.section import Contradiction, Section
-from penstock.configs.value_types import Fraction, Positive, Switch
+from penstock.configs.value_types import Folder, Fraction, Positive, Switch
 
 DEFAULT = "impala"
 
 Data = Literal["unrolls", "transitions"]
+
+Q_TEMPERATURE = 0.01
+"""Default of what the Q-values of a teacher are divided by (Rusu et al. 2015)."""
+
+
+class Teaching(NamedTuple):
+    """The policies that teach a run."""
+
+    option: str
+    """The option that names them, for messages."""
+    policies: tuple[str, ...]
+    """Exported policies and folders of runs."""
+    part: str | None = None
+    """The part of an observation that tells which of them teaches a row; None: all together."""
+    q_temperature: float = Q_TEMPERATURE
+    """What Q-values are divided by to be logits."""
 
 
 class AlgoConfig(Section):
@@ -43,11 +60,23 @@ class AlgoConfig(Section):
 
     modules: ClassVar[tuple[str, ...]] = ()
     """Options whose values name modules, which every process imports."""
+    learner_files: ClassVar[tuple[str, ...]] = ()
+    """Options whose values are files or folders, which only learners open."""
 
     @property
     @abstractmethod
     def trains_on(self) -> Data:
         """Fresh unrolls, or transitions from replay."""
+
+    @property
+    def can_remember(self) -> bool:
+        """Whether its network may have a recurrent core (`model.core`)."""
+        return self.trains_on == "unrolls"
+
+    @property
+    def is_actor_critic(self) -> bool:
+        """Whether its network has heads for a policy and a value."""
+        return self.trains_on == "unrolls"
 
     @property
     def passes(self) -> int:
@@ -58,6 +87,11 @@ class AlgoConfig(Section):
     def normalizes_rewards(self) -> bool:
         """Whether rewards are divided by the running deviation of the discounted return."""
         return False
+
+    @property
+    def teaching(self) -> Teaching | None:
+        """The policies that teach the present batch; None where none does."""
+        return None
 
     def by_steps(self, has_core: bool) -> bool:
         """Whether minibatches are of steps instead of whole unrolls.
@@ -72,7 +106,7 @@ class AlgoConfig(Section):
 
 
 class OnPolicyConfig(AlgoConfig):
-    """Base of the config of an actor-critic that trains on fresh unrolls."""
+    """Base of the config of an algorithm that trains on fresh unrolls."""
 
     normalize_rewards: Switch = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""
@@ -84,6 +118,30 @@ class OnPolicyConfig(AlgoConfig):
     @property
     def normalizes_rewards(self) -> bool:
         return self.normalize_rewards
+
+
+class ActorCriticConfig(OnPolicyConfig):
+    """Base of the config of an actor-critic that learns by rewards, and may be kick-started."""
+
+    teacher: Folder | None = None
+    """A policy that teaches this one beside the rewards (kick-starting): a file that `penstock
+    export` wrote, or the folder of a run. The environment has the same observations and actions.
+    Only learners read it."""
+    teacher_cost: Weight = Field(
+        default_factory=lambda: LinearSchedule.model_validate({"from": 1.0, "to": 0.0})
+    )
+    """Weight in the loss of the divergence of `teacher` from the policy, in nats. Larger values
+    keep the policy nearer to its teacher. Give the schedule `steps`, of the order of what the
+    student needs to reach its teacher: without them it lasts until `stop.env_steps`, and without
+    that limit the weight stays. At 0 the teacher is not computed."""
+
+    learner_files: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    @property
+    def teaching(self) -> Teaching | None:
+        if self.teacher is None or self.teacher_cost == 0:
+            return None
+        return Teaching("algo.teacher", (self.teacher,))
 
 
 class OffPolicyConfig(AlgoConfig):

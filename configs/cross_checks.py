@@ -490,13 +490,15 @@ def _check_sinks(cfg: Sections) -> Iterator[Contradiction]:
         yield from spec.check(cfg.run)
 
 
+# The options of `model` that have an effect only on algorithms that can remember.
+CORES = ("core", "core_size", "core_inputs")
 # The options of `model` that have no effect on other algorithms than actor-critics.
-ACTOR_CRITICS = ("core", "core_size", "critic", "gaussian", "log_std_init")
+ACTOR_CRITICS = ("critic", "gaussian", "log_std_init")
 
 
 def _check_network(cfg: Sections) -> Iterator[Contradiction]:
     """Check the network with the algorithm and with the actors' inference."""
-    yield from _check_off_policy_network(cfg)
+    yield from _check_one_headed_network(cfg)
     yield from _check_numpy_network(cfg)
 
     model = cfg.model
@@ -506,23 +508,37 @@ def _check_network(cfg: Sections) -> Iterator[Contradiction]:
             "model.settings are arguments of the network that model.entry names, and model.entry "
             "is null; set model.entry, or model.settings={}",
         )
+    if model.core_inputs and model.core == "none":
+        yield Contradiction(
+            ("model.core_inputs", "model.core"),
+            f"model.core_inputs {_as_yaml(model.core_inputs)} are read by a core, and model.core "
+            "is none; set model.core=lstm or model.core_inputs=[]",
+        )
 
 
-def _check_off_policy_network(cfg: Sections) -> Iterator[Contradiction]:
-    """Check that no option for actor-critics is set with another algorithm; yields the first."""
-    if cfg.algo.trains_on == "unrolls":
+def _check_one_headed_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that no option of an actor-critic is set for another network; yields the first."""
+    if cfg.algo.is_actor_critic:
         return
 
     defaults = ModelConfig()
-    for key in ACTOR_CRITICS:
-        value = getattr(cfg.model, key)
-        default = getattr(defaults, key)
-        if value != default:
+    for key in CORES:
+        if _differ(key, cfg.model, defaults) and not cfg.algo.can_remember:
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
-                f"model.{key} {_as_yaml(value)} is for actor-critics, and algo.name "
-                f"{cfg.algo.name} is not one; set algo.name=ppo or "
-                f"model.{key}={_as_yaml(default)}",
+                f"model.{key} {getattr(cfg.model, key)} is for actor-critics and r2d2, and "
+                f"algo.name {cfg.algo.name} is neither; set algo.name=r2d2, algo.name=ppo or "
+                f"model.{key}={getattr(defaults, key)}",
+            )
+            return
+
+    for key in ACTOR_CRITICS:
+        if _differ(key, cfg.model, defaults):
+            yield Contradiction(
+                (f"model.{key}", "algo.name"),
+                f"model.{key} {_as_yaml(getattr(cfg.model, key))} is for actor-critics, and "
+                f"algo.name {cfg.algo.name} is not one; set algo.name=ppo or "
+                f"model.{key}={_as_yaml(getattr(defaults, key))}",
             )
             return
 
@@ -554,4 +570,6 @@ def _as_yaml(value: object) -> str:
     """Returns the value of an option as a user writes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
     return "null" if value is None else str(value)

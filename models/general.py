@@ -24,13 +24,16 @@ from penstock.configs.value_types import MemoryFormat
 from penstock.core.observations import ObservationPart
 from penstock.core.params import Float32, ParamLayout
 from penstock.models.actions import ActionSpec
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.layout import (
     POLICY,
     TOWERS,
     Activation,
     Entry,
     Layer,
+    SingleHead,
     actor_critic,
+    norm_entries,
     normalizer_entries,
     policy_head,
 )
@@ -68,17 +71,6 @@ class ActorCriticHeads:
         return self.actions.outputs
 
 
-@dataclass(frozen=True)
-class SingleHead:
-    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
-
-    outputs: int
-    """Numbers that decide an action."""
-    duelling: bool = False
-    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
-    layer of its own."""
-
-
 H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)
 
 
@@ -95,6 +87,8 @@ class GeneralShape(Generic[H]):
     """Computes `layout`; `models.fitting` sets it, so that this file needs no torch."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    core_inputs: CoreInputs | None = None
+    """What the core reads besides the features."""
 
     @property
     def outputs(self) -> int:
@@ -127,10 +121,14 @@ class GeneralShape(Generic[H]):
 
     @property
     def state_size(self) -> int:
-        """Number of float32 values in the memory of one environment."""
+        """Number of float32 values in the memory of one environment.
+
+        Those of the cores come first, then the core's inputs.
+        """
         vectors = {"none": 0, "gru": 1, "lstm": 2}[self.model.core]
         core_size = vectors * self.model.core_size
-        return 2 * core_size if self.is_separate else core_size
+        cores_size = 2 * core_size if self.is_separate else core_size
+        return cores_size + (self.core_inputs.width if self.core_inputs else 0)
 
     @cached_property
     def layout(self) -> ParamLayout:
@@ -151,6 +149,8 @@ class PlainMlp:
     activation: Activation
     normalize: bool
     """Whether observations are normalised by their statistics."""
+    layer_norm: bool
+    """Whether the outputs of each hidden layer are normalised."""
     layout: ParamLayout
 
     def __init__(self, shape: GeneralShape[ActorCriticHeads], part: ObservationPart) -> None:
@@ -161,6 +161,7 @@ class PlainMlp:
         self.widths = (math.prod(array.shape), *model.hidden)
         self.activation = model.activation
         self.normalize = model.normalize_observations
+        self.layer_norm = model.layer_norm
         self._actions = shape.heads.actions
         # Numbers that are normalised are not scaled as well.
         self._factor = np.float32(1.0 if self.normalize else 1 / array.span)
@@ -170,17 +171,25 @@ class PlainMlp:
             for i, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
                 towers.append((f"{_layer(body, i)}.weight", (fan_out, fan_in)))
                 towers.append((f"{_layer(body, i)}.bias", (fan_out,)))
+                if model.layer_norm:
+                    towers += norm_entries(_layer(body, i), (fan_out,))
         statistics = normalizer_entries(self.widths[0]) if self.normalize else ()
         self.layout = ParamLayout(actor_critic(towers, self.widths[-1], self._actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the policy's layers, given the parameters by name."""
-        layers = [
-            (named[f"{_layer(POLICY, i)}.weight"], named[f"{_layer(POLICY, i)}.bias"])
-            for i in range(len(self.widths) - 1)
-        ]
-        first_weight, first_bias = layers[0]
-        layers[0] = (first_weight * self._factor, first_bias)
+        layers = []
+        for i in range(len(self.widths) - 1):
+            name = _layer(POLICY, i)
+            layer = Layer(
+                weight=named[f"{name}.weight"],
+                bias=named[f"{name}.bias"],
+                norm_weight=named.get(f"{name}.norm.weight"),
+                norm_bias=named.get(f"{name}.norm.bias"),
+            )
+            layers.append(layer)
+
+        layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)
         return [*layers, policy_head(named, self._actions)]
 
 

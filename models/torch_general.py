@@ -3,6 +3,8 @@
     observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
+A core may also read the last action and the last reward (`penstock.models.core_inputs`).
+
 A body is an `Encoder`, or a custom network that returns features. A custom network that returns
 outputs and values itself, for an actor-critic, has neither core nor heads after it.
 `GeneralCritics` value the actions of a policy, for SAC.
@@ -20,18 +22,20 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     is_small,
 )
+from penstock.models.layout import SingleHead
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
+from penstock.models.torch_norm import make_hidden
 from penstock.models.torch_trunks import activate
 
 
@@ -42,6 +46,7 @@ class GeneralNet(PolicyNetwork):
     """
 
     state_size: int
+    core_inputs: CoreInputs | None
     bodies: nn.ModuleList
     """One body, or two where the critic is separate: the policy's first."""
     cores: nn.ModuleList
@@ -63,8 +68,11 @@ class GeneralNet(PolicyNetwork):
 
         cores: list[nn.Module] = []
         model = shape.model
+        self.core_inputs = shape.core_inputs
+        self._inputs_width = self.core_inputs.width if self.core_inputs else 0
         for _ in range(count):
-            core = make_core(model.core, width, model.core_size) if width else None
+            inputs = width + self._inputs_width if width else 0
+            core = make_core(model.core, inputs, model.core_size) if inputs else None
             if core is not None:
                 cores.append(core)
         self.cores = nn.ModuleList(cores)
@@ -80,18 +88,27 @@ class GeneralNet(PolicyNetwork):
         """
 
     def features(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
         """Returns the features ``[B, width]`` of each body, or its core, and the state afterwards.
 
-        ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
+        The arguments are those of `ActorCritic.forward`. The tail of the state, what a core reads
+        besides the features, is the caller's to write.
         """
         if self.cores and first is None:
             first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-        return self.features_of(recorded_arrays(self._shape, obs), state, first)
+        return self.features_of(recorded_arrays(self._shape, obs), state, first, inputs)
 
     def features_of(
-        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+        self,
+        recorded: dict[str, Tensor],
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
         """Returns what `features` does, of the arrays of observations instead of packed rows.
 
@@ -99,6 +116,7 @@ class GeneralNet(PolicyNetwork):
             recorded: the arrays, as those of `recorded_arrays`.
             state: float32 ``[E, state_size]``; zeros by default.
             first: bool ``[T, E]``; needed where there is a memory, as T * E are the arrays' rows.
+            inputs: as those of `ActorCritic.forward`.
         """
         arrays = self._scaled(recorded)
         features = [apply_body(body, arrays, self._dtype) for body in self.bodies]
@@ -108,7 +126,7 @@ class GeneralNet(PolicyNetwork):
         assert first is not None
         if state is None:
             state = torch.zeros(first.shape[1], self.state_size, device=first.device)
-        return self._apply_cores(features, state, first)
+        return self._apply_cores(features, state, first, inputs)
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Returns outputs ``[B, outputs]`` alone, and the state afterwards, as `features`."""
@@ -134,7 +152,7 @@ class GeneralNet(PolicyNetwork):
         return scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
 
     def _apply_cores(
-        self, features: list[Tensor], state: Tensor, first: Tensor
+        self, features: list[Tensor], state: Tensor, first: Tensor, inputs: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
         """Returns the outputs ``[T * E, size]`` of each core, and the state after the last row.
 
@@ -142,18 +160,44 @@ class GeneralNet(PolicyNetwork):
             features: of each body, ``[T * E, width]``.
             state: of all cores side by side, ``[E, state_size]``.
             first: bool ``[T, E]``, where the state is forgotten before a row.
+            inputs: what the cores read besides the features, ``[T, E, width]``; by default of a
+                single row that at the end of the state.
         """
         rows, envs = first.shape
         core_outputs = []
         next_states = []
+        tails = []
+        if self._inputs_width:
+            width = self._inputs_width
+            state, tail = state.split([self.state_size - width, width], 1)
+            tails = [tail]
+            if inputs is None:
+                assert rows == 1, "the inputs of further rows are not in the state"
+                inputs = torch.where(first[..., None], 0.0, tail[None])
+            inputs = self._read_inputs(inputs)
 
         states = state.chunk(len(self.cores), 1)
         for core, body_features, core_state in zip(self.cores, features, states, strict=True):
-            outputs, next_state = core(body_features.view(rows, envs, -1), core_state, first)
+            core_features = body_features.view(rows, envs, -1)
+            if inputs is not None:
+                core_features = torch.cat((core_features, inputs), 2)
+            outputs, next_state = core(core_features, core_state, first)
             core_outputs.append(outputs.flatten(0, 1))
             next_states.append(next_state)
 
-        return core_outputs, torch.cat(next_states, 1)
+        return core_outputs, torch.cat((*next_states, *tails), 1)
+
+    def _read_inputs(self, inputs: Tensor) -> Tensor:
+        """Returns a core's inputs ``[T, E, width]`` with rewards compressed.
+
+        A reward of any size becomes a number of few digits: symlog of Hafner et al. 2023, arXiv
+        2301.04104, equation 9.
+        """
+        assert self.core_inputs is not None
+        if not self.core_inputs.reads_reward:
+            return inputs
+        rewards = inputs[..., -1:]
+        return torch.cat((inputs[..., :-1], rewards.sign() * rewards.abs().log1p()), -1)
 
 
 class GeneralActorCritic(GeneralNet, ActorCritic):
@@ -169,22 +213,34 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
         self.normalizer = normalizer_of(shape)
 
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns outputs and values, as every `ActorCritic`."""
-        outputs, values, _ = self.step(obs, state, first)
+        outputs, values, _ = self.step(obs, state, first, inputs)
         return outputs, values
 
     def step(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns what `forward` does, and the state after the last row."""
+        """Returns what `forward` does, and the state after the last row, as `features`."""
         if self.cores and first is None:
             first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-        return self.step_of(recorded_arrays(self._shape, obs), state, first)
+        return self.step_of(recorded_arrays(self._shape, obs), state, first, inputs)
 
     def step_of(
-        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+        self,
+        recorded: dict[str, Tensor],
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns what `step` does; the arguments are those of `features_of`."""
         if self.is_whole:
@@ -192,7 +248,7 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
             outputs, values = apply_body(self.bodies[0], arrays, self._dtype)
             return outputs, values, None
 
-        features, state = self.features_of(recorded, state, first)
+        features, state = self.features_of(recorded, state, first, inputs)
         values = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
         return self.logits(features[0]), values, state
 
@@ -214,21 +270,30 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 
         self.halves = None
         if head.duelling:
-            self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
+            layer_norm = shape.model.layer_norm
+            halves = make_hidden(width, 2 * width, noisy=head.noisy, layer_norm=layer_norm)
+            self.halves = orthogonal(halves, math.sqrt(2))
             is_mlp = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if is_mlp else "relu")
-        self._make_head(width, head.outputs, head.duelling)
+        self._make_head(width, head)
         self.normalizer = normalizer_of(shape)
 
-    def acting_weights(self) -> list[Tensor]:
-        return [*self._head_weights()]
+    def _body_weights(self) -> Sequence[Tensor]:
+        return ()
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         features, _ = self.features(obs)
         return self._apply_head(features[0], *weights)
 
+    def unroll(
+        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        features, next_state = self.features(obs, state, first)
+        assert next_state is not None
+        return self.outputs_of(features[0]), next_state
+
     def outputs_of(self, features: Tensor) -> Tensor:
-        return self._apply_head(features, *self._head_weights())
+        return self._apply_head(features, *self.acting_weights())
 
     def _apply_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.halves is not None:
@@ -478,7 +543,8 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
         return make_own(shape)
     images = {array.name: array.shape for array in shape.inputs if array.is_image}
     numbers = {array.name: array.shape for array in shape.inputs if not array.is_image}
-    encoder = Encoder(images, numbers, shape.model, shape.memory_format)
+    noisy = isinstance(shape.heads, SingleHead) and shape.heads.noisy
+    encoder = Encoder(images, numbers, shape.model, shape.memory_format, noisy=noisy)
     return Body(encoder, encoder.width)
 
 

@@ -29,7 +29,7 @@ class LocalInference:
     def refresh(self, read: ReadWeights) -> Stamp | None:
         stamp = read(self._weights, self.stamp)
         if stamp is not None:
-            self._policy.load(self._weights, untrained=stamp.version == 0)
+            self._policy.load(self._weights, untrained=stamp.version == 0, number=stamp.version)
             self.stamp = stamp
         return self.stamp
 
@@ -40,6 +40,9 @@ class LocalInference:
 
     def state(self) -> Float32:
         return self._policy.state
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        self._policy.take_rewards(rewards)
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         self._policy.reset(first)

@@ -19,6 +19,7 @@ from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import network_shape
 from penstock.algos.td3.config import Td3Config
+from penstock.configs.schedules import value_at
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference, ReadWeights
 from penstock.core.params import Float32, Stamp
@@ -82,7 +83,7 @@ class Case:
         """Actions drawn by the outputs ``[E, outputs]``, and what is recorded."""
         algo, envs = self.config.algo, np.arange(ENVS)
         if isinstance(algo, DqnConfig):
-            epsilon = algo.epsilon ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
+            epsilon = value_at(algo.epsilon, 0) ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
             u = rng.random(ENVS)
             choice = np.where(u < epsilon, (u / epsilon * ACTIONS).astype(int), outputs.argmax(1))
             return choice, {"q_taken": outputs[envs, choice], "q_max": outputs.max(1)}

@@ -198,8 +198,8 @@ CASES = {
     ),
     "memory for dqn": (
         ["algo.name=dqn", "model.core=lstm"],
-        "model.core lstm is for actor-critics, and algo.name dqn is not one; "
-        "set algo.name=ppo or model.core=none",
+        "model.core lstm is for actor-critics and r2d2, and algo.name dqn is neither; "
+        "set algo.name=r2d2, algo.name=ppo or model.core=none",
         ["model.core=none"],
     ),
     "memory for td3": (
@@ -210,8 +210,8 @@ CASES = {
     ),
     "memory for sac, the other way": (
         ["algo.name=sac", "model.kind=gru"],
-        "model.core gru is for actor-critics, and algo.name sac is not one; "
-        "set algo.name=ppo or model.core=none",
+        "model.core gru is for actor-critics and r2d2, and algo.name sac is neither; "
+        "set algo.name=r2d2, algo.name=ppo or model.core=none",
         ["algo.name=ppo"],
     ),
     "settings of no network": (

@@ -17,7 +17,7 @@ from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
 
 ROOT = Path(__file__).parents[3]
-WITH_KINDS = ("ppo", "impala", "dqn", "sac", "td3")
+WITH_KINDS = ("ppo", "impala", "dqn", "r2d2", "pqn", "sac", "td3")
 PPO = "algo.name=ppo"
 ABSENT = "\N{EN DASH}"
 

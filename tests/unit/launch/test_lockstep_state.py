@@ -52,8 +52,13 @@ CASES: dict[str, tuple[str, ...]] = {
         "algo.reward_scale=1",
     ),
     "lstm": ("memory", "actors.unroll=8"),
+    "pqn": ("cartpole_dqn", "algo.name=pqn", "actors.count=2", "actors.envs=4", "actors.unroll=8"),
     "dqn": ("cartpole_dqn", *REPLAY, "algo.n_step=3", "algo.target_every=8"),
     "dqn frames": ("cartpole_dqn", *REPLAY, STACKED, "transport.frame_stack=4", "algo.n_step=3"),
+    "r2d2": (
+        *("memory_r2d2", *REPLAY, "algo.target_every=8", "algo.sequence_length=12"),
+        *("algo.overlap=6", "algo.burn_in=4"),
+    ),
     "sac": ("pendulum_sac", *REPLAY),
     "td3": ("Pendulum-v1", "algo.name=td3", *REPLAY),
     "seats": (
