@@ -204,8 +204,8 @@ CASES = {
     ),
     "memory for td3": (
         ["algo.name=td3", "model.core=lstm"],
-        "model.core lstm is for actor-critics, and algo.name td3 is not one; "
-        "set algo.name=ppo or model.core=none",
+        "model.core lstm is for actor-critics and r2d2, and algo.name td3 is neither; "
+        "set algo.name=r2d2, algo.name=ppo or model.core=none",
         ["model.core=none"],
     ),
     "memory for sac, the other way": (
