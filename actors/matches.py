@@ -331,6 +331,8 @@ class Matches:
         self._ledger.switch(Part.STEP)
         rewards, terminated, truncated = self.env.step_into(self._actions, self._obs)
         own_results = rewards[learning], terminated[learning], truncated[learning]
+        for opponent, rows in zip(self._opponents, self._roles.opposing, strict=True):
+            opponent.take_rewards(rewards[rows])
         over = terminated | truncated
         self._results.returns += rewards
         self._take_outcome(over)

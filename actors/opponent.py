@@ -28,7 +28,7 @@ class Opponent(Protocol):
     """Plays R rows of the environments that do not learn, those of whole games, game by game.
 
     Calls come in this order: `reset`, then `begin` for all rows; between two unrolls `refresh` and
-    `forget`; `act` once a step, and `begin` after it where episodes begin.
+    `forget`; `act` and `take_rewards` once a step, and `begin` after it where episodes begin.
     """
 
     draws: Draws
@@ -49,6 +49,9 @@ class Opponent(Protocol):
 
     def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
         """Returns the actions for observations ``[R, *shape]`` of ``rows``, int ``[R]``."""
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        """Take what the actions were paid, raw ``[R]``."""
 
     def refresh(self, read: ReadPolicy) -> bool:
         """Take newer weights; returns whether it has some. As `Environments.refresh`."""
@@ -72,6 +75,9 @@ class _Steady:
         pass
 
     def begin(self, first: Flags, new_games: Flags) -> None:
+        pass
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
         pass
 
     def refresh(self, read: ReadPolicy) -> bool:
@@ -126,6 +132,9 @@ class FrozenPlayer(_Steady):
 
     def act(self, obs: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any]:
         return self._choose(obs)
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        self._policy.take_rewards(rewards)
 
     def state_dict(self) -> Any:
         return [self._policy.state.copy(), self._policy.state_dict()]
@@ -222,6 +231,11 @@ class Chair:
         next_actions = self._next.policy.play(obs)
         changed = self._changed.reshape(-1, *(1,) * (actions.ndim - 1))
         return np.where(changed, next_actions, actions)
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        self._present.policy.take_rewards(rewards)
+        if self._is_changing:
+            self._next.policy.take_rewards(rewards)
 
     def refresh(self, read: ReadPolicy) -> bool:
         if self._is_changing:

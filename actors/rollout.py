@@ -303,6 +303,7 @@ class Rollout:
             unroll.note_version(t, stamp)
         self._ledger.switch(Part.STEP)
         rewards, terminations, truncations = env.step_into(actions, next_obs)
+        self._inference.take_rewards(rewards)
 
         # An episode is over by its own end. One that failed is not, but ends here too.
         self._ledger.switch(Part.WRITE)

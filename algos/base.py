@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.algorithms import ActorCriticConfig, AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import (
     Dataset,
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
+
+TEACHER_KL = "teacher_kl"
+"""Name of a statistic: the divergence of the teachers from the policy that is trained, in nats."""
 
 
 class RecordedColumns(NamedTuple):
@@ -84,7 +87,8 @@ class UnrollAlgorithm(Generic[Cfg]):
     """
 
     statistics: tuple[str, ...]
-    """Names of the sums that `loss` returns."""
+    """Names of the sums that `loss` returns. `TEACHER_KL` follows where the options are an
+    `ActorCriticConfig` with a teacher."""
     columns: Callable[[Any, Any], tuple[Column, ...]]
     """(observation space, action space) -> the columns that actors record."""
     check: Callable[[Columns, Spaces], None]
@@ -121,10 +125,20 @@ class UnrollAlgorithm(Generic[Cfg]):
     those of all algorithms."""
 
     def for_config(self, cfg: Cfg) -> Self:
+        if isinstance(cfg, ActorCriticConfig) and cfg.teacher is not None:
+            return replace(self, statistics=(*self.statistics, TEACHER_KL))
         return self
 
     def data(self, cfg: Cfg) -> Unrolls:
         return Unrolls()
+
+
+def samples_of(batch: Mapping[str, Any]) -> int:
+    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
+    after the burn-in."""
+    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
+        return len(batch["reward"])
+    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,8 @@ class ReplayAlgorithm(Generic[Cfg]):
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
     """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
     those of all algorithms."""
+    samples_of: Callable[[Mapping[str, Any]], int] = samples_of
+    """Returns the number of samples of a batch, by which the gradient is divided."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self

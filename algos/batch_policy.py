@@ -17,7 +17,13 @@ from penstock.core.params import Array, Float32
 from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.critic import Critic, make_critic, state_values
 from penstock.models.acting.exploration import ExploringWeights, exploration_of
-from penstock.models.acting.policy import ActingNetwork, make_network, state_size_of
+from penstock.models.acting.policy import (
+    ActingNetwork,
+    core_inputs_of,
+    make_network,
+    state_size_of,
+)
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import mask_of
 
 MOST_ROWS = 1024
@@ -74,6 +80,9 @@ class BatchPolicy:
 
     state_size: int
     """Number of float32 values that a network with memory remembers of a row; 0 without."""
+    core_inputs: CoreInputs | None
+    """What of the last action and reward they have. The action is written here, the reward by the
+    caller (`CoreInputs.put_rewards`)."""
 
     def __init__(self, config: Config, spaces: Spaces, weights: Float32, seed: int = 0) -> None:
         """Create a policy.
@@ -94,6 +103,7 @@ class BatchPolicy:
         self._epsilon: float | None = None
         self._shape = network_shape(config, spaces)
         self.state_size = state_size_of(self._shape)
+        self.core_inputs = core_inputs_of(self._shape)
         self._mask = mask_of(spaces)
 
         # The network is made for one row, and shared by the workspaces for more.
@@ -129,8 +139,8 @@ class BatchPolicy:
             return actions, np.concatenate([next_state for _, next_state in parts])
 
         workspace = self._compute(observations, state, explores=sample)
-        decided = workspace.sampler.decide(sample=sample)
-        return decided[:count].copy(), workspace.state[:count].copy()
+        decided = workspace.sampler.decide(sample=sample)[:count].copy()
+        return decided, self._next_state(workspace, decided)
 
     def load(self, weights: Float32, *, untrained: bool, number: int = 0) -> None:
         """Decide by other weights from now on, which are copied.
@@ -169,11 +179,11 @@ class BatchPolicy:
 
         workspace = self._compute(observations, state, explores=True)
         workspace.sampler.explore_as(numbers)
-        actions = workspace.sampler.sample()
+        actions = workspace.sampler.sample()[:count].copy()
         columns = workspace.sampler.recorded.items()
         return RecordedBatch(
-            actions[:count].copy(),
-            workspace.state[:count].copy(),
+            actions,
+            self._next_state(workspace, actions),
             {name: values[:count].copy() for name, values in columns},
         )
 
@@ -196,7 +206,8 @@ class BatchPolicy:
         workspace = self._compute(observations, state, explores=sample)
         explanation = workspace.sampler.explain(sample=sample).first(count)
         values = state_values(self._critic, explanation, observations, state)
-        return ExplainedBatch(explanation, values, workspace.state[:count].copy())
+        next_state = self._next_state(workspace, explanation.actions)
+        return ExplainedBatch(explanation, values, next_state)
 
     def _load(self, number: int) -> None:
         """Load `_weights` into the network, and tell the samplers of them."""
@@ -234,6 +245,13 @@ class BatchPolicy:
             forbidden[:, :count] = mask.T == 0
             workspace.sampler.forbid(forbidden)
         return workspace
+
+    def _next_state(self, workspace: Workspace, actions: Array) -> Float32:
+        """Returns a copy of the state after ``actions`` ``[B, *shape]`` were decided."""
+        next_state = workspace.state[: len(actions)].copy()
+        if self.core_inputs is not None:
+            self.core_inputs.put_actions(next_state, actions)
+        return next_state
 
     def _workspace(self, count: int) -> Workspace:
         """Returns the workspace for ``count`` rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.configs.errors import UserError
 from penstock.core.draws import NO_DRAW
 from penstock.core.observations import Spaces, views
+from penstock.core.rewards import Rewards, adjust_rewards
 from penstock.core.specs import GIVEN, Column
 from penstock.envs import find_bad_reward
 from penstock.league.results import GameCounts
@@ -31,15 +32,6 @@ BEGINS = "begins"  # column: at row t, whether and how an episode begins with ob
 # episode that begins fills its first stack with its first frame, repeated, or with zeros.
 REPEATS = 1
 AFTER_ZEROS = 2
-
-
-class Rewards(Protocol):
-    """The options of an algorithm that change rewards."""
-
-    @property
-    def reward_clip(self) -> float | None: ...
-    @property
-    def reward_scale(self) -> float: ...
 
 
 class RecordedSum(NamedTuple):
@@ -249,14 +241,6 @@ def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
     if (action.reshape(-1, len(counts)) >= counts).any() or action.min() < 0:
         counts_text = ", ".join(map(str, counts))
         raise ValueError(f"actions from {action.min()} to {action.max()}, there are {counts_text}")
-
-
-def adjust_rewards(cfg: Rewards, reward: npt.NDArray[np.float32]) -> None:
-    """Clip and scale raw rewards for training, in place."""
-    if cfg.reward_clip is not None:
-        np.clip(reward, -cfg.reward_clip, cfg.reward_clip, out=reward)
-    if cfg.reward_scale != 1:
-        np.multiply(reward, np.float32(cfg.reward_scale), out=reward)
 
 
 def process(cfg: Rewards, columns: dict[str, npt.NDArray[Any]]) -> None:

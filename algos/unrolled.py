@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.algos.core_inputs import REWARD, unrolled_inputs
 from penstock.algos.ops.frame_stacks import observations
 from penstock.models.torch_heads import ActorCritic
 
@@ -31,7 +32,8 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
 
     A network with memory goes through the rows in their order. It starts from the state that the
     actor had before the first row, and forgets it where an episode begins: at the row after one
-    that was not alive. Stacks of frames that were written once are made here.
+    that was not alive. It also reads the last action and reward, if it is to. Stacks
+    of frames that were written once are made here.
 
     Args:
         net: the network.
@@ -43,7 +45,19 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
 
-    outputs, values = net(obs, batch["core_state"][envs], episode_begins(batch, envs))
+    begins_episode = episode_begins(batch, envs)
+    state = batch["core_state"][envs]
+    inputs = None
+    if net.core_inputs is not None:
+        rewards = batch[REWARD] if REWARD in batch else batch["reward"]
+        inputs = unrolled_inputs(
+            net.core_inputs,
+            state,
+            actions=batch["action"][:, envs],
+            rewards=rewards[:, envs],
+            first=begins_episode,
+        )
+    outputs, values = net(obs, state, begins_episode, inputs)
     return Unrolled(outputs, values, net.mask(obs))
 
 

@@ -414,6 +414,7 @@ class StillInference:
         self.recorded = inference.recorded
         self.stamp = inference.stamp
         self.state = inference.state
+        self.take_rewards = inference.take_rewards
         self.reset = inference.reset
         self.forget = inference.forget
         self.refresh = inference.refresh

@@ -491,7 +491,7 @@ def _check_sinks(cfg: Sections) -> Iterator[Contradiction]:
 
 
 # The options of `model` that have an effect only on algorithms that can remember.
-CORES = ("core", "core_size")
+CORES = ("core", "core_size", "core_inputs")
 # The options of `model` that have no effect on other algorithms than actor-critics.
 ACTOR_CRITICS = ("critic", "gaussian", "log_std_init")
 
@@ -507,6 +507,12 @@ def _check_network(cfg: Sections) -> Iterator[Contradiction]:
             ("model.settings", "model.entry"),
             "model.settings are arguments of the network that model.entry names, and model.entry "
             "is null; set model.entry, or model.settings={}",
+        )
+    if model.core_inputs and model.core == "none":
+        yield Contradiction(
+            ("model.core_inputs", "model.core"),
+            f"model.core_inputs {_as_yaml(model.core_inputs)} are read by a core, and model.core "
+            "is none; set model.core=lstm or model.core_inputs=[]",
         )
 
 
@@ -564,4 +570,6 @@ def _as_yaml(value: object) -> str:
     """Returns the value of an option as a user writes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_yaml, value))}]"
     return "null" if value is None else str(value)

@@ -7,7 +7,16 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from penstock.configs.section import Section
-from penstock.configs.value_types import Filters, Large, LogStd, Options, Sizes, Switch, Text
+from penstock.configs.value_types import (
+    CoreInputNames,
+    Filters,
+    Large,
+    LogStd,
+    Options,
+    Sizes,
+    Switch,
+    Text,
+)
 
 KINDS = ("auto", "mlp", "small_cnn", "nature_cnn", "impala_cnn")
 CORES = ("lstm", "gru")
@@ -59,6 +68,11 @@ class ModelConfig(Section):
     of many environments."""
     core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""
+    core_inputs: CoreInputNames = Field(default_factory=list)
+    """What the recurrent layer reads besides the observation: the last `action`, the last `reward`,
+    or both, as IMPALA and R2D2 do. Use it where an observation does not show what the action before
+    it has done. The reward is clipped and scaled as `algo.reward_clip` and `algo.reward_scale`
+    say; one beyond ± 1 is compressed by a logarithm."""
     critic: Literal["auto", "shared", "separate"] = "auto"
     """Whether the value function shares the policy's network up to its last layer, or has a network
     of its own. `auto` gives it its own where the network is an `mlp` without `core`."""

@@ -184,6 +184,11 @@ Names = Annotated[
     AfterValidator(_different),
     ValueDescription("a list of different names, such as [is_success]"),
 ]
+CoreInputNames = Annotated[
+    list[Literal["action", "reward"]],
+    AfterValidator(_different),
+    ValueDescription("a list of `action` and `reward`, or []"),
+]
 Classes = Annotated[
     list[_Object],
     ValueDescription("a list of `module:Class`"),

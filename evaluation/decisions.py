@@ -90,14 +90,12 @@ class DecisionTrack:
             # The file is full, so no further decisions are kept.
             return self._policy.act(obs) if self._sample else self._policy.greedy(obs)
 
-        # The critic needs the recurrent state before the observation, which `outputs` overwrites.
+        # The critic needs the recurrent state before the observation, which `explain` overwrites.
         previous_state = self._policy.state.copy()
-        self._policy.outputs(obs)
-        decider = self._policy.decider
-        explanation = decider.explain(sample=self._sample)
+        explanation = self._policy.explain(obs, sample=self._sample)
         values = state_values(self._critic, explanation, obs, previous_state)
 
-        self._kind, rows = _shown(explanation, squashed=decider.squashed)
+        self._kind, rows = _shown(explanation, squashed=self._policy.decider.squashed)
         self._value_count = len(rows)
         std = explanation.std
         action = np.ravel(explanation.actions[0])

@@ -43,6 +43,8 @@ Choose = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 Flags = npt.NDArray[np.bool_]
 Begin = Callable[[Flags], None]
 """Receives the environments in which an episode begins, bool ``[count]``."""
+TakeRewards = Callable[[npt.NDArray[Any]], None]
+"""Receives what the last actions were paid, raw ``[count]``."""
 
 
 class Episode(NamedTuple):
@@ -278,6 +280,7 @@ def play(
     seed: int,
     max_steps: int,
     begin: Begin | None = None,
+    take_rewards: TakeRewards | None = None,
 ) -> list[Episode]:
     """Play exactly ``episodes`` episodes, each complete or cut at ``max_steps`` agent steps.
 
@@ -291,6 +294,7 @@ def play(
         seed: the episodes of two values have nothing in common.
         max_steps: agent steps at which an episode is cut.
         begin: called where episodes begin, for instance to reset a recurrent state.
+        take_rewards: called after each step, for a policy that reads its last reward.
 
     Returns: the episodes, one environment after another.
 
@@ -322,6 +326,8 @@ def play(
         seats = envs.seat_of.copy()
         rewards, terminated, truncated = envs.step_into(choose(obs), obs)
         _check_rewards(rewards)
+        if take_rewards is not None:
+            take_rewards(rewards)
 
         # The loss of a life ends an episode in training only.
         over = terminated | truncated
@@ -381,6 +387,7 @@ def play_policy(
             seed=seed,
             max_steps=max_steps,
             begin=policy.reset,
+            take_rewards=policy.take_rewards,
         )
         for episode in found:
             game = games + episode.game

@@ -24,16 +24,16 @@ from penstock.configs.load import load_run
 from penstock.configs.schema import Config
 from penstock.core import used_names
 from penstock.core.params import Float32
-from penstock.envs import EnvInfo, find_bad_observation, probe
+from penstock.envs import EnvInfo, find_bad_observation, find_bad_reward, probe
 from penstock.envs.make import FirstIndex
 from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.exported import Exported, read, write
-from penstock.evaluation.policy_source import checkpoint_folder, trained_info
+from penstock.evaluation.policy_source import trained_info
 from penstock.learner.checkpoints.checkpoint_format import load
-from penstock.learner.checkpoints.checkpoint_history import PLAY
+from penstock.learner.checkpoints.checkpoint_history import PLAY, checkpoint_folder
+from penstock.learner.checkpoints.exported import Exported, read, write
 
 Array = npt.NDArray[Any]
 
@@ -61,16 +61,16 @@ class ActionDetails:
     q: Array | None
     """Q-values, ``[actions]``; -1e9 if masked."""
     mean: Array | None
-    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, and
+    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, TD3, and
     `model.gaussian` squashed)."""
     std: Array | None
-    """Standard deviations of the same numbers."""
+    """Standard deviations of the same numbers. None for TD3, whose actions have no distribution."""
     log_prob: float | Array | None
     """Log-probability of the action, or its log-density if it is numbers; of the most probable
-    action too. None for DQN."""
+    action too. None for DQN and TD3."""
     entropy: float | Array | None
-    """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
-    closed form."""
+    """Of that distribution, in nats. None for DQN and TD3, and for squashed numbers, whose entropy
+    has no closed form."""
 
 
 class PackedObservations(NamedTuple):
@@ -99,7 +99,8 @@ class LoadedPolicy:
 
     It keeps nothing from one call to the next but its random numbers: what a recurrent network
     remembers is the ``state``, which goes from each call into the next. The state of other networks
-    is None. Not for several threads at once.
+    is None. One that reads its last reward (`reads_reward`) is called with it:
+    ``policy(observation, state, reward)``. Not for several threads at once.
     """
 
     def __init__(
@@ -136,7 +137,12 @@ class LoadedPolicy:
         self._to_env_actions = action_map(self.action_space)
         self._seed = whole_number("seed", seed, 0)
 
-    def __call__(self, observation: Any, state: Array | None = None) -> tuple[Any, Array | None]:
+    def __call__(
+        self,
+        observation: Any,
+        state: Array | None = None,
+        reward: float | npt.ArrayLike | None = None,
+    ) -> tuple[Any, Array | None]:
         """Decide what to do in an environment, or in each of a batch.
 
         Args:
@@ -144,29 +150,37 @@ class LoadedPolicy:
                 Dict [N, ...]), as a vector environment returns them.
             state: what the previous call returned; None where an episode begins. If only some
                 episodes of a batch begin, set their rows to 0: ``state[ended] = 0``.
+            reward: what the action of the previous call was paid, raw, or [N] of them. Only a
+                policy of which `reads_reward` is True needs it, from the second step of an episode
+                on: where the state is None or 0 it is not used.
 
         Returns: the action and the next state. The action is one of `action_space`, int for a
             Discrete, or an array [N, ...] of them. The state is float32 [size] or [N, size], or
             None if the network has no memory.
 
         Raises:
-            UserError: for what is not an observation of `observation_space`, or a state of another
-                shape.
+            UserError: for what is not an observation of `observation_space`, a state or a reward of
+                another shape, or a reward that is missing.
         """
-        batch = self._batch(observation, state)
+        batch = self._batch(observation, state, reward)
         actions, next_state = self.batch_policy.decide(
             batch.packed, batch.state, sample=self.sample
         )
         env_actions = self._to_env_actions(actions)
         return self._action(env_actions, batch), self._next_state(next_state, batch)
 
-    def details(self, observation: Any, state: Array | None = None) -> ActionDetails:
+    def details(
+        self,
+        observation: Any,
+        state: Array | None = None,
+        reward: float | npt.ArrayLike | None = None,
+    ) -> ActionDetails:
         """Decide as a call does, and return what the decision was made of.
 
         Arguments and errors are those of a call. The first call makes the network that estimates
         the value, if there is one.
         """
-        batch = self._batch(observation, state)
+        batch = self._batch(observation, state, reward)
         explained = self.batch_policy.explain(batch.packed, batch.state, sample=self.sample)
         explanation = explained.explanation
         return ActionDetails(
@@ -186,6 +200,12 @@ class LoadedPolicy:
     def batch_policy(self) -> BatchPolicy:
         """The policy for packed observations, by which calls decide."""
         return BatchPolicy(self.config, self.info, self._weights, self._seed)
+
+    @property
+    def reads_reward(self) -> bool:
+        """Whether calls need the last reward, as `model.core_inputs` names it."""
+        core_inputs = self.batch_policy.core_inputs
+        return core_inputs is not None and core_inputs.reads_reward
 
     def save(self, path: str | Path, *, half: bool = False) -> int:
         """Write the policy to one file, for `load_policy` without the run and its environment.
@@ -237,7 +257,9 @@ class LoadedPolicy:
             "it one of these, or a batch with one more axis in front"
         )
 
-    def _batch(self, observation: Any, state: Array | None) -> PackedObservations:
+    def _batch(
+        self, observation: Any, state: Array | None, reward: float | npt.ArrayLike | None
+    ) -> PackedObservations:
         """Returns the arguments of a call as a batch; UserError as `__call__` says."""
         # A single observation becomes a batch of one.
         leading = self._leading_axes(observation)
@@ -250,7 +272,11 @@ class LoadedPolicy:
         self._packer.write(observation, packed)
         if bad := find_bad_observation(packed[None], self.info.parts, None, self.info.counts):
             raise UserError(f"there is {bad}; correct what the environment returns")
-        return PackedObservations(packed, self._state(state, leading, count), is_single=not leading)
+
+        batch_state = self._state(state, leading, count)
+        if self.reads_reward and state is not None:
+            batch_state = self._paid(batch_state, reward, leading)
+        return PackedObservations(packed, batch_state, is_single=not leading)
 
     def _state(self, state: Array | None, leading: tuple[int, ...], count: int) -> Float32:
         """Returns the ``state`` of ``count`` observations with these ``leading`` axes as a batch.
@@ -271,6 +297,34 @@ class LoadedPolicy:
                 "the call before returned for as many observations, or None to begin anew"
             )
         return np.reshape(state, (count, size))
+
+    def _paid(
+        self, state: Float32, reward: float | npt.ArrayLike | None, leading: tuple[int, ...]
+    ) -> Float32:
+        """Returns a copy of states ``[B, state_size]`` with the last rewards; UserError for bad
+        ones.
+
+        States of 0 are those of episodes that begin, which have no last reward.
+        """
+        if reward is None:
+            raise UserError(
+                "this policy reads the last reward (model.core_inputs), and none was given; call "
+                "policy(observation, state, reward) with what the last action was paid"
+            )
+        rewards = np.asarray(reward, np.float64)
+        if rewards.shape != leading:
+            raise UserError(
+                f"the reward has shape {[*rewards.shape]} where {[*leading]} belongs; give one for "
+                "each observation"
+            )
+        if bad := find_bad_reward(rewards):
+            raise UserError(f"there is {bad}; correct what the environment returns")
+
+        core_inputs = self.batch_policy.core_inputs
+        assert core_inputs is not None
+        paid = state.copy()
+        core_inputs.put_rewards(paid, np.where(state.any(1), rewards.reshape(-1), 0.0))
+        return paid
 
     def _action(self, env_actions: Any, batch: PackedObservations) -> Any:
         """Returns the actions of a batch as `__call__` does."""

@@ -13,7 +13,6 @@ Random numbers are an input. Rows are independent of each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from penstock.algos.registry import algorithm
+from penstock.algos.action_rule import action_rule
+from penstock.algos.core_inputs import encoded_actions
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -31,15 +31,8 @@ from penstock.core.observations import MASK
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.envs.packing import leaves_of
-from penstock.models.acting.categorical import (
-    CategoricalSampler,
-    EpsilonGreedySampler,
-    MultiCategoricalSampler,
-    MultiEpsilonGreedySampler,
-)
-from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
-from penstock.models.acting.policy import state_size_of
-from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
+from penstock.models.acting.policy import core_inputs_of, state_size_of
+from penstock.models.actions import Choices, Numbers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.distributions import FORBIDDEN, distribution
 from penstock.models.general import GeneralShape
@@ -49,6 +42,7 @@ from penstock.models.torch_nets import filled_net
 
 MEANINGS = {
     "state": "what the network remembers of an episode: 0 where it begins, then state_out",
+    "reward": "what the last action was paid, as the environment says; not used where state is 0",
     "weights": "the network's flat vector of parameters, as `layout` says",
     "action": "the most probable action, as the environment takes it",
     "logits": "logits of the choices, those of the first component first; -1e9 where forbidden",
@@ -56,8 +50,9 @@ MEANINGS = {
     "mean": "means of the numbers that decide an action, before they are clipped or squashed",
     "log_std": "logarithms of their standard deviations",
     "value": "the discounted return that the network expects, in the units of its training",
-    "state_out": "the next state",
+    "state_out": "the next state, after `action`",
     "sampled_action": "the action that the noise draws, as the environment takes it",
+    "sampled_state_out": "the next state, after `sampled_action`",
     "log_prob": "its log-probability, or the log-density of the numbers that decide it",
 }
 """What each array of the module means; those of observations and noise are beside them."""
@@ -89,15 +84,13 @@ class GraphArray(NamedTuple):
         return torch.from_numpy(np.zeros((*leading, *self.shape), self.dtype))
 
 
-@dataclass(frozen=True)
-class ActionRule:
-    """How the outputs of a network decide an action."""
+class _Decision(NamedTuple):
+    """What was decided of outputs."""
 
-    actions: ActionSpec
-    has_values: bool = False
-    """Whether the outputs are Q-values, of which the highest counts."""
-    log_std: tuple[float, float] | None = None
-    """Bounds of the logarithms of standard deviations."""
+    own_action: Tensor
+    """Choices from 0, or numbers from -1 to 1, ``[B, *shape]``."""
+    arrays: dict[str, Tensor]
+    """The outputs of the module that say it, by name."""
 
 
 class PolicyModule(nn.Module):
@@ -144,11 +137,18 @@ class PolicyModule(nn.Module):
                 "action of the highest q, or with a small probability any; leave out --sampled, "
                 "and draw in your program"
             )
+        if sampled and self._rule.deterministic:
+            raise UserError(
+                f"algo.name {config.algo.name} draws no action from probabilities: it takes that "
+                "of its network, to which training adds noise; leave out --sampled, and add noise "
+                "in your program"
+            )
 
         # Frames in another order would only add copies to the graph.
         shape = in_memory_format(network_shape(config, info), "contiguous")
         self.layout = shape.layout
         self.state_size = state_size_of(shape)
+        self._core_inputs = core_inputs_of(shape)
         self.network = _Network(filled_net(shape, weights))
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         if isinstance(shape, GeneralShape):
@@ -186,19 +186,53 @@ class PolicyModule(nn.Module):
 
         # The network, of its own parameters or of those that are an input.
         state = named.get("state")
+        if state is not None and "reward" in named:
+            state = self._paid(state, named["reward"])
         if "weights" in named:
             parameters = self._parameters_in(named["weights"])
             outputs, value, next_state = functional_call(self.network, parameters, (arrays, state))
         else:
             outputs, value, next_state = self.network(arrays, state)
 
-        decided = self._decide(outputs, mask)
-        sampled = self._sample(decided, named["noise"]) if self._draws else {}
+        decision = self._decide(outputs, mask)
+        results = dict(decision.arrays)
         if value is not None:
-            decided["value"] = value
+            results["value"] = value
         if next_state is not None:
-            decided["state_out"] = next_state
-        return decided | sampled
+            results["state_out"] = self._after(next_state, decision)
+
+        # Without the action as an input both states would be the same.
+        if self._draws:
+            sample = self._sample(decision, named["noise"])
+            results |= sample.arrays
+            if next_state is not None and self._reads_action:
+                results["sampled_state_out"] = self._after(next_state, sample)
+        return results
+
+    @property
+    def _reads_action(self) -> bool:
+        return self._core_inputs is not None and self._core_inputs.actions is not None
+
+    def _paid(self, state: Tensor, reward: Tensor) -> Tensor:
+        """Returns states ``[B, size]`` with the last rewards ``[B]``, as `LoadedPolicy` does."""
+        core_inputs = self._core_inputs
+        assert core_inputs is not None
+        if core_inputs.reward_clip is not None:
+            reward = reward.clamp(-core_inputs.reward_clip, core_inputs.reward_clip)
+        reward = reward * core_inputs.reward_scale
+        has_begun = (state == 0).all(1)
+        return torch.cat((state[:, :-1], torch.where(has_begun, 0.0, reward)[:, None]), 1)
+
+    def _after(self, state: Tensor, decision: _Decision) -> Tensor:
+        """Returns the states ``[B, size]`` after a decision: with its action, if they have that."""
+        if not self._reads_action:
+            return state
+        core_inputs = self._core_inputs
+        assert core_inputs is not None
+        encoded = encoded_actions(core_inputs, decision.own_action)
+        first = self.state_size - core_inputs.width
+        last = first + core_inputs.action_width
+        return torch.cat((state[:, :first], encoded, state[:, last:]), 1)
 
     def _all_inputs(self, program: bool) -> tuple[GraphArray, ...]:
         """Returns the arrays that the module takes; with "weights" if it is a ``program``."""
@@ -209,6 +243,8 @@ class PolicyModule(nn.Module):
 
         if self.state_size:
             arrays.append(GraphArray("state", "float32", (self.state_size,), MEANINGS["state"]))
+        if self._core_inputs is not None and self._core_inputs.reads_reward:
+            arrays.append(GraphArray("reward", "float32", (), MEANINGS["reward"]))
         if self._draws:
             arrays.append(self._noise())
         if program:
@@ -236,15 +272,19 @@ class PolicyModule(nn.Module):
             for (name, shape), part in zip(entries, parts, strict=True)
         }
 
-    def _decide(self, outputs: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        """Returns the most probable action, and what the network's outputs mean, by name."""
+    def _decide(self, outputs: Tensor, mask: Tensor | None) -> _Decision:
+        """Returns the most probable action, and what the network's outputs mean."""
         actions = self._rule.actions
+        if isinstance(actions, Numbers) and self._rule.deterministic:
+            numbers = _bounded(outputs, actions)
+            return _Decision(numbers, {"action": self.to_env(numbers), "mean": outputs})
         if isinstance(actions, Numbers):
             mean, log_std = outputs.chunk(2, 1)
             if self._rule.log_std is not None:
                 log_std = log_std.clamp(*self._rule.log_std)
-            action = self._of_numbers(mean, actions)
-            return {"action": action, "mean": mean, "log_std": log_std}
+            numbers = _bounded(mean, actions)
+            arrays = {"action": self.to_env(numbers), "mean": mean, "log_std": log_std}
+            return _Decision(numbers, arrays)
 
         if self._rule.has_values:
             name = "q"
@@ -257,62 +297,30 @@ class PolicyModule(nn.Module):
 
         parts = allowed_outputs.split(actions.counts, 1)
         best = torch.stack([part.argmax(1) for part in parts], 1)
-        action = self.to_env(best.reshape(-1, *actions.shape))
-        return {"action": action, name: allowed_outputs}
+        choices = best.reshape(-1, *actions.shape)
+        return _Decision(choices, {"action": self.to_env(choices), name: allowed_outputs})
 
-    def _sample(self, decided: dict[str, Tensor], noise: Tensor) -> dict[str, Tensor]:
-        """Returns an action and its log-probability, by name, given the results of `_decide`."""
+    def _sample(self, decision: _Decision, noise: Tensor) -> _Decision:
+        """Returns an action that the noise draws, and its log-probability, given that of
+        `_decide`."""
         actions = self._rule.actions
+        decided = decision.arrays
         if isinstance(actions, Numbers):
             mean = decided["mean"]
             log_std = decided["log_std"]
             numbers = mean + noise * log_std.exp()
             log_prob = distribution(actions, torch.cat([mean, log_std], 1)).logp(numbers)
-            return {"sampled_action": self._of_numbers(numbers, actions), "log_prob": log_prob}
+            bounded = _bounded(numbers, actions)
+            arrays = {"sampled_action": self.to_env(bounded), "log_prob": log_prob}
+            return _Decision(bounded, arrays)
 
         logits = decided["logits"]
         parts = logits.split(actions.counts, 1)
         drawn = [_draw(part, noise[:, i]) for i, part in enumerate(parts)]
         choices = torch.stack(drawn, 1).reshape(-1, *actions.shape)
         log_prob = distribution(actions, logits).logp(choices)
-        return {"sampled_action": self.to_env(choices), "log_prob": log_prob}
-
-    def _of_numbers(self, numbers: Tensor, actions: Numbers) -> Tensor:
-        """Returns the environment's actions, given the numbers ``[B, size]`` that decide them."""
-        if actions.squashed:
-            numbers = numbers.tanh()
-        env_actions: Tensor = self.to_env(numbers.reshape(-1, *actions.shape))
-        return env_actions
-
-
-def action_rule(config: Config, info: EnvInfo) -> ActionRule:
-    """Returns how a run's algorithm decides actions.
-
-    Raises:
-        UserError: if it does so by a sampler of its own.
-    """
-    sampler = algorithm(config.algo).action_sampler(config, info, 0, 0)
-    # A class derived from one of these samplers may decide in another way.
-    if type(sampler) is EpsilonGreedySampler:
-        return ActionRule(discrete(len(sampler.outputs)), has_values=True)
-    if type(sampler) is MultiEpsilonGreedySampler:
-        return ActionRule(action_spec(config, info), has_values=True)
-    if type(sampler) in (CategoricalSampler, MultiCategoricalSampler):
-        return ActionRule(action_spec(config, info))
-
-    shape = info.action_space.shape
-    assert shape is not None
-    if type(sampler) is GaussianSampler:
-        return ActionRule(Numbers(shape, sampler.squashed))
-    if type(sampler) is SquashedGaussianSampler:
-        return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
-
-    name = type(sampler).__name__
-    raise UserError(
-        f"algo.name {config.algo.name} decides actions by {name}, a sampler of its own, "
-        "which only Python computes; export a .safetensors file, or use a sampler of "
-        "penstock.models.acting"
-    )
+        arrays = {"sampled_action": self.to_env(choices), "log_prob": log_prob}
+        return _Decision(choices, arrays)
 
 
 class _Network(nn.Module):
@@ -452,6 +460,14 @@ def _packings(space: spaces.Space[Any], info: EnvInfo) -> list[_Packing]:
         packed_dtype = part_dtypes.get(part_name, info.observation_space.dtype)
         packings.append(_Packing(part_name, input_name, leaf_space, packed_dtype))
     return packings
+
+
+def _bounded(numbers: Tensor, actions: Numbers) -> Tensor:
+    """Returns a policy's actions ``[B, *shape]``, given the numbers ``[B, size]`` that decide
+    them; unless they are squashed, the environment clips them."""
+    if actions.squashed:
+        numbers = numbers.tanh()
+    return numbers.reshape(-1, *actions.shape)
 
 
 def _draw(logits: Tensor, uniform: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from penstock.evaluation.evaluate import (
     Choose,
     Episode,
     PlayedEnvs,
+    TakeRewards,
     of_checkpoint_text,
     were_cut,
 )
@@ -105,6 +106,8 @@ class FilmedPolicy:
     """Who plays the other seats; empty if there is nobody."""
     track: DecisionTrack | None = None
     """Keeps the decisions of a video."""
+    take_rewards: TakeRewards | None = None
+    """Receives what each step paid, raw."""
 
     def shots(self, episodes: int, seed: int) -> Iterator[Shot]:
         """Play ``episodes``, complete or cut, and yield what a person sees of each step.
@@ -133,6 +136,8 @@ class FilmedPolicy:
             plays = not begins[0]
             seat = int(rows.seat_of[0])
             reward, terminated, truncated = rows.step_into(self.choose(obs), obs)
+            if self.take_rewards is not None:
+                self.take_rewards(reward)
             over = terminated | truncated
             idle = over if rows.playing is None else ~rows.playing
             episode_return += float(reward[0])
@@ -491,6 +496,7 @@ def open_filmed_policy(
             rows=rows,
             choose=choose,
             begin=policy.reset,
+            take_rewards=policy.take_rewards,
             checkpoint=source.name,
             max_steps=max_steps or config.eval.max_episode_steps,
             sample=sample,

@@ -58,6 +58,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
 
         self._columns = (*NAMES, *OPTIONAL_NAMES, *algo.batch_columns)
         """The columns of a batch that an update takes."""
+        self._samples_of = algo.samples_of
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
         self.step_hooks = NO_HOOKS
@@ -106,7 +107,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
 
     def plan_updates(self, batch: ReplayBatch | None) -> BatchPlan:
         """Count the samples of the one update on a batch."""
-        return BatchPlan(np.array([0.0 if batch is None else samples_of(batch.data)]))
+        return BatchPlan(np.array([0.0 if batch is None else self._samples_of(batch.data)]))
 
     def step(
         self,
@@ -144,7 +145,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             ]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
 
-        samples = samples_of(data)
+        samples = self._samples_of(data)
         tensors = batch.tensors or self.tensors_of(data)
         errors = self._take_update(tensors, samples=samples, total=total)
         return self._result(samples, Download(errors) if self._prioritized else None)
@@ -180,7 +181,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             need not be waited for. A difference that is not finite is 0 in it, and its update is
             skipped.
         """
-        samples = 0 if batch is None else samples_of(batch)
+        samples = 0 if batch is None else self._samples_of(batch)
         tensors = None if batch is None else self.tensors_of(batch)
         return self._take_update(
             tensors, samples=samples, total=samples if total is None else total
@@ -323,14 +324,6 @@ def check_result(result: object, batch: Mapping[str, Tensor] | None) -> None:
             f"{'with' if result.errors.requires_grad else 'without'} a gradient; return floats "
             "without one: errors.abs().detach()"
         )
-
-
-def samples_of(batch: Mapping[str, Any]) -> int:
-    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
-    after the burn-in."""
-    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
-        return len(batch["reward"])
-    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 class SyncedOptimizer:

@@ -14,6 +14,7 @@ from penstock.configs.sections import EnvKind
 from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
 from penstock.models.actions import action_spec
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     LEAST_LARGE,
     LEAST_SMALL,
@@ -86,6 +87,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         heads=ActorCriticHeads(actions),
         model=model,
         make_layout=_layout,
+        core_inputs=CoreInputs.of(config, actions),
     )
     if _needs_general(model, array) or model.core != "none":
         return general
@@ -168,13 +170,24 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
     Raises:
         UserError: if actions are no Box, or no network fits the observations.
     """
+    return numbers_shape(config, spaces, of_each=2)
+
+
+def numbers_shape(
+    config: Config, spaces: Spaces, *, of_each: int = 1
+) -> DenseShape | GeneralShape[SingleHead]:
+    """Returns the network with ``of_each`` outputs for each of an action's values.
+
+    Raises:
+        UserError: if actions are no Box, or no network fits the observations.
+    """
     if not isinstance(spaces.action_space, Box):
         raise UserError(
             f"action space {spaces.action_space} is not a Box, the only kind that algo.name "
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
 
-    head = SingleHead(2 * action_size(spaces))
+    head = SingleHead(of_each * action_size(spaces))
     return _head_shape(config.model, _read(config, spaces), head)
 
 

@@ -24,6 +24,7 @@ from penstock.configs.value_types import MemoryFormat
 from penstock.core.observations import ObservationPart
 from penstock.core.params import Float32, ParamLayout
 from penstock.models.actions import ActionSpec
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.layout import (
     POLICY,
     TOWERS,
@@ -86,6 +87,8 @@ class GeneralShape(Generic[H]):
     """Computes `layout`; `models.fitting` sets it, so that this file needs no torch."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    core_inputs: CoreInputs | None = None
+    """What the core reads besides the features."""
 
     @property
     def outputs(self) -> int:
@@ -118,10 +121,14 @@ class GeneralShape(Generic[H]):
 
     @property
     def state_size(self) -> int:
-        """Number of float32 values in the memory of one environment."""
+        """Number of float32 values in the memory of one environment.
+
+        Those of the cores come first, then the core's inputs.
+        """
         vectors = {"none": 0, "gru": 1, "lstm": 2}[self.model.core]
         core_size = vectors * self.model.core_size
-        return 2 * core_size if self.is_separate else core_size
+        cores_size = 2 * core_size if self.is_separate else core_size
+        return cores_size + (self.core_inputs.width if self.core_inputs else 0)
 
     @cached_property
     def layout(self) -> ParamLayout:

@@ -3,6 +3,8 @@
     observation -> arrays by name -> body -> core -> policy head, or the one head
                                      (body -> core where the critic is separate) -> value head
 
+A core may also read the last action and the last reward (`penstock.models.core_inputs`).
+
 A body is an `Encoder`, or a custom network that returns features. A custom network that returns
 outputs and values itself, for an actor-critic, has neither core nor heads after it.
 `GeneralCritics` value the actions of a policy, for SAC.
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
@@ -43,6 +46,7 @@ class GeneralNet(PolicyNetwork):
     """
 
     state_size: int
+    core_inputs: CoreInputs | None
     bodies: nn.ModuleList
     """One body, or two where the critic is separate: the policy's first."""
     cores: nn.ModuleList
@@ -64,8 +68,11 @@ class GeneralNet(PolicyNetwork):
 
         cores: list[nn.Module] = []
         model = shape.model
+        self.core_inputs = shape.core_inputs
+        self._inputs_width = self.core_inputs.width if self.core_inputs else 0
         for _ in range(count):
-            core = make_core(model.core, width, model.core_size) if width else None
+            inputs = width + self._inputs_width if width else 0
+            core = make_core(model.core, inputs, model.core_size) if inputs else None
             if core is not None:
                 cores.append(core)
         self.cores = nn.ModuleList(cores)
@@ -81,18 +88,27 @@ class GeneralNet(PolicyNetwork):
         """
 
     def features(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
         """Returns the features ``[B, width]`` of each body, or its core, and the state afterwards.
 
-        ``obs``, ``state`` and ``first`` are those of `ActorCritic.forward`.
+        The arguments are those of `ActorCritic.forward`. The tail of the state, what a core reads
+        besides the features, is the caller's to write.
         """
         if self.cores and first is None:
             first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-        return self.features_of(recorded_arrays(self._shape, obs), state, first)
+        return self.features_of(recorded_arrays(self._shape, obs), state, first, inputs)
 
     def features_of(
-        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+        self,
+        recorded: dict[str, Tensor],
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[list[Tensor], Tensor | None]:
         """Returns what `features` does, of the arrays of observations instead of packed rows.
 
@@ -100,6 +116,7 @@ class GeneralNet(PolicyNetwork):
             recorded: the arrays, as those of `recorded_arrays`.
             state: float32 ``[E, state_size]``; zeros by default.
             first: bool ``[T, E]``; needed where there is a memory, as T * E are the arrays' rows.
+            inputs: as those of `ActorCritic.forward`.
         """
         arrays = self._scaled(recorded)
         features = [apply_body(body, arrays, self._dtype) for body in self.bodies]
@@ -109,7 +126,7 @@ class GeneralNet(PolicyNetwork):
         assert first is not None
         if state is None:
             state = torch.zeros(first.shape[1], self.state_size, device=first.device)
-        return self._apply_cores(features, state, first)
+        return self._apply_cores(features, state, first, inputs)
 
     def act(self, obs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Returns outputs ``[B, outputs]`` alone, and the state afterwards, as `features`."""
@@ -135,7 +152,7 @@ class GeneralNet(PolicyNetwork):
         return scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
 
     def _apply_cores(
-        self, features: list[Tensor], state: Tensor, first: Tensor
+        self, features: list[Tensor], state: Tensor, first: Tensor, inputs: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
         """Returns the outputs ``[T * E, size]`` of each core, and the state after the last row.
 
@@ -143,18 +160,44 @@ class GeneralNet(PolicyNetwork):
             features: of each body, ``[T * E, width]``.
             state: of all cores side by side, ``[E, state_size]``.
             first: bool ``[T, E]``, where the state is forgotten before a row.
+            inputs: what the cores read besides the features, ``[T, E, width]``; by default of a
+                single row that at the end of the state.
         """
         rows, envs = first.shape
         core_outputs = []
         next_states = []
+        tails = []
+        if self._inputs_width:
+            width = self._inputs_width
+            state, tail = state.split([self.state_size - width, width], 1)
+            tails = [tail]
+            if inputs is None:
+                assert rows == 1, "the inputs of further rows are not in the state"
+                inputs = torch.where(first[..., None], 0.0, tail[None])
+            inputs = self._read_inputs(inputs)
 
         states = state.chunk(len(self.cores), 1)
         for core, body_features, core_state in zip(self.cores, features, states, strict=True):
-            outputs, next_state = core(body_features.view(rows, envs, -1), core_state, first)
+            core_features = body_features.view(rows, envs, -1)
+            if inputs is not None:
+                core_features = torch.cat((core_features, inputs), 2)
+            outputs, next_state = core(core_features, core_state, first)
             core_outputs.append(outputs.flatten(0, 1))
             next_states.append(next_state)
 
-        return core_outputs, torch.cat(next_states, 1)
+        return core_outputs, torch.cat((*next_states, *tails), 1)
+
+    def _read_inputs(self, inputs: Tensor) -> Tensor:
+        """Returns a core's inputs ``[T, E, width]`` with rewards compressed.
+
+        A reward of any size becomes a number of few digits: symlog of Hafner et al. 2023, arXiv
+        2301.04104, equation 9.
+        """
+        assert self.core_inputs is not None
+        if not self.core_inputs.reads_reward:
+            return inputs
+        rewards = inputs[..., -1:]
+        return torch.cat((inputs[..., :-1], rewards.sign() * rewards.abs().log1p()), -1)
 
 
 class GeneralActorCritic(GeneralNet, ActorCritic):
@@ -170,22 +213,34 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
         self.normalizer = normalizer_of(shape)
 
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns outputs and values, as every `ActorCritic`."""
-        outputs, values, _ = self.step(obs, state, first)
+        outputs, values, _ = self.step(obs, state, first, inputs)
         return outputs, values
 
     def step(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns what `forward` does, and the state after the last row."""
+        """Returns what `forward` does, and the state after the last row, as `features`."""
         if self.cores and first is None:
             first = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-        return self.step_of(recorded_arrays(self._shape, obs), state, first)
+        return self.step_of(recorded_arrays(self._shape, obs), state, first, inputs)
 
     def step_of(
-        self, recorded: dict[str, Tensor], state: Tensor | None = None, first: Tensor | None = None
+        self,
+        recorded: dict[str, Tensor],
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns what `step` does; the arguments are those of `features_of`."""
         if self.is_whole:
@@ -193,7 +248,7 @@ class GeneralActorCritic(GeneralNet, ActorCritic):
             outputs, values = apply_body(self.bodies[0], arrays, self._dtype)
             return outputs, values, None
 
-        features, state = self.features_of(recorded, state, first)
+        features, state = self.features_of(recorded, state, first, inputs)
         values = torch.addmv(self.value.bias, features[-1], self.value.weight[0])
         return self.logits(features[0]), values, state
 
@@ -257,6 +312,8 @@ class GeneralCritics(nn.Module):
         actor: the shape of the policy whose actions they value.
         normalizer: that of the policy.
         dtype: precision of the bodies.
+        action_size: number of values in an action; by default half of the policy's outputs, as of
+            a Gaussian one.
     """
 
     def __init__(
@@ -264,38 +321,49 @@ class GeneralCritics(nn.Module):
         actor: GeneralShape[SingleHead],
         normalizer: Normalizer | None,
         dtype: torch.dtype = torch.float32,
+        *,
+        action_size: int | None = None,
     ) -> None:
         super().__init__()
         self._shape = actor
         self._dtype = dtype
         self.normalizer = normalizer
-        self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
+        values = action_size or actor.outputs // 2
+        self.critics = nn.ModuleList(_Critic(actor, values, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
         1."""
-        recorded = recorded_arrays(self._shape, obs)
-        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
-        actions = action.reshape(len(action), -1)
-        return torch.stack([critic(arrays, actions) for critic in self.critics])
+        return self._values(obs, action, count=2)
 
-    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Returns what `forward` does; the gradient reaches the action alone."""
+    def of_action(self, obs: Tensor, action: Tensor, count: int = 2) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``.
+
+        The gradient reaches the action alone.
+        """
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
         try:
-            values: Tensor = self(obs, action)
+            return self._values(obs, action, count)
         finally:
             for parameter in trained:
                 parameter.requires_grad_()
-        return values
+
+    def _values(self, obs: Tensor, action: Tensor, count: int) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``."""
+        recorded = recorded_arrays(self._shape, obs)
+        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
+        actions = action.reshape(len(action), -1)
+        return torch.stack([critic(arrays, actions) for critic in self.critics[:count]])
 
 
 class _Critic(nn.Module):
     """One Q-function of `GeneralCritics`."""
 
-    def __init__(self, actor: GeneralShape[SingleHead], dtype: torch.dtype) -> None:
+    def __init__(
+        self, actor: GeneralShape[SingleHead], action_size: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self._dtype = dtype
         model = actor.model
@@ -317,7 +385,6 @@ class _Critic(nn.Module):
 
         self._numbers = [array.name for array in numbers]
         numbers_width = sum(math.prod(array.shape) for array in numbers)
-        action_size = actor.outputs // 2
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)

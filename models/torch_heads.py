@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.models.actions import ActionSpec, Numbers
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.layout import EPSILON_RATE, SingleHead
 from penstock.models.normalizer import Normalizer
 from penstock.models.torch_noise import Noisy, make_linear, weights_of
@@ -64,10 +65,16 @@ class ActorCritic(PolicyNetwork):
     actions: ActionSpec
     state_size: int = 0
     """Number of float32 values that it remembers of one environment; 0: it has no memory."""
+    core_inputs: CoreInputs | None = None
+    """What its memory reads besides the observation."""
 
     @abstractmethod
     def forward(
-        self, obs: Tensor, state: Tensor | None = None, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor | None = None,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns outputs ``[B, outputs]`` and values ``[B]``.
 
@@ -75,6 +82,8 @@ class ActorCritic(PolicyNetwork):
             obs: observations ``[..., *shape]``; with memory ``[T, E, *shape]``.
             state: of the memory before the first row, float32 ``[E, state_size]``.
             first: bool ``[T, E]``; the state is forgotten before each row where it is true.
+            inputs: what the memory reads besides the observations, float32 ``[T, E, width]``
+                (`penstock.algos.core_inputs`). None takes the end of the state, of a single row.
         """
 
     def _make_heads(self, width: int, log_std_init: float) -> None:

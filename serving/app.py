@@ -86,9 +86,11 @@ def _act(service: Service, body: bytes) -> dict[str, Any]:
         content = json.loads(body)
         encoded = content["observation"]
         state = content.get("state")
+        reward = content.get("reward")
     except (*DAMAGE, RecursionError) as error:
         raise UserError(
-            'the body is no {"observation": ..., "state": [...] or null}; send that as JSON'
+            'the body is no {"observation": ..., "state": [...] or null, "reward": number or '
+            "null}; send that as JSON"
         ) from error
 
     policy = service.policy
@@ -97,16 +99,18 @@ def _act(service: Service, body: bytes) -> dict[str, Any]:
             observation = _observation(policy.observation_space, encoded)
             if state is not None:
                 state = np.array(state, np.float32)
+            if reward is not None:
+                reward = np.array(reward, np.float64)
     except DAMAGE as error:
         raise UserError(
-            f"the observation or the state does not fit its space ({str(error)[:120]}); send "
-            "nested lists, and an object for a Dict"
+            f"the observation, the state or the reward does not fit ({str(error)[:120]}); send "
+            "nested lists, an object for a Dict, and a number as reward"
         ) from error
     if state is not None and not np.isfinite(state).all():
         raise UserError("the state has numbers that are not finite; send back the last one")
 
     began_s = perf_counter()
-    action, next_state = policy(observation, state)
+    action, next_state = policy(observation, state, reward)
     results = [np.asarray(action)] if next_state is None else [np.asarray(action), next_state]
     if not all(np.isfinite(result).all() for result in results):
         raise UserError("the action or the state is not finite; send the state of the last answer")

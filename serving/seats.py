@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.envs.packing import MOST_REWARD
+from penstock.models.core_inputs import CoreInputs
 from penstock.serving.messages import ALL_FLAGS, ENDED, FIRST, LEAVES
 
 # The most rows of a seat that are taken in one turn: it can end an episode, leave, and begin the
@@ -156,12 +157,15 @@ class StepRows(NamedTuple):
 class SeatTable:
     """All seats, by their place."""
 
-    def __init__(self, capacity: int, state_size: int) -> None:
+    def __init__(
+        self, capacity: int, state_size: int, core_inputs: CoreInputs | None = None
+    ) -> None:
         """Create a table.
 
         Args:
             capacity: seats of all games together.
             state_size: numbers that the network remembers of each.
+            core_inputs: what of the last action and reward these have; None for nothing.
         """
         self.capacity = capacity
         self.phase = np.zeros(capacity, np.uint8)
@@ -170,6 +174,7 @@ class SeatTable:
         """Number of the game that each belongs to."""
         self.taken = 0
         """Seats that belong to a game."""
+        self._core_inputs = core_inputs
         self._free = [range(capacity)]
         self._at_fault: list[Indices] = []
         # The last row that names a place, for `are_different`.
@@ -272,6 +277,9 @@ class SeatTable:
         if self.state.shape[1]:
             begins = (rows.flags & FIRST != 0) & (outcomes == DECIDE)
             self.state[rows.seat[begins]] = 0
+            if self._core_inputs is not None and self._core_inputs.reads_reward:
+                paid = rows.select(~begins & (outcomes <= END))
+                self.state[paid.seat, -1] = self._core_inputs.adjusted(paid.reward)
         return outcomes
 
     def _outcomes_of(self, rows: StepRows) -> npt.NDArray[np.uint8]:

@@ -122,7 +122,8 @@ class Service:
         state_size = self._batch_policy.state_size
         if state_size:
             most_seats = min(most_seats, max(STATE_NBYTES // (4 * state_size), 1))
-        self.seats = SeatTable(most_seats, state_size)
+        core_inputs = self._batch_policy.core_inputs
+        self.seats = SeatTable(most_seats, state_size, core_inputs)
         self._seating = policy.info.seating
         self._opponents = opponents
         self._sided: SidedSeats | None = None
@@ -131,6 +132,7 @@ class Service:
             self._sided = SidedSeats(
                 most_seats,
                 state_size,
+                core_inputs,
                 seating=self._seating,
                 draws=MatchDraws(policy.config.league, self._seating),
                 opponents=opponents,
@@ -157,7 +159,8 @@ class Service:
 
     def load(self, weights: Float32, stamp: Stamp) -> None:
         """Decide by other weights of the learner from the next batch on; between two turns."""
-        self._batch_policy.load(weights, untrained=stamp.version == 0)
+        untrained = stamp.version == 0
+        self._batch_policy.load(weights, untrained=untrained, number=stamp.version)
         self._stamp = stamp
 
     def join(self, hello: Hello, game: int) -> range:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from penstock.actors.matches import outcomes_of
 from penstock.core.draws import NO_DRAW
 from penstock.envs.seats import Seating
+from penstock.models.core_inputs import CoreInputs
 from penstock.serving.match_draws import MIRROR, MatchDraws
 from penstock.serving.messages import FIRST, LEAVES
 from penstock.serving.opponents import NO_POLICY, Opponents
@@ -54,6 +55,7 @@ class SidedSeats(SeatTable):
         self,
         capacity: int,
         state_size: int,
+        core_inputs: CoreInputs | None = None,
         *,
         seating: Seating,
         draws: MatchDraws,
@@ -64,13 +66,14 @@ class SidedSeats(SeatTable):
         Args:
             capacity: as of `SeatTable`; of it whole games are used.
             state_size: as of `SeatTable`.
+            core_inputs: as of `SeatTable`.
             seating: of a game.
             draws: say who plays a game that begins.
             opponents: play the seats that do not learn; they have weights.
         """
         games = capacity // seating.seats
         capacity = games * seating.seats
-        super().__init__(capacity, state_size)
+        super().__init__(capacity, state_size, core_inputs)
         self.seating = seating
         self._draws = draws
         self._opponents = opponents

@@ -39,6 +39,9 @@ class ScriptedInference:
     def state(self) -> Float32:
         return np.zeros((0, 0), np.float32)
 
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        pass
+
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         pass
 

@@ -31,8 +31,8 @@ from penstock.core.params import Float32
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.vector_env import action_map, counts_of
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models.acting.critic import make_critic
 from penstock.models.torch_nets import build_net
 
@@ -43,6 +43,7 @@ Array = npt.NDArray[Any]
 Results = dict[str, Array]
 Space = spaces.Space[Any]
 
+READS_BOTH = {"core": "lstm", "core_inputs": ["action", "reward"]}
 TOLERANCE = 1e-5
 """Absolute, and relative to the reference."""
 CHOICES = spaces.Discrete(4, start=2)
@@ -137,15 +138,27 @@ class Reference:
         self._policy.load(policy.weights)
         self._log_std = getattr(self._policy.decider, "log_std_bounds", (-np.inf, np.inf))
 
-    def step(self, observations: Any, state: Float32 | None) -> Results:
-        """Returns the outputs of the graph, but for a sampled action."""
+    def step(
+        self, observations: Any, state: Float32 | None, reward: Array | None = None
+    ) -> Results:
+        """Returns the outputs of the graph, but for a sampled action.
+
+        ``reward`` is what the last actions were paid, which an episode that begins does not have.
+        """
         packed = self._pack(observations, state)
-        value = None if self._critic is None else self._critic(packed, self._policy.state)
+        previous_state = self._policy.state
+        if reward is not None:
+            self._policy.take_rewards(np.where(previous_state.any(1), reward, 0))
+        value = None if self._critic is None else self._critic(packed, previous_state)
+        before = previous_state.copy()
         outputs = self._policy.outputs(packed).copy()
-        explanation = self._policy.decider.explain(sample=False)
+        self._policy.state[:] = before
+        explanation = self._policy.explain(packed, sample=False)
         results = {"action": self._to_env(explanation.actions)}
 
-        if explanation.mean is not None:
+        if explanation.mean is not None and explanation.std is None:
+            results["mean"] = outputs
+        elif explanation.mean is not None:
             results["mean"], log_std = np.split(outputs, 2, axis=1)
             results["log_std"] = np.clip(log_std, *self._log_std)
         elif explanation.q is not None:
@@ -157,6 +170,11 @@ class Reference:
         if self._policy.state.size:
             results["state_out"] = self._policy.state.copy()
         return results
+
+    @property
+    def state(self) -> Float32:
+        """The recurrent state after the last step."""
+        return self._policy.state
 
     def sample(self, observations: Any, state: Float32 | None) -> tuple[Array, Array | None]:
         """Returns actions drawn by the sampler's own random numbers, and their
@@ -275,12 +293,19 @@ def play(graph: Graph, policy: Exported, rows: int, steps: int, seed: int = 0) -
     for _ in range(steps):
         observations = observations_of(policy.spaces[0], rows, rng, farthest)
         feeds = feeds_of(graph, policy.spaces[0], observations)
+        inputs = {entry["name"] for entry in graph.about["inputs"]}
         if size:
             feeds["state"] = own_state
-        if any(entry["name"] == "weights" for entry in graph.about["inputs"]):
+        reward = None
+        if "reward" in inputs:
+            feeds["reward"] = reward = 3 * rng.standard_normal(rows, np.float32)
+        if "noise" in inputs:
+            (noise,) = [entry for entry in graph.about["inputs"] if entry["name"] == "noise"]
+            feeds["noise"] = np.full((rows, noise["shape"][1]), 0.5, np.float32)
+        if "weights" in inputs:
             feeds["weights"] = policy.weights
         actual = graph.step(feeds)
-        expected = reference.step(observations, state if size else None)
+        expected = reference.step(observations, state if size else None, reward)
         compare(actual, expected)
         if size:
             goes_on = (rng.random((rows, 1)) > 0.05).astype(np.float32)
@@ -309,6 +334,7 @@ def every_cell() -> dict[str, Cell]:
         "switches": (OBSERVATIONS["switches"], {}),
         "colours": (OBSERVATIONS["colours"], {"critic": "separate"}),
         "floats": (OBSERVATIONS["floats"], {}),
+        "core inputs": (OBSERVATIONS["vector"], READS_BOTH),
         "separate parts": (OBSERVATIONS["parts"], {"kind": "impala_cnn", "critic": "separate"}),
     }
     layer_normed = {
@@ -325,6 +351,7 @@ def every_cell() -> dict[str, Cell]:
         "q": (CHOICES, {"name": "dqn", "duelling": False}),
         "duelling q": (CHOICES, {"name": "dqn", "duelling": True}),
         "sac": (NUMBERS, {"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
+        "td3": (NUMBERS, {"name": "td3"}),
     }
 
     cells = {}
@@ -336,6 +363,11 @@ def every_cell() -> dict[str, Cell]:
     for encoder, (space, model) in encoders.items():
         for head, (actions, algo) in single_heads.items():
             cells[f"{encoder}-{head}"] = Cell(space, actions, model, algo)
+    for core, encoder in (("lstm", "mlp"), ("gru", "small"), ("lstm", "parts")):
+        space, model = encoders[encoder]
+        cells[f"{encoder}-{core}-q"] = Cell(
+            space, CHOICES, {**model, "core": core}, {"name": "r2d2"}
+        )
     for encoder, (space, model) in (variants | layer_normed).items():
         cells[encoder] = Cell(space, CHOICES, model)
     for encoder, (space, model) in layer_normed.items():

@@ -224,7 +224,7 @@ class PlainNetwork:
     def greedy(self, outputs: Array) -> Array:
         """Returns the most probable actions of B rows of outputs, as the environment gets them."""
         if "Box" in self.action_space:
-            return self._played(np.split(outputs, 2, 1)[0])
+            return self._played(outputs if self.is_deterministic else np.split(outputs, 2, 1)[0])
         return self._played(np.stack([part.argmax(1) for part in self._choices(outputs)], 1))
 
     def drawn(self, outputs: Array, noise: Array) -> tuple[Array, Array]:
@@ -250,6 +250,11 @@ class PlainNetwork:
             chosen.append(choice)
             logp += np.log(share[np.arange(len(part)), choice])
         return self._played(np.stack(chosen, 1)), logp
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether the outputs are numbers without deviations."""
+        return bool(self.algo["name"] == "td3")
 
     @property
     def squashes(self) -> bool:
@@ -407,7 +412,7 @@ class PlainNetwork:
             return self._linear(of_value, "value") + centred, None
 
         outputs = self._linear(x, "head")
-        if "Box" in self.action_space:
+        if "Box" in self.action_space and not self.is_deterministic:
             mean, log_std = np.split(outputs, 2, 1)
             log_std = np.clip(log_std, self.algo["log_std_min"], self.algo["log_std_max"])
             outputs = np.concatenate([mean, log_std], 1)

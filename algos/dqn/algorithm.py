@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import DqnConfig, QLearningConfig
 from penstock.algos.epsilon_greedy import epsilon_greedy
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schedules import LinearSchedule
@@ -26,6 +26,7 @@ from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
 from penstock.core.params import Float32
+from penstock.core.rewards import adjust_rewards
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import ExploringSampler
@@ -65,7 +66,7 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
 
     Rewards are clipped and scaled, and ``priority`` becomes the slot's `initial_priorities`.
     """
-    slots.adjust_rewards(cfg, columns["reward"])
+    adjust_rewards(cfg, columns["reward"])
 
     # Priorities depend on the rewards that are trained on.
     columns["priority"][...] = initial_priorities(
@@ -142,7 +143,7 @@ def initial_priorities(
 def network(config: Config, spaces: Spaces) -> HeadShape:
     """Returns the shape of a network with a Q-value for every action of every choice."""
     cfg = config.algo
-    assert isinstance(cfg, DqnConfig), cfg
+    assert isinstance(cfg, QLearningConfig), cfg
     return q_shape(
         config,
         spaces,
@@ -160,7 +161,7 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Exp
     schedule, weights bring the present rate.
     """
     cfg = config.algo
-    assert isinstance(cfg, DqnConfig), cfg
+    assert isinstance(cfg, QLearningConfig), cfg
     return epsilon_greedy(
         config,
         spaces,

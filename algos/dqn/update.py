@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import QLearningConfig
 from penstock.algos.dqn.losses import (
     action_values,
     best_actions,
@@ -41,7 +41,7 @@ def loss(
     net: Callable[[Tensor], Tensor],
     target_net: Callable[[Tensor], Tensor],
     batch: Mapping[str, Tensor],
-    cfg: DqnConfig,
+    cfg: QLearningConfig,
     next_mask: Tensor | None = None,
     branches: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,7 +97,7 @@ class DqnUpdate:
 
     statistics = STATISTICS
 
-    def __init__(self, algo: DqnConfig, ctx: UpdateContext) -> None:
+    def __init__(self, algo: QLearningConfig, ctx: UpdateContext) -> None:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch

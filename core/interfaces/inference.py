@@ -31,6 +31,7 @@ class Inference(Protocol):
         refresh(read)               before all else, until it returns a stamp; later between unrolls
         state()                     where an unroll begins, if the state is recorded
         decide(observations)        then, until the unroll is full:
+        take_rewards(rewards)           what the decision was paid
         reset(first)                    if some environment's next observation is a first one
         decide(observations) ...
         forget()                    between two unrolls, where another learner was joined
@@ -79,6 +80,12 @@ class Inference(Protocol):
 
         It is zeros at first; a network without memory has size 0. It is a view, which is valid
         until that `decide`.
+        """
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        """Take what the actions of the last `decide` were paid, raw ``[E]``.
+
+        It goes into the recurrent state if the network reads it.
         """
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:

@@ -41,6 +41,9 @@ class LocalInference:
     def state(self) -> Float32:
         return self._policy.state
 
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        self._policy.take_rewards(rewards)
+
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         self._policy.reset(first)
 

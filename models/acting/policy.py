@@ -17,9 +17,10 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
 from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
-from penstock.models.acting.categorical import ActionSampler
+from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.exploration import Exploration, ExploringWeights, exploration_of
 from penstock.models.compute_form import in_memory_format
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import AnyShape, mask_of
 from penstock.models.general import ActorCriticHeads, GeneralShape, PlainMlp, plain_mlp
 from penstock.models.layout import DenseShape, MlpShape
@@ -66,6 +67,7 @@ class Policy:
         decider: ActionSampler,
         state: Float32 | None = None,
         mask: ObservationPart | None = None,
+        core_inputs: CoreInputs | None = None,
         exploration: Exploration | None = None,
     ) -> None:
         """Create a policy from a ``network`` that writes the outputs of the ``decider``.
@@ -75,6 +77,7 @@ class Policy:
             decider: makes actions of them.
             state: the recurrent state of the network, float32 ``[envs, size]``; None without one.
             mask: the action mask among the parts of an observation; None without one.
+            core_inputs: what of the last action and reward the state has; None for nothing.
             exploration: how weights make the policy explore; None if they do not.
         """
         self.network = network
@@ -82,11 +85,17 @@ class Policy:
         envs = decider.outputs.shape[1]
         self.state = np.zeros((envs, 0), np.float32) if state is None else state
         self._mask = mask
+        self._core_inputs = core_inputs
         self._weights = None if exploration is None else ExploringWeights(exploration)
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         """Set `state` to 0 in the environments, bool ``[envs]``, where an episode begins."""
         self.state[first] = 0
+
+    def take_rewards(self, rewards: npt.NDArray[Any]) -> None:
+        """Take what the last actions were paid, raw ``[envs]``, before the next ones."""
+        if self._core_inputs is not None:
+            self._core_inputs.put_rewards(self.state, rewards)
 
     @property
     def recorded(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -115,25 +124,38 @@ class Policy:
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns actions as in training: int32 ``[envs]``; of a Box float32 ``[envs, *shape]``."""
         self._forward(obs, explores=True)
-        return self.decider.sample()
+        return self._taken(self.decider.sample())
 
     def play(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the actions that `act` would return, for rows of which nothing is recorded."""
         self._forward(obs, explores=True)
-        return self.decider.draw()
+        return self._taken(self.decider.draw())
 
     def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the best actions by the network, with the shape of those of `act`."""
         self._forward(obs)
-        return self.decider.greedy()
+        return self._taken(self.decider.greedy())
+
+    def explain(self, obs: npt.NDArray[Any], *, sample: bool) -> Explanation:
+        """Returns the actions of `act`, or of `greedy`, and what they were decided by."""
+        self._forward(obs, explores=sample)
+        explanation = self.decider.explain(sample=sample)
+        self._taken(explanation.actions)
+        return explanation
 
     def outputs(self, obs: npt.NDArray[Any]) -> Float32:
         """Returns what actions are decided by, float32 ``[envs, outputs]``.
 
-        It advances the recurrent state as `act` does.
+        It advances the recurrent state as `act` does, but for the last action.
         """
         self._forward(obs)
         return self.decider.outputs.T
+
+    def _taken(self, actions: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Returns ``actions``, after they were written into the state if the network reads them."""
+        if self._core_inputs is not None:
+            self._core_inputs.put_actions(self.state, actions)
+        return actions
 
     def _forward(self, obs: npt.NDArray[Any], *, explores: bool = False) -> None:
         """Compute the decider's outputs, and forbid the actions that ``obs`` masks.
@@ -168,7 +190,14 @@ def make_policy(
     """
     state = np.zeros((config.actor_envs, state_size_of(shape)), np.float32)
     network = make_network(config.actors, shape, sampler.outputs, state)
-    return Policy(network, sampler, state, mask_of(spaces), exploration_of(shape, seed))
+    return Policy(
+        network,
+        sampler,
+        state,
+        mask_of(spaces),
+        core_inputs_of(shape),
+        exploration_of(shape, seed),
+    )
 
 
 def make_network(
@@ -211,6 +240,11 @@ def state_size_of(shape: AnyShape) -> int:
     return shape.state_size if isinstance(shape, GeneralShape) else 0
 
 
+def core_inputs_of(shape: AnyShape) -> CoreInputs | None:
+    """Returns what of the last action and reward a network reads; None for nothing."""
+    return shape.core_inputs if isinstance(shape, GeneralShape) else None
+
+
 def _described(shape: AnyShape) -> str:
     """Returns a noun phrase for the network, such as "an mlp over 2 arrays"."""
     if not isinstance(shape, GeneralShape):
@@ -224,9 +258,9 @@ def _described(shape: AnyShape) -> str:
         name = "a small_cnn"
     else:
         name = "an mlp"
-    if not isinstance(shape.heads, ActorCriticHeads):
-        return f"{name} over {len(shape.inputs)} arrays"
-
     core = f" with core {shape.model.core}" if shape.state_size else ""
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return f"{name}{core} over {len(shape.inputs)} arrays"
+
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"

@@ -81,6 +81,8 @@ def outputs_of(
     if computed.value is not None:
         outputs["value"] = computed.value
 
+    if "Box" in network.action_space and network.is_deterministic:
+        return outputs | {"mean": decided_by}
     if "Box" in network.action_space:
         outputs["mean"], outputs["log_std"] = np.split(decided_by, 2, 1)
     elif computed.value is None:
@@ -214,6 +216,7 @@ OTHERS = {
         THREE,
         {"layer_norm": True},
     ),
+    "td3": Cell(box(-2, 2, 3), NUMBERS, {"hidden": [5, 4]}, {"name": "td3"}),
     "sac with a camera": Cell(
         box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}, {"name": "sac"}
     ),

@@ -572,6 +572,29 @@ def test_post_act_returns_the_action_and_the_next_state(port: int, policy: Loade
         np.testing.assert_allclose(state, expected_state, rtol=1e-6, atol=1e-7)
 
 
+def test_post_act_takes_the_reward_that_a_policy_reads(tmp_path: Path) -> None:
+    policy = random_policy(tmp_path, "cartpole", *RECURRENT, "model.core_inputs=[action,reward]")
+    state: Any = None
+    expected_state: Any = None
+    rng = np.random.default_rng(5)
+    with served(Service(policy)) as port:
+        for _ in range(4):
+            observation = rng.standard_normal(4).astype(np.float32)
+            reward = None if state is None else float(rng.normal())
+            body = {"observation": observation.tolist(), "state": state, "reward": reward}
+            reply = post(port, body)
+            assert reply.status_code == 200, reply.text
+            expected, expected_state = policy(observation, expected_state, reward)
+            assert reply.json()["action"] == expected
+            state = reply.json()["state"]
+            np.testing.assert_allclose(state, expected_state, rtol=1e-6, atol=1e-7)
+
+        for reward, reason in ((None, "reads the last reward"), ("much", "does not fit")):
+            refused = post(port, {"observation": [0] * 4, "state": state, "reward": reward})
+            assert refused.status_code == 400
+            assert reason in refused.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("target", "observation"),
     [

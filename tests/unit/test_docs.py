@@ -162,7 +162,15 @@ def test_cluster_pages_have_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    "home", ["impala.algorithm", "ppo.algorithm", "pqn.algorithm", "dqn.update", "sac.update"]
+    "home",
+    [
+        "impala.algorithm",
+        "ppo.algorithm",
+        "pqn.algorithm",
+        "dqn.update",
+        "sac.update",
+        "td3.update",
+    ],
 )
 def test_every_statistic_of_an_algorithm_is_explained(home: str) -> None:
     module = import_module(f"penstock.algos.{home}")

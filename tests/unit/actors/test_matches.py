@@ -175,6 +175,9 @@ class Follower:
     def act(self, obs: Array, rows: Array) -> Array:
         return np.array([follow(o, row) for o, row in zip(obs, rows, strict=True)])
 
+    def take_rewards(self, rewards: Array) -> None:
+        pass
+
     def refresh(self, read: Any) -> bool:
         return True
 

@@ -60,7 +60,7 @@ class Watched(Policy):
     def act(self, obs: Any) -> Any:
         self._forward(obs)
         self.seen.append(self.decider.outputs.T.copy())
-        return self.decider.sample()
+        return self._taken(self.decider.sample())
 
 
 def random_members(out: Float32, newer_than: Stamp | None, policy_id: int = 0) -> Stamp:
@@ -129,7 +129,7 @@ def test_a_reward_of_a_seat_that_is_out_is_refused() -> None:
         fill_script(script)
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "lstm model.core_inputs=[action,reward]"])
 @pytest.mark.parametrize(
     ("kwargs", "mirror"),
     [
@@ -149,7 +149,7 @@ def test_a_recurrent_learner_reproduces_the_actors_logits_of_seats_that_wait(
         f"env.kwargs={kwargs}",
         "env.kwargs.episode_steps=5",
         "env.kwargs.n_actions=3",
-        f"model.core={core}",
+        *f"model.core={core}".split(),
         "model.core_size=8",
         "model.hidden=[8]",
         *([f"league.mirror={mirror}"] if mirror < 1 else []),

@@ -159,6 +159,7 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "leduc",
         "lunarlander",
         "memory",
+        "memory_r2d2",
         "minatar_breakout",
         "pendulum_sac",
         "pong",

@@ -174,6 +174,27 @@ def test_minatar_is_truncated_at_its_step_limit() -> None:
     assert ends == [(False, False)] * 6 + [(False, True)]
 
 
+def test_flickering_minatar_hides_as_many_observations_as_asked_and_nothing_else() -> None:
+    pytest.importorskip("minatar")
+    plain: Any = gymnasium.make("penstock/MinAtar-v0", game="breakout")
+    flickering: Any = gymnasium.make("penstock/MinAtar-v0", game="breakout", flicker=0.3)
+    hidden = []
+    for episode in range(40):
+        shown = [env.reset(seed=episode)[0] for env in (plain, flickering)]
+        over = False
+        while not over:
+            hidden.append(not shown[1].any())
+            np.testing.assert_array_equal(shown[1], 0 if hidden[-1] else shown[0])
+            steps = [env.step(1) for env in (plain, flickering)]
+            assert steps[0][1:4] == steps[1][1:4]
+            shown = [step[0] for step in steps]
+            over = steps[0][2]
+    # Five standard deviations of so many draws.
+    assert np.mean(hidden) == pytest.approx(0.3, abs=5 * (0.21 / len(hidden)) ** 0.5)
+    with pytest.raises(ValueError, match=r"flicker 1.5 is a probability; choose a number from 0"):
+        gymnasium.make("penstock/MinAtar-v0", flicker=1.5)
+
+
 @pytest.mark.slow
 def test_doom_rewards_and_ends_are_those_of_the_scenario() -> None:
     pytest.importorskip("vizdoom")

@@ -20,14 +20,16 @@ from safetensors.numpy import save as to_bytes
 
 import penstock
 from penstock import LoadedPolicy, UserError
+from penstock.algos.acting import make_policy
 from penstock.algos.samples import network_shape
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
 from penstock.envs import EnvInfo, probe
 from penstock.envs.space_json import brief_spaces, from_json, to_json
-from penstock.evaluation import exported
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.envs.vector_env import action_map
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
+from penstock.models.torch_nets import filled_net
 
 Array = npt.NDArray[Any]
 
@@ -274,6 +276,77 @@ def test_recurrent_state_is_passed_in_and_returned(tmp_path: Path, kind: str) ->
     np.testing.assert_allclose(actions[2], policy(seen[4, 2])[0], atol=1e-4)
     with pytest.raises(UserError, match="the state has shape"):
         policy(seen[0], state)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_state_of_q_values_is_that_of_an_unrolled_network(
+    tmp_path: Path, kind: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    policy = loaded(tmp_path, "starts_at_five", "algo.name=r2d2", f"model.core={kind}")
+    seen = np.random.default_rng(2).uniform(-1, 1, (5, 3, 3)).astype(np.float32)
+    net: Any = filled_net(network_shape(policy.config, policy.info), policy._weights)
+    q, last_state = net.unroll(torch.from_numpy(seen), torch.zeros(3, net.state_size))
+
+    state: Any = None
+    for row, expected in zip(seen, q.view(5, 3, -1), strict=True):
+        assert_close(policy.details(row, state).q, expected)
+        actions, state = policy(row, state)
+        assert actions.tolist() == (5 + expected.argmax(1)).tolist()
+    assert_close(state, last_state)
+
+
+READS = ("algo.name=ppo", "model.core=lstm", "model.core_size=8", "algo.reward_clip=1")
+
+
+@pytest.mark.parametrize("game", ["starts_at_five", "several", "bounded"])
+def test_a_policy_that_reads_action_and_reward_decides_as_actors_do(
+    tmp_path: Path, game: str
+) -> None:
+    policy = loaded(tmp_path, game, *READS, "model.core_inputs=[action,reward]", "actors.envs=8")
+    assert policy.reads_reward
+    actor = make_policy(policy.config, policy.info, 0)
+    actor.load(policy._weights)
+
+    rng = np.random.default_rng(0)
+    rewards: Any = None
+    state: Any = None
+    for _ in range(12):
+        seen = rng.uniform(-1, 1, (8, 3)).astype(np.float32)
+        actions, state = policy(seen, state, rewards)
+        expected = action_map(policy.action_space)(actor.greedy(seen))
+        np.testing.assert_allclose(actions, expected, atol=1e-5)
+        rewards = 3 * rng.normal(size=8)
+        actor.take_rewards(rewards)
+        ended = rng.random(8) < 0.2
+        actor.reset(ended)
+        state[ended] = 0
+    other = policy.details(seen, state, rewards + 1).state
+    assert not np.allclose(other, policy.details(seen, state, rewards).state), "it has no effect"
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (None, "this policy reads the last reward"),
+        ([1.0, 2.0], r"the reward has shape \[2\] where \[\] belongs"),
+        (np.nan, "there is a reward of nan"),
+    ],
+)
+def test_a_reward_that_is_needed_is_checked(tmp_path: Path, reward: Any, words: str) -> None:
+    policy = loaded(tmp_path, "starts_at_five", *READS, "model.core_inputs=[reward]")
+    seen = np.zeros(3, np.float32)
+    _, state = policy(seen)
+    with pytest.raises(UserError, match=words):
+        policy(seen, state, reward)
+
+
+def test_a_reward_that_is_not_read_changes_nothing(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "starts_at_five", *READS, "model.core_inputs=[action]")
+    seen = np.zeros(3, np.float32)
+    _, state = policy(seen)
+    assert not policy.reads_reward
+    np.testing.assert_array_equal(policy(seen, state, 7.0)[1], policy(seen, state)[1])
 
 
 def masked() -> Shown:

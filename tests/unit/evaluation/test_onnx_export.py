@@ -19,6 +19,7 @@ from onnx_cells import (
     CHOICES,
     NUMBERS,
     OBSERVATIONS,
+    READS_BOTH,
     SEVERAL,
     SHARED_CELLS,
     Cell,
@@ -39,10 +40,10 @@ from penstock.__main__ import main
 from penstock.configs.load import presets, resolve
 from penstock.core.params import Float32
 from penstock.envs import probe
-from penstock.evaluation import exported
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
 from penstock.evaluation.policy_module import PolicyModule
+from penstock.learner.checkpoints import exported
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models import normalizer
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -58,6 +59,16 @@ HEADS = {
     "numbers": Cell(VECTOR, NUMBERS),
     "squashed numbers": Cell(VECTOR, NUMBERS, {"gaussian": "squashed", "core": "gru"}),
     "sac": Cell(VECTOR, NUMBERS, algo={"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
+}
+REWARDS = {"name": "ppo", "reward_clip": 2.0, "reward_scale": 0.5}
+READS = {
+    "choices": Cell(VECTOR, SEVERAL, READS_BOTH, REWARDS),
+    "numbers": Cell(VECTOR, NUMBERS, READS_BOTH, REWARDS),
+    "squashed": Cell(VECTOR, NUMBERS, READS_BOTH | {"gaussian": "squashed", "core": "gru"}),
+    "reward alone": Cell(VECTOR, CHOICES, READS_BOTH | {"core_inputs": ["reward"]}, REWARDS),
+    "action alone": Cell(
+        OBSERVATIONS["parts"], CHOICES, READS_BOTH | {"core_inputs": ["action"]}, REWARDS
+    ),
 }
 
 
@@ -80,6 +91,32 @@ def play_all(graph: Graph, policy: Exported) -> None:
     play(graph, policy, rows=1, steps=3)
     play(graph, policy, rows=3, steps=100 if graph.about["state_size"] else 3)
     play(graph, policy, rows=64, steps=3)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_the_module_reads_action_and_reward_as_actors_do(name: str) -> None:
+    policy = READS[name].policy()
+    graph: Any = EagerGraph(policy)
+    play(graph, policy, rows=5, steps=12)
+
+
+def test_the_state_of_a_sampled_action_has_that_action(tmp_path: Path) -> None:
+    policy = READS["choices"].policy()
+    graph = written(policy, tmp_path, sampled=True)
+    play_all(graph, policy)
+    reference = Reference(policy, rows=64, seed=7)
+    rng = np.random.default_rng(0)
+    observations = observations_of(policy.spaces[0], 64, rng)
+    size = graph.about["state_size"]
+    feeds = feeds_of(graph, policy.spaces[0], observations)
+    feeds["state"] = rng.standard_normal((64, size), np.float32)
+    feeds["reward"] = np.zeros(64, np.float32)
+    feeds["noise"] = noise_of(graph, 64, np.random.default_rng(7))
+    feeds["state"][:, -1] = 0
+    results = graph.step(feeds)
+    reference.sample(observations, feeds["state"])
+    np.testing.assert_allclose(results["sampled_state_out"], reference.state, rtol=1e-5, atol=1e-5)
+    assert (results["sampled_state_out"] != results["state_out"]).any()
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -371,6 +408,12 @@ def test_a_custom_network_that_the_exporter_refuses_is_named_with_the_reason(
 def test_epsilon_greedy_actions_are_not_sampled(tmp_path: Path) -> None:
     policy = CELLS["mlp-q"].policy()
     with pytest.raises(UserError, match=r"algo.name dqn draws no action from probabilities"):
+        write(tmp_path / "policy.onnx", policy, sampled=True)
+
+
+def test_actions_without_deviations_are_not_sampled(tmp_path: Path) -> None:
+    policy = CELLS["mlp-td3"].policy()
+    with pytest.raises(UserError, match=r"algo.name td3 draws no action from probabilities"):
         write(tmp_path / "policy.onnx", policy, sampled=True)
 
 

@@ -61,6 +61,7 @@ DRAWN = {
     "dqn": ("cartpole_dqn",),
     "dqn on frames": ("pong_apex", "learner.precision=bf16"),
     "sac": ("pendulum_sac",),
+    "td3": ("Pendulum-v1", "algo.name=td3"),
     "sac, normalised": ("pendulum_sac", "model.normalize_observations=true"),
 }
 WAITING_CODECS = {"powersgd": "torch's own hook synchronizes its device"}

@@ -15,7 +15,7 @@ from fake_inference import given
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference, make_policy
 from penstock.algos.pqn import algorithm as pqn
-from penstock.algos.samples import slot_spec
+from penstock.algos.samples import process, slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schedules import with_values
 from penstock.configs.schema import Config
@@ -36,7 +36,9 @@ PARTS = {"position": ((3,), "<f4"), "speed": ((2, 2), "<f4"), "action_mask": ((5
 def config(**model: Any) -> Config:
     about = {"core_size": 8, "hidden": [16]} | model
     actors = {"envs": ENVS, "unroll": UNROLL}
-    return Config.model_validate({"env": {"id": "x"}, "model": about, "actors": actors})
+    algo = {"name": "ppo", "reward_clip": 1.5, "reward_scale": 3.0}
+    sections = {"env": {"id": "x"}, "model": about, "actors": actors, "algo": algo}
+    return Config.model_validate(sections)
 
 
 def wide_awake(net: nn.Module) -> np.ndarray[Any, Any]:
@@ -62,13 +64,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru", "none"])
+INPUTS = [["action", "reward"], ["action"], ["reward"]]
+
+
+@pytest.mark.parametrize(
+    ("core", "inputs"),
+    [("lstm", []), ("gru", []), ("none", []), *(("lstm", i) for i in INPUTS), ("gru", INPUTS[0])],
+)
 @pytest.mark.parametrize(("action_space", "arrays", "model"), CASES)
 def test_the_learner_reproduces_the_actors_log_probabilities(
-    core: str, action_space: Any, arrays: Any, model: dict[str, Any]
+    core: str, inputs: list[str], action_space: Any, arrays: Any, model: dict[str, Any]
 ) -> None:
     """Over several unrolls, with episodes that end inside, to 1e-5 in float32."""
-    cfg = config(core=core, **model)
+    cfg = config(core=core, core_inputs=inputs, **model)
     game = RandomGame(ENVS, action_space, arrays)
     net = build_net(actor_critic_shape(cfg, game.info))
     spec = slot_spec(cfg, game.info)
@@ -79,6 +87,7 @@ def test_the_learner_reproduces_the_actors_log_probabilities(
     for index in range(UNROLLS):
         columns = spec.views(spec.zeros())
         rollout.fill(columns, index)
+        process(cfg.algo, columns)
         batch = {name: torch.from_numpy(np.array(array)) for name, array in columns.items()}
         if core != "none":
             states.append(batch["core_state"])

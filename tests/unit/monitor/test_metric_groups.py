@@ -61,7 +61,15 @@ def test_metrics_of_a_learner_keep_their_name_when_another_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    "home", ["impala.algorithm", "ppo.algorithm", "pqn.algorithm", "dqn.update", "sac.update"]
+    "home",
+    [
+        "impala.algorithm",
+        "ppo.algorithm",
+        "pqn.algorithm",
+        "dqn.update",
+        "sac.update",
+        "td3.update",
+    ],
 )
 def test_every_statistic_of_an_algorithm_has_a_group(home: str) -> None:
     names = {*import_module(f"penstock.algos.{home}").STATISTICS, *FIGURES} - {*MOMENTS}

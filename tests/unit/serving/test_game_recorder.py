@@ -87,7 +87,7 @@ def log_probs(net: ActorCritic, slots: list[Published]) -> Array:
     """Those of all recorded actions of slots, by the network of a learner, ``[slots, T]``."""
     batch = {
         name: torch.from_numpy(np.stack([slot.columns[name] for slot in slots], axis=1))
-        for name in ("obs", "action", "alive")
+        for name in ("obs", "action", "reward", "alive")
     }
     if "core_state" in slots[0].columns:
         states = np.concatenate([slot.columns["core_state"] for slot in slots])
@@ -162,9 +162,14 @@ def check_log_probs(
     assert not recorded[~is_decided & ~repeats].any()
 
 
-def test_a_recurrent_learner_computes_the_recorded_log_probabilities(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", ["[]", "[action,reward]"])
+@pytest.mark.parametrize("target", ["cartpole", "numbered", "bounded"])
+def test_a_recurrent_learner_computes_the_recorded_log_probabilities(
+    target: str, inputs: str, tmp_path: Path
+) -> None:
     overrides = ("actors.unroll=9", "model.core=lstm", "model.core_size=16")
-    policy = recorded_policy(tmp_path, "cartpole", *overrides)
+    rewards = ("algo.reward_clip=1.5", "algo.reward_scale=3")
+    policy = recorded_policy(tmp_path, target, *overrides, *rewards, f"model.core_inputs={inputs}")
     games = RecordedGames(policy, seed=2, games=20, changes_weights=False)
     for _ in range(100):
         games.turn()
