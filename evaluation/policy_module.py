@@ -36,6 +36,7 @@ from penstock.models.acting.categorical import (
     CategoricalSampler,
     EpsilonGreedySampler,
     MultiCategoricalSampler,
+    MultiEpsilonGreedySampler,
 )
 from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
 from penstock.models.acting.policy import core_inputs_of, state_size_of
@@ -297,7 +298,7 @@ class PolicyModule(nn.Module):
 
         if self._rule.has_values:
             name = "q"
-            allowed_outputs = of_allowed(outputs, mask, FORBIDDEN)
+            allowed_outputs = of_allowed(outputs, mask, FORBIDDEN, actions.counts)
         else:
             name = "logits"
             allowed_outputs = outputs
@@ -342,6 +343,8 @@ def action_rule(config: Config, info: EnvInfo) -> ActionRule:
     # A class derived from one of these samplers may decide in another way.
     if type(sampler) is EpsilonGreedySampler:
         return ActionRule(discrete(len(sampler.outputs)), has_values=True)
+    if type(sampler) is MultiEpsilonGreedySampler:
+        return ActionRule(action_spec(config, info), has_values=True)
     if type(sampler) in (CategoricalSampler, MultiCategoricalSampler):
         return ActionRule(action_spec(config, info))
 

@@ -18,6 +18,7 @@ from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
 from penstock.configs.errors import UserError
+from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import BatchPlan, StepHooks, StepResult
 from penstock.core.params import Floats
@@ -86,7 +87,8 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             optimizer=lambda name, named: SyncedOptimizer(self._add_optimizer(name, named), self),
             network=make_network,
         )
-        self._update: ReplayUpdate = algo.make_update(config.algo, context)
+        cfg = over_run(config.algo, config.stop.env_steps)
+        self._update: ReplayUpdate = algo.make_update(cfg, context)
         if config.model.normalize_observations and self._network is None:
             raise UserError(
                 f"model.normalize_observations true does nothing for algo.name {config.algo.name}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
@@ -21,13 +21,12 @@ from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     channels_last,
     is_small,
     plain_mlp,
     sides,
 )
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 
 LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn": 8}
 """Least height and width, in pixels, of an image that the convolutions of each kind can read."""
@@ -118,17 +117,33 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
     )
 
 
-def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadShape:
-    """Returns the network of Q-values of actions to choose from.
+def q_shape(
+    config: Config,
+    spaces: Spaces,
+    *,
+    duelling: bool = False,
+    quantiles: int = 1,
+    noisy: bool = False,
+    shows_epsilon: bool = False,
+) -> HeadShape:
+    """Returns the network of Q-values of actions to choose from; `SingleHead` has the options.
 
     Where observations have an action mask, the values of what it forbids must not be part of a
     target: `models.torch_heads.HeadNet.allowed_outputs` leaves them out.
 
     Raises:
-        UserError: if actions are not Discrete, or no network fits the observations.
+        UserError: if actions are no choices, or no network fits the observations.
     """
     model = config.model
-    actions = _choices(spaces, config.algo.name)
+    counts = _counts(spaces, config.algo.name)
+    head = SingleHead(
+        sum(counts),
+        duelling,
+        quantiles=quantiles,
+        noisy=noisy,
+        counts=counts if len(counts) > 1 else (),
+        shows_epsilon=shows_epsilon,
+    )
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
@@ -139,12 +154,12 @@ def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadSh
             channels=channels,
             height=height,
             width=width,
-            outputs=actions,
             obs_scale=observation.scale,
-            duelling=duelling,
             normalize=model.normalize_observations,
+            **vars(head),
         )
-    return _head_shape(model, observation, SingleHead(actions, duelling))
+    core_inputs = CoreInputs.of(config, action_spec(config, spaces))
+    return _head_shape(model, observation, head, core_inputs)
 
 
 def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[SingleHead]:
@@ -164,7 +179,10 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
 
 
 def _head_shape(
-    model: ModelConfig, observation: NetworkInputs, head: SingleHead
+    model: ModelConfig,
+    observation: NetworkInputs,
+    head: SingleHead,
+    core_inputs: CoreInputs | None = None,
 ) -> DenseShape | GeneralShape[SingleHead]:
     """Returns the network with one head: a fused one for a vector of numbers without memory."""
     array = observation.arrays[0]
@@ -175,16 +193,16 @@ def _head_shape(
             heads=head,
             model=model,
             make_layout=_layout,
+            core_inputs=core_inputs,
         )
 
     return DenseShape(
         inputs=math.prod(array.shape),
-        outputs=head.outputs,
         hidden=tuple(model.hidden),
         activation=model.activation,
         obs_scale=observation.scale,
-        duelling=head.duelling,
         normalize=model.normalize_observations,
+        **vars(head),
     )
 
 
@@ -200,16 +218,18 @@ def action_size(spaces: Spaces) -> int:
     return math.prod(spaces.action_space.shape)
 
 
-def _choices(spaces: Spaces, algo: str) -> int:
-    """Returns the number of actions of a Discrete space; UserError for another space."""
+def _counts(spaces: Spaces, algo: str) -> tuple[int, ...]:
+    """Returns the number of actions of each choice; UserError for actions that are no choices."""
     space = spaces.action_space
     if isinstance(space, Discrete):
-        return int(space.n)
+        return (int(space.n),)
+    if isinstance(space, MultiDiscrete):
+        return tuple(int(count) for count in space.nvec.flat)
 
     other_algo = "sac" if isinstance(space, Box) else "ppo"
     raise UserError(
-        f"action space {space} is not Discrete, the only kind that algo.name {algo} plays; "
-        f"set algo.name={other_algo}"
+        f"action space {space} is neither Discrete nor MultiDiscrete, the kinds that algo.name "
+        f"{algo} plays; set algo.name={other_algo}"
     )
 
 

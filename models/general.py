@@ -31,6 +31,7 @@ from penstock.models.layout import (
     Activation,
     Entry,
     Layer,
+    SingleHead,
     actor_critic,
     normalizer_entries,
     policy_head,
@@ -67,17 +68,6 @@ class ActorCriticHeads:
     def outputs(self) -> int:
         """Numbers that decide an action."""
         return self.actions.outputs
-
-
-@dataclass(frozen=True)
-class SingleHead:
-    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
-
-    outputs: int
-    """Numbers that decide an action."""
-    duelling: bool = False
-    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
-    layer of its own."""
 
 
 H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)

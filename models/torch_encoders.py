@@ -21,6 +21,7 @@ from penstock.models.frame_order import in_order
 from penstock.models.general import channels_last, is_small
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
+from penstock.models.torch_noise import make_linear
 from penstock.models.torch_trunks import activate
 
 IMPALA_CHANNELS = (16, 32, 32)
@@ -35,6 +36,7 @@ class Encoder(nn.Module):
         numbers: shapes of the other arrays, by name.
         cfg: the options of the network.
         memory_format: order of the images in memory; `auto` is by rule.
+        noisy: whether the weights of linear layers have noise.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Encoder(nn.Module):
         numbers: dict[str, tuple[int, ...]],
         cfg: ModelConfig,
         memory_format: MemoryFormat = "auto",
+        *,
+        noisy: bool = False,
     ) -> None:
         super().__init__()
         self._images = images
@@ -52,7 +56,7 @@ class Encoder(nn.Module):
         rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
         self._memory_format = rule if memory_format == "auto" else memory_format
 
-        encoders = [_image_encoder(shape, cfg) for shape in images.values()]
+        encoders = [_image_encoder(shape, cfg, noisy=noisy) for shape in images.values()]
         self.images = nn.ModuleList(encoders)
         small_widths = [encoder.width for encoder in encoders if isinstance(encoder, SmallConvs)]
         large_widths = [
@@ -61,7 +65,8 @@ class Encoder(nn.Module):
 
         # The layers read the numbers and the features of small images.
         inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
-        self.layers = DenseLayers((inputs, *cfg.hidden), cfg) if inputs else None
+        widths = (inputs, *cfg.hidden)
+        self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0
         self.width = sum(large_widths) + layers_width
 
@@ -85,13 +90,13 @@ class Encoder(nn.Module):
 class DenseLayers(nn.Module):
     """Linear layers, each followed by `model.activation`.
 
-    ``widths`` are those of the inputs and of each layer.
+    ``widths`` are those of the inputs and of each layer. If ``noisy``, weights have noise.
     """
 
-    def __init__(self, widths: tuple[int, ...], cfg: ModelConfig) -> None:
+    def __init__(self, widths: tuple[int, ...], cfg: ModelConfig, *, noisy: bool = False) -> None:
         super().__init__()
         self.linears = nn.ModuleList(
-            orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2))
+            orthogonal(make_linear(fan_in, fan_out, noisy=noisy), math.sqrt(2))
             for fan_in, fan_out in pairwise(widths)
         )
         self._activate = activate(cfg.activation)
@@ -134,14 +139,15 @@ class NatureEncoder(nn.Module):
 
     width = FEATURES
 
-    def __init__(self, channels: int, height: int, pixels: int) -> None:
+    def __init__(self, channels: int, height: int, pixels: int, *, noisy: bool = False) -> None:
         super().__init__()
         convs: list[nn.Module] = []
         for filters, kernel, stride in CONVS:
             convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
             channels = filters
         self.convs = nn.ModuleList(convs)
-        self.linear = orthogonal(nn.Linear(flat_features(height, pixels), FEATURES), math.sqrt(2))
+        linear = make_linear(flat_features(height, pixels), FEATURES, noisy=noisy)
+        self.linear = orthogonal(linear, math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
         for conv in self.convs:
@@ -155,7 +161,7 @@ class ImpalaEncoder(nn.Module):
 
     width = IMPALA_FEATURES
 
-    def __init__(self, channels: int, height: int, pixels: int) -> None:
+    def __init__(self, channels: int, height: int, pixels: int, *, noisy: bool = False) -> None:
         super().__init__()
         all_channels = (channels, *IMPALA_CHANNELS)
         self.sections = nn.ModuleList(
@@ -166,7 +172,7 @@ class ImpalaEncoder(nn.Module):
             height = _strided(height, 2)
             pixels = _strided(pixels, 2)
         flat = IMPALA_CHANNELS[-1] * height * pixels
-        self.linear = orthogonal(nn.Linear(flat, IMPALA_FEATURES), math.sqrt(2))
+        self.linear = orthogonal(make_linear(flat, IMPALA_FEATURES, noisy=noisy), math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
         for section in self.sections:
@@ -204,14 +210,14 @@ class ResidualBlock(nn.Module):
 
 
 def _image_encoder(
-    shape: tuple[int, ...], cfg: ModelConfig
+    shape: tuple[int, ...], cfg: ModelConfig, *, noisy: bool
 ) -> SmallConvs | NatureEncoder | ImpalaEncoder:
     """Makes the convolutions that read an image."""
     channels, height, pixels = _channels_first(shape)
     if is_small(cfg, shape):
         return SmallConvs(cfg.filters, channels, height, pixels)
     kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
-    return kind(channels, height, pixels)
+    return kind(channels, height, pixels, noisy=noisy)
 
 
 def _side_by_side(rows: list[Tensor]) -> Tensor:

@@ -27,14 +27,15 @@ from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     is_small,
 )
+from penstock.models.layout import SingleHead
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
+from penstock.models.torch_noise import make_linear
 from penstock.models.torch_trunks import activate
 
 
@@ -269,28 +270,33 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 
         self.halves = None
         if head.duelling:
-            self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
+            self.halves = orthogonal(make_linear(width, 2 * width, noisy=head.noisy), math.sqrt(2))
             is_mlp = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if is_mlp else "relu")
-        self._make_head(width, head.outputs, head.duelling)
+        self._make_head(width, head)
         self.normalizer = normalizer_of(shape)
 
-    def acting_weights(self) -> list[Tensor]:
-        return [*self._head_weights()]
+    def _body_weights(self) -> Sequence[Tensor]:
+        return ()
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         features, _ = self.features(obs)
         return self._apply_head(features[0], *weights)
 
     def unroll(
-        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        features, next_state = self.features(obs, state, first)
+        features, next_state = self.features(obs, state, first, inputs)
         assert next_state is not None
-        return self.outputs_of(features[0]), next_state
+        rows = self._apply_head(features[0], *self.training_weights())
+        return self.by_quantile(rows), next_state
 
     def outputs_of(self, features: Tensor) -> Tensor:
-        return self._apply_head(features, *self._head_weights())
+        return self._apply_head(features, *self.acting_weights())
 
     def _apply_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.halves is not None:
@@ -528,7 +534,8 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
         return make_own(shape)
     images = {array.name: array.shape for array in shape.inputs if array.is_image}
     numbers = {array.name: array.shape for array in shape.inputs if not array.is_image}
-    encoder = Encoder(images, numbers, shape.model, shape.memory_format)
+    noisy = isinstance(shape.heads, SingleHead) and shape.heads.noisy
+    encoder = Encoder(images, numbers, shape.model, shape.memory_format, noisy=noisy)
     return Body(encoder, encoder.width)
 
 

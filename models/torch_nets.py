@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from penstock.core.params import Float32
 from penstock.models.fitting import AnyShape, HeadShape
-from penstock.models.general import ActorCriticHeads, GeneralShape, SingleHead
+from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import (
     FEATURES,
     POLICY,
@@ -31,6 +31,7 @@ from penstock.models.layout import (
     DenseShape,
     MlpShape,
     QCnnShape,
+    SingleHead,
 )
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.torch_general import GeneralActorCritic, GeneralCritics, general_net
@@ -157,11 +158,11 @@ class NatureCnn(CnnTrunk, Net):
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 
-class FusedHead(Trunk, HeadNet):
+class FusedHead(HeadNet, Trunk):
     """A trunk of one tower with one head."""
 
-    def acting_weights(self) -> list[Tensor]:
-        return [*self.weights(), *self._head_weights()]
+    def _body_weights(self) -> list[Tensor]:
+        return self.weights()
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         *trunk, weight, bias = weights
@@ -178,8 +179,9 @@ class Dense(MlpTrunk, FusedHead):
             activation=shape.activation,
             obs_scale=shape.obs_scale,
             dtype=dtype,
+            noisy=shape.noisy,
         )
-        self._make_head(shape.hidden[-1], shape.outputs, shape.duelling)
+        self._make_head(shape.hidden[-1], shape.head)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
 
@@ -194,8 +196,9 @@ class QCnn(CnnTrunk, FusedHead):
             obs_scale=shape.obs_scale,
             dtype=dtype,
             memory_format=shape.memory_format,
+            noisy=shape.noisy,
         )
-        self._make_head(FEATURES, shape.outputs, shape.duelling)
+        self._make_head(FEATURES, shape.head)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 

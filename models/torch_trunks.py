@@ -34,6 +34,7 @@ from penstock.models.frame_order import (
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
+from penstock.models.torch_noise import Noisy, make_linear, weights_of
 
 
 class Trunk(PolicyNetwork):
@@ -87,6 +88,7 @@ class MlpTrunk(Trunk):
         activation: after each layer.
         obs_scale: factor on the observations.
         dtype: precision of the products.
+        noisy: whether weights have noise.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class MlpTrunk(Trunk):
         activation: Activation,
         obs_scale: float,
         dtype: torch.dtype,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._inputs = widths[0]
@@ -104,7 +107,7 @@ class MlpTrunk(Trunk):
         self._activate = activate(activation)
 
         self.hidden = nn.ModuleList(
-            Towers(towers, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+            Towers(towers, fan_in, fan_out, noisy=noisy) for fan_in, fan_out in pairwise(widths)
         )
 
     def weights(self) -> list[Tensor]:
@@ -112,7 +115,7 @@ class MlpTrunk(Trunk):
         tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            tensors += (layer.weight, layer.bias)
+            tensors += layer.weights()
         return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
@@ -143,16 +146,18 @@ class MlpTrunk(Trunk):
         return is_cpu and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
-class Towers(nn.Module):
+class Towers(Noisy):
     """One hidden layer of every tower: ``weight [towers, in, out]``, ``bias [towers, out]``."""
 
-    def __init__(self, towers: int, fan_in: int, fan_out: int) -> None:
+    def __init__(self, towers: int, fan_in: int, fan_out: int, *, noisy: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(towers, fan_in, fan_out))
         self.bias = nn.Parameter(torch.zeros(towers, fan_out))
         with torch.no_grad():
             for tower in self.weight:
                 nn.init.orthogonal_(tower, math.sqrt(2))
+        if noisy:
+            self._add_noise(fan_in)
 
 
 class CnnTrunk(Trunk):
@@ -164,6 +169,7 @@ class CnnTrunk(Trunk):
         obs_scale: factor on the observations.
         dtype: precision of the products.
         memory_format: order of the frames in memory.
+        noisy: whether the weights of the linear layer have noise.
     """
 
     def __init__(
@@ -174,6 +180,7 @@ class CnnTrunk(Trunk):
         obs_scale: float,
         dtype: torch.dtype,
         memory_format: MemoryFormat,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._frames = frames
@@ -186,10 +193,11 @@ class CnnTrunk(Trunk):
             convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
             channels = filters
         self.convs = nn.ModuleList(convs)
-        self.linear = orthogonal(nn.Linear(flat_features(height, pixels), width), math.sqrt(2))
+        linear = make_linear(flat_features(height, pixels), width, noisy=noisy)
+        self.linear = orthogonal(linear, math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        tensors: list[Tensor] = [*self.convs.parameters(), *self.linear.parameters()]
+        tensors: list[Tensor] = [*self.convs.parameters(), *weights_of(self.linear)]
         first_kernel = tensors[0]
         if self._is_over_depth(first_kernel):
             tensors[0] = kernel_over_depth(first_kernel)

@@ -81,7 +81,7 @@ class Case:
         """Actions drawn by the outputs ``[E, outputs]``, and what is recorded."""
         algo, envs = self.config.algo, np.arange(ENVS)
         if isinstance(algo, DqnConfig):
-            epsilon = algo.epsilon ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
+            epsilon = value_at(algo.epsilon, 0) ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
             u = rng.random(ENVS)
             choice = np.where(u < epsilon, (u / epsilon * ACTIONS).astype(int), outputs.argmax(1))
             return choice, {"q_taken": outputs[envs, choice], "q_max": outputs.max(1)}
