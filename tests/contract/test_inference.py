@@ -18,6 +18,7 @@ from penstock.algos.acting import make_policy
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import network_shape
+from penstock.configs.schedules import value_at
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference, ReadWeights
 from penstock.core.params import Float32, Stamp
