@@ -59,8 +59,8 @@ class ModelConfig(Section):
     """Activation between the layers of `mlp`; convolutions always use relu."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
-    state; PPO and IMPALA only. It runs step by step: `learner.micro_batch` should hold the unrolls
-    of many environments."""
+    state; with PPO, IMPALA and R2D2. It runs step by step: `learner.micro_batch` should hold the
+    unrolls of many environments, or all sequences of a batch."""
     core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""
     core_inputs: CoreInputNames = Field(default_factory=list)
