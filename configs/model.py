@@ -64,8 +64,8 @@ class ModelConfig(Section):
     it. A network of `entry` is not changed by it."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
-    state; not with DQN and SAC. It runs step by step: `learner.micro_batch` should hold the unrolls
-    of many environments."""
+    state; not with DQN, SAC and TD3. It runs step by step: `learner.micro_batch` should hold the
+    unrolls of many environments, or all sequences of a batch."""
     core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""
     core_inputs: CoreInputNames = Field(default_factory=list)

@@ -154,7 +154,7 @@ class ActorsConfig(Section):
 
 
 class ReplayConfig(Section):
-    """The replay buffer of off-policy algorithms (`dqn`, `sac`, `custom` with
+    """The replay buffer of off-policy algorithms (`dqn`, `r2d2`, `sac`, `custom` with
     `algo.data=transitions`). Other algorithms do not use it."""
 
     capacity: Count = 1_000_000
@@ -164,7 +164,7 @@ class ReplayConfig(Section):
     """Agent steps in the buffer before the first optimizer step. A larger value makes the first
     batches more varied, and training starts later."""
     batch_size: Large = 256
-    """Transitions in one optimizer step."""
+    """Transitions in one optimizer step, or sequences of `r2d2`."""
     samples_per_insert: Positive | None = 8.0
     """Average number of times that each agent step is sampled. The learner waits when it is above
     the ratio, the actors wait when it is below. A larger value learns more from each environment

@@ -286,11 +286,16 @@ class GeneralHeadNet(GeneralNet, HeadNet):
         return self._apply_head(features[0], *weights)
 
     def unroll(
-        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        features, next_state = self.features(obs, state, first)
+        features, next_state = self.features(obs, state, first, inputs)
         assert next_state is not None
-        return self.outputs_of(features[0]), next_state
+        rows = self._apply_head(features[0], *self.training_weights())
+        return self.by_quantile(rows), next_state
 
     def outputs_of(self, features: Tensor) -> Tensor:
         return self._apply_head(features, *self.acting_weights())
