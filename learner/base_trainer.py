@@ -120,17 +120,17 @@ class BaseTrainer(Update[B_contra], ABC):
         """Returns means over the updates since the last call, without skipped ones.
 
         On a GPU they are over the updates of the interval before, unless ``wait`` is set.
-        ``learning_rate`` is that of the last update. Options of the algorithm that are schedules
-        have their present values, under their names.
+        ``learning_rate`` is that of the last update. ``epsilon`` is the present rate of
+        exploration, if it is a schedule.
         """
         means = self.device_statistics.take(wait=wait) | self._batch_statistics()
         rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
         if means and rates:
             means["learning_rate"] = rates[0]  # the same for all optimizers
-        if means:
-            algo = over_run(self.config.algo, self.config.stop.env_steps)
-            for name, schedule in schedules(algo).items():
-                means[name] = schedule.at(self.progress.trained_steps)
+        algo = over_run(self.config.algo, self.config.stop.env_steps)
+        epsilon = schedules(algo).get("epsilon")
+        if means and epsilon is not None:
+            means["epsilon"] = epsilon.at(self.progress.trained_steps)
         return means
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
