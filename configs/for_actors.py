@@ -37,6 +37,7 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "actors": {"memory_format": "auto", "games": False},
     "model": {"scale": "bytes", "filters": [], "layer_norm": False, "core_inputs": []},
     "custom": {"data": "unrolls", "n_step": 1},
+    "dqn": {"quantiles": 1, "noisy": False},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,
 by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""

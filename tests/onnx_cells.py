@@ -350,6 +350,7 @@ def every_cell() -> dict[str, Cell]:
     single_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "q": (CHOICES, {"name": "dqn", "duelling": False}),
         "duelling q": (CHOICES, {"name": "dqn", "duelling": True}),
+        "noisy quantiles": (SEVERAL, {"name": "dqn", "quantiles": 3, "noisy": True}),
         "sac": (NUMBERS, {"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
         "td3": (NUMBERS, {"name": "td3"}),
     }
