@@ -45,8 +45,7 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
 
-    begins_episode = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-    torch.logical_not(batch["alive"][:, envs], out=begins_episode[1:])
+    begins_episode = episode_begins(batch, envs)
     state = batch["core_state"][envs]
     inputs = None
     if net.core_inputs is not None:
@@ -60,3 +59,14 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         )
     outputs, values = net(obs, state, begins_episode, inputs)
     return Unrolled(outputs, values, net.mask(obs))
+
+
+def episode_begins(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
+    """Returns before which rows of some environments an episode begins, bool ``[T + 1, E]``.
+
+    It begins at the row after one that was not alive.
+    """
+    alive = batch["alive"][:, envs]
+    begins = torch.zeros(len(alive) + 1, alive.shape[1], dtype=torch.bool, device=alive.device)
+    torch.logical_not(alive, out=begins[1:])
+    return begins

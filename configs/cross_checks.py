@@ -498,7 +498,7 @@ ACTOR_CRITICS = ("critic", "gaussian", "log_std_init")
 
 def _check_network(cfg: Sections) -> Iterator[Contradiction]:
     """Check the network with the algorithm and with the actors' inference."""
-    yield from _check_off_policy_network(cfg)
+    yield from _check_one_headed_network(cfg)
     yield from _check_numpy_network(cfg)
 
     model = cfg.model
@@ -516,9 +516,9 @@ def _check_network(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _check_off_policy_network(cfg: Sections) -> Iterator[Contradiction]:
-    """Check that no option for other algorithms is set with one on replay; yields the first."""
-    if cfg.algo.trains_on == "unrolls":
+def _check_one_headed_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that no option of an actor-critic is set for another network; yields the first."""
+    if cfg.algo.is_actor_critic:
         return
 
     defaults = ModelConfig()

@@ -57,6 +57,10 @@ class ModelConfig(Section):
     without this option."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers of `mlp`; convolutions always use relu."""
+    layer_norm: Switch = False
+    """Whether the outputs of each layer and each convolution of the encoder are shifted and scaled
+    to mean 0 and variance 1 for each observation, before the activation (layer normalisation).
+    Q-learning without a target network (`algo.name` `pqn`) needs it. A step takes longer with it."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
     state; with PPO, IMPALA and R2D2. It runs step by step: `learner.micro_batch` should hold the

@@ -190,10 +190,12 @@ class ReplayConfig(Section):
     not correct, 1 corrects in full."""
     beta_steps: Count | None = None
     """Optimizer steps over which `beta` rises linearly to 1; null keeps it constant."""
-    checkpoint: Switch = False
-    """Whether checkpoints contain the replay buffer. Without it, a resumed run starts with an empty
-    buffer. It needs the buffer's size on disk, and twice that while a checkpoint is written;
-    `run.grace_s` must be long enough to write it at the end of the run."""
+    checkpoint: Literal["auto"] | Switch = "auto"
+    """Whether checkpoints contain the replay buffer, so that a resumed run continues with it.
+    `auto`: where the disk has room for three times the buffer, as far as writing it takes little of
+    the time, and at the end of the run if that takes less than three tenths of `run.grace_s`. true:
+    every checkpoint does; the disk needs twice the buffer, and `run.grace_s` must be long enough.
+    false: a resumed run starts with an empty buffer."""
 
 
 class WeightsConfig(Section):

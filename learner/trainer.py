@@ -33,7 +33,7 @@ from penstock.configs.schedules import over_run, schedules, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import BatchPlan, Share, StepHooks, StepResult
 from penstock.core.params import Floats
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of
 from penstock.envs import EnvInfo
 from penstock.learner.base_trainer import (
@@ -46,6 +46,7 @@ from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Minibatch, deal, deal_steps, pieces
 from penstock.learner.passes import PassSize, compile_network
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
+from penstock.learner.teachers import Teachers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
@@ -98,6 +99,8 @@ class Trainer(BaseTrainer[StagingBatch]):
         self.optimizer = self._add_optimizer("model", self.model.named_parameters())
         self._accumulation = Accumulation(config.learner.accumulate)
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
+        is_taught = config.algo.teaching is not None
+        self._teachers = Teachers(config, info, self.device) if is_taught else None
 
         self._early_stops: list[bool] = []
         """Whether each batch since the last `statistics` was left before its last epoch."""
@@ -143,13 +146,15 @@ class Trainer(BaseTrainer[StagingBatch]):
         shares: Sequence[Share | None] = plan.shares
         if batch is None:
             columns = self._empty_columns
+            headers = np.empty(0, HEADER)
             shares = [None] * len(totals)
         else:
             columns = self._receive(batch)
+            headers = batch.headers
 
         self._accumulation.begin_batch(self._copy_shared)
         self._options.follow(self.progress.trained_steps)
-        columns = self._prepare_columns(columns)
+        columns = self._prepare_columns(columns, headers)
         steps = BatchSteps(columns, self._per_slot, self._uploader) if self._by_steps else None
         data = BatchColumns(columns, steps)
 
@@ -240,11 +245,14 @@ class Trainer(BaseTrainer[StagingBatch]):
         batch.wait_on_device()
         return batch.tensors
 
-    def _prepare_columns(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Scale rewards, update the observations' normaliser, and add the algorithm's columns.
+    def _prepare_columns(
+        self, columns: dict[str, Tensor], headers: npt.NDArray[np.void]
+    ) -> dict[str, Tensor]:
+        """Scale rewards, update the observations' normaliser, and add the columns of teachers and
+        of the algorithm.
 
         Returns the columns of the batch for all of its updates. All learners call this in the same
-        turn, as each of the three sums values over them.
+        turn, as it sums values over them. ``headers`` are those of the batch's slots.
         """
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
@@ -257,6 +265,8 @@ class Trainer(BaseTrainer[StagingBatch]):
             obs, alive = some_observations(columns, self.model.normalizer.most_rows)
             self.model.observe(obs, alive, self.sync.all_reduce)
 
+        if self._teachers is not None and self._options.current.teaching is not None:
+            columns |= self._teachers(columns, headers, self._batch_parts(columns))
         if self._algo.prepare is not None:
             parts = self._batch_parts(columns)
             columns |= self._algo.prepare(

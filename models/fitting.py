@@ -102,6 +102,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
             obs_scale=observation.scale,
             log_std_init=model.log_std_init,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
         )
 
     if array.is_image or model.critic == "shared":
@@ -114,6 +115,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         obs_scale=observation.scale,
         normalize=model.normalize_observations,
         log_std_init=model.log_std_init,
+        layer_norm=model.layer_norm,
     )
 
 
@@ -156,6 +158,7 @@ def q_shape(
             width=width,
             obs_scale=observation.scale,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
             **vars(head),
         )
     core_inputs = CoreInputs.of(config, action_spec(config, spaces))
@@ -168,13 +171,24 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
     Raises:
         UserError: if actions are no Box, or no network fits the observations.
     """
+    return numbers_shape(config, spaces, of_each=2)
+
+
+def numbers_shape(
+    config: Config, spaces: Spaces, *, of_each: int = 1
+) -> DenseShape | GeneralShape[SingleHead]:
+    """Returns the network with ``of_each`` outputs for each of an action's values.
+
+    Raises:
+        UserError: if actions are no Box, or no network fits the observations.
+    """
     if not isinstance(spaces.action_space, Box):
         raise UserError(
             f"action space {spaces.action_space} is not a Box, the only kind that algo.name "
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
 
-    head = SingleHead(2 * action_size(spaces))
+    head = SingleHead(of_each * action_size(spaces))
     return _head_shape(config.model, _read(config, spaces), head)
 
 
@@ -202,6 +216,7 @@ def _head_shape(
         activation=model.activation,
         obs_scale=observation.scale,
         normalize=model.normalize_observations,
+        layer_norm=model.layer_norm,
         **vars(head),
     )
 

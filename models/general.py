@@ -33,6 +33,7 @@ from penstock.models.layout import (
     Layer,
     SingleHead,
     actor_critic,
+    norm_entries,
     normalizer_entries,
     policy_head,
 )
@@ -148,6 +149,8 @@ class PlainMlp:
     activation: Activation
     normalize: bool
     """Whether observations are normalised by their statistics."""
+    layer_norm: bool
+    """Whether the outputs of each hidden layer are normalised."""
     layout: ParamLayout
 
     def __init__(self, shape: GeneralShape[ActorCriticHeads], part: ObservationPart) -> None:
@@ -158,6 +161,7 @@ class PlainMlp:
         self.widths = (math.prod(array.shape), *model.hidden)
         self.activation = model.activation
         self.normalize = model.normalize_observations
+        self.layer_norm = model.layer_norm
         self._actions = shape.heads.actions
         # Numbers that are normalised are not scaled as well.
         self._factor = np.float32(1.0 if self.normalize else 1 / array.span)
@@ -167,17 +171,25 @@ class PlainMlp:
             for i, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
                 towers.append((f"{_layer(body, i)}.weight", (fan_out, fan_in)))
                 towers.append((f"{_layer(body, i)}.bias", (fan_out,)))
+                if model.layer_norm:
+                    towers += norm_entries(_layer(body, i), (fan_out,))
         statistics = normalizer_entries(self.widths[0]) if self.normalize else ()
         self.layout = ParamLayout(actor_critic(towers, self.widths[-1], self._actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the policy's layers, given the parameters by name."""
-        layers = [
-            (named[f"{_layer(POLICY, i)}.weight"], named[f"{_layer(POLICY, i)}.bias"])
-            for i in range(len(self.widths) - 1)
-        ]
-        first_weight, first_bias = layers[0]
-        layers[0] = (first_weight * self._factor, first_bias)
+        layers = []
+        for i in range(len(self.widths) - 1):
+            name = _layer(POLICY, i)
+            layer = Layer(
+                weight=named[f"{name}.weight"],
+                bias=named[f"{name}.bias"],
+                norm_weight=named.get(f"{name}.norm.weight"),
+                norm_bias=named.get(f"{name}.norm.bias"),
+            )
+            layers.append(layer)
+
+        layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)
         return [*layers, policy_head(named, self._actions)]
 
 

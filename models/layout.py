@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,8 @@ POLICY = 0
 VALUE = -1
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
 CLIP = 10.0  # bound of normalised observations
-EPSILON = 1e-8  # is added to variances
+EPSILON = 1e-8  # is added to variances of observations
+NORM_EPSILON = 1e-6  # is added to variances of a layer's outputs (`model.layer_norm`), as in flax
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
 
 WEIGHT_SIGMA = "weight_sigma"  # entry of a noisy layer: deviations of its weight
@@ -41,7 +42,19 @@ EPSILON_RATE = "epsilon"  # entry of the rate of exploration, where it is a sche
 
 Activation = Literal["tanh", "relu"]
 Entry = tuple[str, tuple[int, ...]]
-Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
+
+
+class Layer(NamedTuple):
+    """A layer of an MLP, and how its outputs are normalised (`model.layer_norm`)."""
+
+    weight: Float32
+    """``[out, in]``."""
+    bias: Float32
+    """``[out]``."""
+    norm_weight: Float32 | None = None
+    """The gains of normalised outputs, ``[out]``; None where they are not normalised."""
+    norm_bias: Float32 | None = None
+    """What is added to normalised outputs afterwards, ``[out]``."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,8 @@ class MlpShape:
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
     log_std_init: float = 0.0
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -123,7 +138,7 @@ class MlpShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        towers = tower_entries(TOWERS, self.widths)
+        towers = tower_entries(TOWERS, self.widths, layer_norm=self.layer_norm)
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
@@ -133,7 +148,7 @@ class MlpShape:
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the value's layers, given the parameters by name."""
-        head = (named["value.weight"], named["value.bias"])
+        head = Layer(named["value.weight"], named["value.bias"])
         return [*self._tower(named, VALUE), head]
 
     def _tower(self, named: Mapping[str, Float32], tower: int) -> list[Layer]:
@@ -155,6 +170,8 @@ class CnnShape:
     """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -163,7 +180,7 @@ class CnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, features=FEATURES)
+        trunk = _conv_entries(self, features=FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
@@ -189,6 +206,8 @@ class DenseShape(OneHeaded):
     noisy: bool = False
     counts: tuple[int, ...] = ()
     shows_epsilon: bool = False
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -199,7 +218,7 @@ class DenseShape(OneHeaded):
 
     @cached_property
     def layout(self) -> ParamLayout:
-        tower = tower_entries(1, self.widths, noisy=self.noisy)
+        tower = tower_entries(1, self.widths, noisy=self.noisy, layer_norm=self.layer_norm)
         head = self.head.entries(self.hidden[-1])
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout((*tower, *head, *self.head.buffers, *statistics))
@@ -231,6 +250,8 @@ class QCnnShape(OneHeaded):
     shows_epsilon: bool = False
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -240,9 +261,7 @@ class QCnnShape(OneHeaded):
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(
-            self.channels, self.height, self.width, features=self.features, noisy=self.noisy
-        )
+        trunk = _conv_entries(self, features=self.features, noisy=self.noisy)
         head = self.head.entries(FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
@@ -262,12 +281,16 @@ def flat_features(height: int, width: int) -> int:
     return filters * height * width
 
 
-def tower_entries(towers: int, widths: tuple[int, ...], *, noisy: bool = False) -> list[Entry]:
+def tower_entries(
+    towers: int, widths: tuple[int, ...], *, noisy: bool = False, layer_norm: bool
+) -> list[Entry]:
     """Returns the entries of the hidden layers of ``towers`` networks side by side."""
     entries: list[Entry] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
         weight_shape = (towers, fan_in, fan_out)
         entries += layer_entries(f"hidden.{i}", weight_shape, (towers, fan_out), noisy=noisy)
+        if layer_norm:
+            entries += norm_entries(f"hidden.{i}", (towers, fan_out))
     return entries
 
 
@@ -281,18 +304,29 @@ def layer_entries(
     return (*means, (f"{name}.{WEIGHT_SIGMA}", weight_shape), (f"{name}.{BIAS_SIGMA}", bias_shape))
 
 
+def norm_entries(layer: str, shape: tuple[int, ...]) -> list[Entry]:
+    """Returns the entries that normalise the outputs of a layer, whose bias has a ``shape``."""
+    return [(f"{layer}.norm.weight", shape), (f"{layer}.norm.bias", shape)]
+
+
 def _conv_entries(
-    channels: int, height: int, width: int, *, features: int, noisy: bool = False
+    shape: CnnShape | QCnnShape, *, features: int, noisy: bool = False
 ) -> list[Entry]:
     """Returns the entries of the convolutions, and of the layer of ``features`` after them."""
     entries: list[Entry] = []
+    channels = shape.channels
     for i, (filters, kernel, _) in enumerate(CONVS):
         entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
         entries.append((f"convs.{i}.bias", (filters,)))
+        if shape.layer_norm:
+            entries += norm_entries(f"convs.{i}", (filters,))
         channels = filters
 
-    weight_shape = (features, flat_features(height, width))
-    return [*entries, *layer_entries("linear", weight_shape, (features,), noisy=noisy)]
+    weight_shape = (features, flat_features(shape.height, shape.width))
+    entries += layer_entries("linear", weight_shape, (features,), noisy=noisy)
+    if shape.layer_norm:
+        entries += norm_entries("linear", (features,))
+    return entries
 
 
 def actor_critic(
@@ -332,7 +366,7 @@ def policy_head(named: Mapping[str, Float32], actions: ActionSpec) -> Layer:
         # Deviations do not depend on the observation: their weights are 0.
         weight = np.concatenate([weight, np.zeros_like(weight)])
         bias = np.concatenate([bias, named["log_std"]])
-    return weight, bias
+    return Layer(weight, bias)
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
@@ -359,7 +393,7 @@ def acting_head(head: SingleHead, named: Mapping[str, Float32]) -> Layer:
     if head.quantiles > 1:
         weight = weight.reshape(head.outputs, head.quantiles, -1).mean(1)
         bias = bias.reshape(head.outputs, head.quantiles).mean(1)
-    return weight, bias
+    return Layer(weight, bias)
 
 
 def _means(head: SingleHead, rows: Float32) -> Float32:
@@ -374,6 +408,17 @@ def _tower(
     named: Mapping[str, Float32], *, layers: int, tower: int, obs_scale: float
 ) -> list[Layer]:
     """Returns the hidden layers of one tower; the first includes the factor on observations."""
-    weights = [named[f"hidden.{i}.weight"][tower].T for i in range(layers)]
-    weights[0] = weights[0] * np.float32(obs_scale)
-    return [(weight, named[f"hidden.{i}.bias"][tower]) for i, weight in enumerate(weights)]
+    tower_layers = []
+    for i in range(layers):
+        weight = named[f"hidden.{i}.weight"][tower].T
+        if i == 0:
+            weight = weight * np.float32(obs_scale)
+        layer = Layer(weight, named[f"hidden.{i}.bias"][tower])
+
+        if f"hidden.{i}.norm.weight" in named:
+            layer = layer._replace(
+                norm_weight=named[f"hidden.{i}.norm.weight"][tower],
+                norm_bias=named[f"hidden.{i}.norm.bias"][tower],
+            )
+        tower_layers.append(layer)
+    return tower_layers

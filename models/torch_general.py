@@ -35,7 +35,7 @@ from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
-from penstock.models.torch_noise import make_linear
+from penstock.models.torch_norm import make_hidden
 from penstock.models.torch_trunks import activate
 
 
@@ -270,7 +270,9 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 
         self.halves = None
         if head.duelling:
-            self.halves = orthogonal(make_linear(width, 2 * width, noisy=head.noisy), math.sqrt(2))
+            layer_norm = shape.model.layer_norm
+            halves = make_hidden(width, 2 * width, noisy=head.noisy, layer_norm=layer_norm)
+            self.halves = orthogonal(halves, math.sqrt(2))
             is_mlp = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if is_mlp else "relu")
         self._make_head(width, head)
@@ -315,6 +317,8 @@ class GeneralCritics(nn.Module):
         actor: the shape of the policy whose actions they value.
         normalizer: that of the policy.
         dtype: precision of the bodies.
+        action_size: number of values in an action; by default half of the policy's outputs, as of
+            a Gaussian one.
     """
 
     def __init__(
@@ -322,38 +326,49 @@ class GeneralCritics(nn.Module):
         actor: GeneralShape[SingleHead],
         normalizer: Normalizer | None,
         dtype: torch.dtype = torch.float32,
+        *,
+        action_size: int | None = None,
     ) -> None:
         super().__init__()
         self._shape = actor
         self._dtype = dtype
         self.normalizer = normalizer
-        self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
+        values = action_size or actor.outputs // 2
+        self.critics = nn.ModuleList(_Critic(actor, values, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
         1."""
-        recorded = recorded_arrays(self._shape, obs)
-        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
-        actions = action.reshape(len(action), -1)
-        return torch.stack([critic(arrays, actions) for critic in self.critics])
+        return self._values(obs, action, count=2)
 
-    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Returns what `forward` does; the gradient reaches the action alone."""
+    def of_action(self, obs: Tensor, action: Tensor, count: int = 2) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``.
+
+        The gradient reaches the action alone.
+        """
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
         try:
-            values: Tensor = self(obs, action)
+            return self._values(obs, action, count)
         finally:
             for parameter in trained:
                 parameter.requires_grad_()
-        return values
+
+    def _values(self, obs: Tensor, action: Tensor, count: int) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``."""
+        recorded = recorded_arrays(self._shape, obs)
+        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
+        actions = action.reshape(len(action), -1)
+        return torch.stack([critic(arrays, actions) for critic in self.critics[:count]])
 
 
 class _Critic(nn.Module):
     """One Q-function of `GeneralCritics`."""
 
-    def __init__(self, actor: GeneralShape[SingleHead], dtype: torch.dtype) -> None:
+    def __init__(
+        self, actor: GeneralShape[SingleHead], action_size: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self._dtype = dtype
         model = actor.model
@@ -375,7 +390,6 @@ class _Critic(nn.Module):
 
         self._numbers = [array.name for array in numbers]
         numbers_width = sum(math.prod(array.shape) for array in numbers)
-        action_size = actor.outputs // 2
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)

@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("learner_steps", "updates_skipped", "rollbacks"),
     ),
     "league": ("league_*", "win_rate*", "bot_win_rates", "opponent_age_s"),
-    "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share"),
+    "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share", "q_lag"),
     "throughput": (
         *("*_per_s", "env_steps", "env_frames", "trained_steps", "received"),
         *("replay_size", "samples_per_insert"),

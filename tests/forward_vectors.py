@@ -31,6 +31,7 @@ DEFAULTS = {
     "core": "none",
     "normalize_observations": False,
     "gaussian": "clipped",
+    "layer_norm": False,
 }
 """The options of `config.model` that a block names only where they differ."""
 SOMETIMES = ("scale", "filters")
@@ -82,6 +83,12 @@ NETWORKS = {
         ),
         spaces.MultiDiscrete([2, 3]),
         {"hidden": [6], "filters": [3], "normalize_observations": True, "critic": "separate"},
+    ),
+    "layer_norm": Cell(box(-2, 2, 3), THREE, {"hidden": [5, 4], "layer_norm": True}),
+    "layer_norm_parts": Cell(
+        spaces.Dict({"board": box(0, 1, 3, 5, 5), "speed": box(-2, 2, 2)}),
+        THREE,
+        {"filters": [3], "hidden": [4], "layer_norm": True},
     ),
     "lstm": Cell(
         box(-2, 2, 3),

@@ -4,6 +4,7 @@
     EpsilonGreedySampler, MultiEpsilonGreedySampler
                                                   by Q-values, some at random
     GaussianSampler, SquashedGaussianSampler      normal numbers (penstock.models.acting.gaussian)
+    NoisySampler                                  numbers with normal noise (the same file)
 
 Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. The arrays of a
 sampler are its own and stay the same; every call writes them anew.

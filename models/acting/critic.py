@@ -11,7 +11,7 @@ from penstock.core.params import Float32
 from penstock.models.acting.categorical import Explanation
 from penstock.models.fitting import AnyShape
 from penstock.models.general import ActorCriticHeads, GeneralShape
-from penstock.models.layout import CLIP, EPSILON, CnnShape, MlpShape
+from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, CnnShape, Layer, MlpShape
 
 
 class Critic(Protocol):
@@ -58,7 +58,10 @@ class _MlpCritic:
 
     def __init__(self, shape: MlpShape, weights: Float32) -> None:
         named = shape.layout.views(weights)
-        self._layers = [(np.array(w), np.array(b)) for w, b in shape.value_layers(named)]
+        self._layers = [
+            Layer(*(None if array is None else np.array(array) for array in layer))
+            for layer in shape.value_layers(named)
+        ]
         self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
         # What is subtracted from observations, and the factor that they are multiplied by.
         self._normalizer: tuple[Float32, Float32] | None = None
@@ -72,10 +75,15 @@ class _MlpCritic:
             shift, factor = self._normalizer
             rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
 
-        *hidden_layers, (value_weight, value_bias) = self._layers
-        for weight, bias in hidden_layers:
-            rows = self._activate(rows @ weight.T + bias)
-        return np.asarray((rows @ value_weight.T + value_bias)[:, 0], np.float32)
+        *hidden_layers, head = self._layers
+        for layer in hidden_layers:
+            rows = rows @ layer.weight.T + layer.bias
+            if layer.norm_weight is not None:
+                rows -= rows.mean(1, keepdims=True)
+                rows /= np.sqrt(np.square(rows).mean(1, keepdims=True) + NORM_EPSILON)
+                rows = rows * layer.norm_weight + layer.norm_bias
+            rows = self._activate(rows)
+        return np.asarray((rows @ head.weight.T + head.bias)[:, 0], np.float32)
 
 
 def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:

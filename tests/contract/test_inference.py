@@ -18,6 +18,7 @@ from penstock.algos.acting import make_policy
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import network_shape
+from penstock.algos.td3.config import Td3Config
 from penstock.configs.schedules import value_at
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference, ReadWeights
@@ -91,6 +92,10 @@ class Case:
             below = policy.probs.cumsum(1)[:, :-1].numpy() <= rng.random((ENVS, 1), np.float32)
             choice = below.sum(1)
             return choice, {"behaviour_logp": policy.log_prob(torch.from_numpy(choice)).numpy()}
+        if isinstance(algo, Td3Config):
+            noise = rng.standard_normal((outputs.shape[1], ENVS), np.float32).T
+            actions = np.clip(np.tanh(outputs) + algo.exploration_noise * noise, -1, 1)
+            return actions.reshape(ENVS, *self.game.action_space.shape), {}
         mean, log_std = torch.from_numpy(outputs).double().chunk(2, 1)
         if isinstance(algo, SacConfig):
             log_std = log_std.clip(algo.log_std_min, algo.log_std_max)
@@ -115,6 +120,7 @@ CASES = {
     "gaussian": lambda: Case("ppo", action=TORQUES),
     "squashed": lambda: Case("ppo", action=TORQUES, gaussian="squashed"),
     "sac": lambda: Case("sac", action=TORQUES),
+    "td3": lambda: Case("td3", action=TORQUES),
 }
 
 

@@ -148,7 +148,10 @@ def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> No
     [
         ("algo.curiosity=0", r"algo\.curiosity is 0; it must be a number above 0; the default is"),
         ("algo.curiosty=1", r"no option algo\.curiosty; the nearest option is algo\.curiosity"),
-        ("algo.tau=1", r"algo\.tau; it is an option of algo\.name sac, sarsa has name, discount"),
+        (
+            "algo.tau=1",
+            r"algo\.tau; it is an option of algo\.name sac or td3, sarsa has name, discount",
+        ),
         ("algo.cost=2", r"algo\.cost 2 is above algo\.reward_scale; set algo\.cost=0"),
         ("learner.batch_size=1", r"learner\.batch_size; the equivalent is replay\.batch_size"),
         (
@@ -158,7 +161,7 @@ def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> No
         ("learner.gather_threads=3", r"gather_threads 3 has no effect with algo\.name sarsa"),
         (
             "algo.name=sasra",
-            r"must be 'impala', 'ppo', 'custom', 'dqn', 'r2d2', 'sac' or 'sarsa'; the",
+            r"must be 'impala', 'ppo', 'custom', 'dqn', 'r2d2', 'pqn', 'sac', 'td3' or 'sarsa'; the",
         ),
     ],
 )

@@ -169,7 +169,10 @@ def test_type_words_follow_the_annotation() -> None:
     assert words(Annotated[bool, "anything"]) == "true or false"
     assert options()["learner.lr_scaling"].words == "`none`, `sqrt` or `linear`"
     assert options()["algo.name"].words == options("sac")["algo.name"].words
-    assert options()["algo.name"].words == "`impala`, `ppo`, `custom`, `dqn`, `r2d2` or `sac`"
+    assert (
+        options()["algo.name"].words
+        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac` or `td3`"
+    )
 
 
 def test_a_config_is_frozen() -> None:

@@ -202,6 +202,12 @@ CASES = {
         "set algo.name=r2d2, algo.name=ppo or model.core=none",
         ["model.core=none"],
     ),
+    "memory for td3": (
+        ["algo.name=td3", "model.core=lstm"],
+        "model.core lstm is for actor-critics, and algo.name td3 is not one; "
+        "set algo.name=ppo or model.core=none",
+        ["model.core=none"],
+    ),
     "memory for sac, the other way": (
         ["algo.name=sac", "model.kind=gru"],
         "model.core gru is for actor-critics and r2d2, and algo.name sac is neither; "

@@ -27,8 +27,7 @@ from penstock.core import used_names
 from penstock.envs import EnvInfo, probe
 from penstock.envs.space_json import brief_spaces, from_json, to_json
 from penstock.envs.vector_env import action_map
-from penstock.evaluation import exported
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.models.torch_nets import filled_net
 

@@ -29,10 +29,9 @@ from penstock.configs.schema import Config
 from penstock.configs.yaml_text import write
 from penstock.core import used_names
 from penstock.envs import probe, space_json
-from penstock.evaluation import exported
 from penstock.evaluation.evaluate import evaluate
 from penstock.launch.resumed import resolve_resumed
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
 MODULE = """

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "algo.reward_scale=1",
     ),
     "lstm": ("memory", "actors.unroll=8"),
+    "pqn": ("cartpole_dqn", "algo.name=pqn", "actors.count=2", "actors.envs=4", "actors.unroll=8"),
     "dqn": ("cartpole_dqn", *REPLAY, "algo.n_step=3", "algo.target_every=8"),
     "dqn frames": ("cartpole_dqn", *REPLAY, STACKED, "transport.frame_stack=4", "algo.n_step=3"),
     "r2d2": (
@@ -59,6 +60,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("algo.overlap=6", "algo.burn_in=4"),
     ),
     "sac": ("pendulum_sac", *REPLAY),
+    "td3": ("Pendulum-v1", "algo.name=td3", *REPLAY),
     "seats": (
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
         "env.kwargs={turns: true, ends_apart: true, episode_steps: 5}",

@@ -56,6 +56,8 @@ def shape_of(
         (ModelConfig(hidden=[8, 16, 4], activation="relu"), VECTOR, 2),
         (ModelConfig(), FRAMES, 6),
         (ModelConfig(kind="nature_cnn"), spaces.Box(0, 255, (1, 40, 52), np.uint8), 3),
+        (ModelConfig(layer_norm=True), VECTOR, 2),
+        (ModelConfig(layer_norm=True), FRAMES, 2),
     ],
 )
 def test_layout_equals_that_of_the_torch_module(
@@ -77,6 +79,8 @@ def test_layout_of_q_networks_equals_that_of_the_torch_module(duelling: bool) ->
     assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, normalize=True))
+    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, layer_norm=True))
+    assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling, layer_norm=True))
 
 
 def assert_layout(shape: AnyShape) -> None:
