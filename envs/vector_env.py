@@ -452,7 +452,7 @@ class BatchedEnv:
         self._has_mask_in_info = False
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """Returns a function of the first environment, or of its vector form; None if it has none."""
+        """Returns a function of the first environment, or of its vector form, or None."""
         if isinstance(self._vector, SyncVectorEnv):
             env = self._vector.envs[0]
             return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
