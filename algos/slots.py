@@ -224,11 +224,14 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def check_numbers(obs: npt.NDArray[Any], spaces: Spaces) -> None:
-    """Raise ValueError if an observation of several parts contains a number that is not finite."""
+    """Raise ValueError if an observation of several parts contains a number that is not finite, or
+    that is none of the choices that it is to name."""
     numbers = [part for part in parts_of(spaces) if part.dtype == "<f4"]
-    for array in views(numbers, obs).values():
+    for part, array in zip(numbers, views(numbers, obs).values(), strict=True):
         if not np.isfinite(array).all():
             raise ValueError("column obs holds numbers that are not finite")
+        if part.choices and not ((array >= 0) & (array < part.choices)).all():
+            raise ValueError(f"column obs holds choices of {part.name} that there are not")
 
 
 def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:
