@@ -9,7 +9,7 @@ layers, beside the numbers, so that a number may decide how an image is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
 
