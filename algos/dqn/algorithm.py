@@ -25,7 +25,12 @@ from penstock.core.observations import Spaces
 from penstock.core.params import Float32
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
-from penstock.models.acting.categorical import EpsilonGreedySampler, ladder, seat_ladder
+from penstock.models.acting.categorical import (
+    EpsilonGreedySampler,
+    explores_least,
+    ladder,
+    seat_ladder,
+)
 from penstock.models.fitting import HeadShape, q_shape
 
 if TYPE_CHECKING:
@@ -166,6 +171,21 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Eps
     )
 
 
+def least_exploring(config: Config, actor: int) -> Flags | None:
+    """Returns which environments of an actor explore least, bool ``[envs]``.
+
+    None where all explore alike, and where games play, whose seats are not known in advance.
+    """
+    cfg = config.algo
+    assert isinstance(cfg, DqnConfig), cfg
+
+    envs = config.actor_envs
+    total = config.first_actors * envs
+    if not cfg.epsilon or not cfg.epsilon_alpha or total == 1 or config.actors.games:
+        return None
+    return explores_least(first=actor * envs, count=envs, total=total)
+
+
 def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
     """Makes the update on a learner, where torch is imported."""
     from penstock.algos.dqn.update import DqnUpdate
@@ -179,6 +199,7 @@ DQN = ReplayAlgorithm[DqnConfig](
     process=process,
     network=network,
     action_sampler=action_sampler,
+    least_exploring=least_exploring,
     make_update=make_update,
     data=lambda cfg: Transitions(cfg.n_step),
 )

@@ -405,6 +405,10 @@ def _spread_over(
     return np.asarray((allowed_so_far <= number).sum(axis=0), np.float64)
 
 
+# The share of the environments of a `ladder` that counts as exploring least.
+LEAST_EXPLORING = 0.25
+
+
 def ladder(
     base: float, alpha: float, first: int, count: int, total: int
 ) -> npt.NDArray[np.float64]:
@@ -413,8 +417,18 @@ def ladder(
     Environment i of ``total`` explores at ``base ** (1 + i / (total - 1) * alpha)``: Horgan et al.
     2018, arXiv 1803.00933, section 4. Numbers beyond ``total`` begin anew.
     """
-    rung = (first + np.arange(count)) % total / max(total - 1, 1)
-    return np.asarray(base ** (1 + rung * alpha))
+    return np.asarray(base ** (1 + _rungs(first, count, total) * alpha))
+
+
+def explores_least(first: int, count: int, total: int) -> npt.NDArray[np.bool_]:
+    """Returns whether environments are in the quarter of `ladder` that explores least: bool
+    ``[count]``, for the environments from number ``first`` on."""
+    return np.asarray(_rungs(first, count, total) >= 1 - LEAST_EXPLORING)
+
+
+def _rungs(first: int, count: int, total: int) -> npt.NDArray[np.float64]:
+    """Returns the places of environments in `ladder`, from 0 to 1, float64 ``[count]``."""
+    return np.asarray((first + np.arange(count)) % total / max(total - 1, 1))
 
 
 def seat_ladder(
