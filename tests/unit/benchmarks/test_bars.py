@@ -108,7 +108,7 @@ def test_seeds_that_a_bar_does_not_have_are_refused() -> None:
 
 
 def test_course_has_means_of_each_stretch_of_steps() -> None:
-    intervals = [
+    intervals: list[dict[str, Any]] = [
         {"trained_steps": 10, "entropy": 1.0},
         {"trained_steps": 90, "entropy": 0.5},
         {"trained_steps": 110, "entropy": None},
