@@ -148,7 +148,9 @@ PONG_VARIANTS: dict[str, tuple[str, ...]] = {
 
 def tuned_pong(*options: str) -> LearningBar:
     """The preset `pong` with further options, on seeds of tuning."""
-    return LearningBar("pong", options, seeds=(101, 102, 103, 104), steps=2_000_000, **PONG)
+    return LearningBar(
+        "pong", options, seeds=(101, 102, 103, 104), steps=2_000_000, **(PONG | {"published": ""})
+    )
 
 
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
@@ -355,6 +357,9 @@ def train_on(
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
+        # On a busy machine a nice process may not get a core for a minute.
+        "run.start_timeout_s=600",
+        "run.hang_timeout_s=600",
         f"checkpoint.every_s={bar.every_s}",
         "checkpoint.keep=100000",
         *("--resume", "auto", "--json"),
@@ -497,7 +502,8 @@ def show(options: Any) -> None:
         rows.append([name, *cells(name, bar, results)])
     finish(RESULT, {"tasks": results}, rows, options)
     for name in options.only or ():
-        print_seeds(name, results[name])
+        if results[name]["seeds"]:
+            print_seeds(name, results[name])
 
 
 def print_seeds(name: str, result: Mapping[str, Any]) -> None:
