@@ -275,7 +275,8 @@ class StopConfig(Section, validate_by_name=True):
         default=None, validation_alias="return", serialization_alias="return"
     )
     """Mean raw return to reach. When the mean of the last 100 episodes in training reaches it, an
-    evaluation must confirm it (`confirm_episodes`)."""
+    evaluation must confirm it (`confirm_episodes`). Where environments explore at different rates,
+    as with `dqn`, it is that of the last 25 episodes of the quarter that explores least."""
     confirm_episodes: Natural = 100
     """Episodes of the evaluation that confirms `return`: the run ends if the lower end of the 95 %
     confidence interval of their mean reaches it, and otherwise continues. 0: the run ends by the
