@@ -212,7 +212,7 @@ def test_hindsight_finds_goals_that_are_never_reached_without_it(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["sac", "td3"])
 def test_a_point_is_moved_to_goals_that_hindsight_has_shown(tmp_path: Path, algo: str) -> None:
-    """Without hindsight it reached 1 % of the goals within as many steps."""
+    """Random actions reach the goal in about 3 % of episodes."""
     shutil.copy(Path(__file__).parents[1] / "goal_games.py", tmp_path)
     summary = train(
         tmp_path,
