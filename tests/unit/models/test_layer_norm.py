@@ -97,7 +97,7 @@ def test_a_convolution_is_normalised_over_channels_and_pixels() -> None:
         gain, bias = (p[:, None, None] for p in (conv.norm.weight, conv.norm.bias))
         hidden = (hidden * gain + bias).relu()
     features = nn.functional.linear(hidden.flatten(1), net.linear.weight, net.linear.bias)
-    norm = net.linear.norm
+    norm: Any = net.linear.norm
     features = nn.functional.layer_norm(features, (512,), norm.weight, norm.bias, EPSILON).relu()
 
     logits, values = net(frames)
@@ -137,7 +137,8 @@ def test_hidden_layers_of_twin_critics_are_normalised_and_values_are_not() -> No
     shaken(critics)
     obs = torch_numbers(ROWS, 3)
     action = torch_numbers(ROWS, 2)
-    *hidden_layers, head = critics.layers
+    layers: list[Any] = list(critics.layers)
+    *hidden_layers, head = layers
     for twin, values in enumerate(critics(obs, action)):
         rows = torch.cat([obs, action], 1)
         for layer in hidden_layers:
