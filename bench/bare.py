@@ -353,7 +353,7 @@ def _heads(shape: CnnShape | GeneralShape[Any], width: int) -> nn.Linear:
 
 
 def _is_impala(shape: GeneralShape[Any]) -> bool:
-    """Whether the network is IMPALA's over one image, channels first, without memory and normalisation."""
+    """Whether the network is IMPALA's over one image, channels first, and nothing besides."""
     model = shape.model
     first = shape.inputs[0]
     is_plain = model.core == "none" and model.entry is None and not model.layer_norm
