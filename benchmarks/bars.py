@@ -157,6 +157,30 @@ BARS: dict[str, LearningBar] = {
         )
         for game in MINATAR_GAMES
     },
+    **{
+        f"minatar_{game}_pqn": LearningBar(
+            "minatar_breakout_pqn",
+            (f"env.kwargs.game={game}",),
+            must=Claim(not_below=f"minatar_{game}_ppo"),
+            published="PQN at 10 M, with convolutions (Gallici et al. 2024)",
+            **MINATAR,
+        )
+        for game in MINATAR_GAMES
+    },
+    "pong_pqn": LearningBar(
+        "pong",
+        (
+            "algo.name=pqn",
+            "algo.epsilon={from: 1, to: 0.01, steps: 100_000}",
+            "model.normalize_observations=true",
+            "learner.lr={from: 5e-4, to: 1e-4, steps: 1e6}",
+        ),
+        seeds=(1,),
+        steps=2_000_000,
+        must=Claim(median_steps=2e6),
+        aim=Claim(median_steps=0.6e6),
+        **PONG,
+    ),
 }
 
 
