@@ -20,6 +20,8 @@ from penstock.configs.value_types import (
 
 KINDS = ("auto", "mlp", "small_cnn", "nature_cnn", "impala_cnn")
 CORES = ("lstm", "gru")
+ALL_ONE_HOT = 1_000_000
+"""Value of `env.embed_above` above which no number of choices is, as in earlier versions."""
 
 
 def complete_stored(sections: object) -> None:
@@ -32,6 +34,9 @@ def complete_stored(sections: object) -> None:
         case {"model": dict(model)}:
             model.setdefault("scale", "bytes")
             model.setdefault("filters", [])
+    match sections:
+        case {"env": dict(env)}:
+            env.setdefault("embed_above", ALL_ONE_HOT)
 
 
 class ModelConfig(Section):

@@ -136,19 +136,23 @@ class SequenceRows(NamedTuple):
 
         No gradient passes from a sequence with a burn-in to the weights that warmed its state up.
         """
+        rows, sequences = self.obs.shape[:2]
         if not burn_in:
             values, _ = net.unroll(self.obs, self.state, inputs=self.inputs)
-            return values.unflatten(0, self.obs.shape[:2])
+            return values.view(rows, sequences, *values.shape[1:])
+
+        warm_up_inputs = None if self.inputs is None else self.inputs[:burn_in]
+        inputs = None if self.inputs is None else self.inputs[burn_in:]
 
         # Where the first step is trained on, so are those that follow it.
         has_no_burn_in = self.trained[0][:, None]
-        inputs = (None, None)
-        if self.inputs is not None:
-            inputs = (self.inputs[:burn_in], self.inputs[burn_in:])
-        warm_up_values, warm_state = net.unroll(self.obs[:burn_in], self.state, inputs=inputs[0])
+        warm_up_values, warm_state = net.unroll(
+            self.obs[:burn_in], self.state, inputs=warm_up_inputs
+        )
         state = torch.where(has_no_burn_in, warm_state, warm_state.detach())
-        values, _ = net.unroll(self.obs[burn_in:], state, inputs=inputs[1])
-        return torch.cat([warm_up_values, values]).unflatten(0, self.obs.shape[:2])
+        later_values, _ = net.unroll(self.obs[burn_in:], state, inputs=inputs)
+        values = torch.cat([warm_up_values, later_values])
+        return values.view(rows, sequences, *values.shape[1:])
 
 
 def loss(
