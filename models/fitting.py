@@ -161,7 +161,8 @@ def q_shape(
             layer_norm=model.layer_norm,
             **vars(head),
         )
-    return _head_shape(model, observation, head)
+    core_inputs = CoreInputs.of(config, action_spec(config, spaces))
+    return _head_shape(model, observation, head, core_inputs)
 
 
 def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[SingleHead]:
@@ -192,7 +193,10 @@ def numbers_shape(
 
 
 def _head_shape(
-    model: ModelConfig, observation: NetworkInputs, head: SingleHead
+    model: ModelConfig,
+    observation: NetworkInputs,
+    head: SingleHead,
+    core_inputs: CoreInputs | None = None,
 ) -> DenseShape | GeneralShape[SingleHead]:
     """Returns the network with one head: a fused one for a vector of numbers without memory."""
     array = observation.arrays[0]
@@ -203,6 +207,7 @@ def _head_shape(
             heads=head,
             model=model,
             make_layout=_layout,
+            core_inputs=core_inputs,
         )
 
     return DenseShape(
@@ -307,6 +312,7 @@ def _input(
         dtype=dtype,
         part=part,
         is_image=is_image,
+        choices=() if part is None else part.choices,
         low=low,
         span=span,
     )

@@ -136,6 +136,8 @@ class HeadNet(PolicyNetwork):
     """The value head of a duelling network."""
     state_size: int = 0
     """Number of float32 values that it remembers of one environment; 0: it has no memory."""
+    core_inputs: CoreInputs | None = None
+    """What its core reads besides the features."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
@@ -172,19 +174,24 @@ class HeadNet(PolicyNetwork):
         return rows if quantiles == 1 else rows.unflatten(1, (-1, quantiles))
 
     def unroll(
-        self, obs: Tensor, state: Tensor, first: Tensor | None = None
+        self,
+        obs: Tensor,
+        state: Tensor,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns outputs float32 ``[T * B, outputs]`` of rows in their order, and the state after
-        the last row.
+        """Returns what `values` does of rows in their order, and the state after the last row.
 
         Args:
             obs: observations ``[T, B, *shape]``.
             state: of the memory before the first row, float32 ``[B, state_size]``.
             first: bool ``[T, B]``; the state is forgotten before each row where it is true. None:
                 before none.
+            inputs: what the core reads besides the features, float32 ``[T, B, width]``. None: what
+                the state has, for a single row.
         """
         assert not self.state_size
-        return self(obs), state
+        return self.values(obs, self.training_weights()), state
 
     def allowed_outputs(self, obs: Tensor, least: float = -torch.inf) -> Tensor:
         """Returns what `forward` does, with ``least`` for what the observations' action mask

@@ -8,15 +8,24 @@ end.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from penstock.algos.core_inputs import unrolled_inputs
+from penstock.algos.dqn.losses import (
+    action_values,
+    best_actions,
+    over_choices,
+    row_losses,
+    sum_of_means,
+)
 from penstock.algos.dqn.update import DqnUpdate, MicroBatchResult
 from penstock.algos.ops.backward import backward
 from penstock.algos.r2d2.config import R2d2Config
 from penstock.algos.replay_update import Batch, UpdateContext
-from penstock.models.torch_heads import HeadNet, of_allowed
+from penstock.models.torch_heads import HeadNet
 from penstock.profiling.ledger import Part
 
 ETA = 0.9
@@ -65,19 +74,25 @@ def trained_steps(mask: Tensor, state: Tensor, burn_in: int) -> Tensor:
 def n_step_returns(
     reward: Tensor, discount: Tensor, next_value: Tensor, mask: Tensor, n_step: int
 ) -> Tensor:
-    """Returns the returns of the steps of sequences, ``[length, B]``.
+    """Returns the returns of the steps of sequences, in the shape of ``next_value``.
 
     ``R[t] = r[t] + ... + g^(k-1) r[t+k-1] + g^k V``, where V is the value of the observation after
     step t + k - 1, and k is ``n_step``, or less where the sequence ends before.
 
     Args:
-        reward: ``[length, B]``, as the following ones.
-        discount: gamma, or 0 where the episode terminated.
-        next_value: the value of the observation after each step.
-        mask: which steps belong to a sequence.
+        reward: ``[length, B]``.
+        discount: gamma, or 0 where the episode terminated, ``[length, B]``.
+        next_value: the value of the observation after each step, ``[length, B]``, or its quantiles
+            ``[length, B, N]``.
+        mask: which steps belong to a sequence, bool ``[length, B]``.
         n_step: the most rewards of a return.
     """
     goes_on = mask[1:]
+    if next_value.ndim == 3:  # of quantiles, each of which is discounted
+        reward = reward[..., None]
+        discount = discount[..., None]
+        goes_on = goes_on[..., None]
+
     returns = torch.addcmul(reward, discount, next_value)
     for _ in range(1, n_step):
         # A return of one more step is that of the next step, one step later.
@@ -87,37 +102,63 @@ def n_step_returns(
     return returns
 
 
-def sequence_values(
-    net: HeadNet, obs: Tensor, state: Tensor, trained: Tensor, burn_in: int
-) -> Tensor:
-    """Returns the Q-values of the observations of sequences, float32 ``[length + 1, B, actions]``.
+class SequenceRows(NamedTuple):
+    """What a network reads of B sequences, with the observation after the last step."""
 
-    No gradient passes from a sequence with a burn-in to the weights that warmed its state up.
+    obs: Tensor
+    """``[length + 1, B, *shape]``."""
+    state: Tensor
+    """Before the first step, float32 ``[B, state_size]``."""
+    inputs: Tensor | None
+    """What the core reads besides the features, float32 ``[length + 1, B, width]``."""
+    trained: Tensor
+    """What `trained_steps` returned."""
 
-    Args:
-        net: a network with memory.
-        obs: ``[length + 1, B, *shape]``, also those after the last steps.
-        state: before the first step, float32 ``[B, state_size]``.
-        trained: what `trained_steps` returned.
-        burn_in: steps.
-    """
-    rows, sequences = obs.shape[:2]
-    if not burn_in:
-        outputs, _ = net.unroll(obs, state)
-        return outputs.view(rows, sequences, -1)
+    @classmethod
+    def of(cls, net: HeadNet, batch: Mapping[str, Tensor], burn_in: int) -> SequenceRows:
+        """Returns the rows of a batch, for networks such as ``net``."""
+        obs = torch.cat([batch["obs"], batch["next_obs"][-1:]])
+        state = batch["state"]
 
-    # Where the first step is trained on, so are those that follow it.
-    has_no_burn_in = trained[0][:, None]
-    warm_up_outputs, warm_state = net.unroll(obs[:burn_in], state)
-    state = torch.where(has_no_burn_in, warm_state, warm_state.detach())
-    outputs, _ = net.unroll(obs[burn_in:], state)
-    return torch.cat([warm_up_outputs, outputs]).view(rows, sequences, -1)
+        inputs = None
+        if net.core_inputs is not None:
+            inputs = unrolled_inputs(
+                net.core_inputs,
+                state,
+                actions=batch["action"],
+                rewards=batch["reward"],
+                first=torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device),
+            )
+        return cls(obs, state, inputs, trained_steps(batch["mask"], state, burn_in))
+
+    def values(self, net: HeadNet, burn_in: int = 0) -> Tensor:
+        """Returns the values of the observations, ``[length + 1, B, outputs]`` or with quantiles.
+
+        No gradient passes from a sequence with a burn-in to the weights that warmed its state up.
+        """
+        rows, sequences = self.obs.shape[:2]
+        if not burn_in:
+            values, _ = net.unroll(self.obs, self.state, inputs=self.inputs)
+            return values.view(rows, sequences, *values.shape[1:])
+
+        warm_up_inputs = None if self.inputs is None else self.inputs[:burn_in]
+        inputs = None if self.inputs is None else self.inputs[burn_in:]
+
+        # Where the first step is trained on, so are those that follow it.
+        has_no_burn_in = self.trained[0][:, None]
+        warm_up_values, warm_state = net.unroll(
+            self.obs[:burn_in], self.state, inputs=warm_up_inputs
+        )
+        state = torch.where(has_no_burn_in, warm_state, warm_state.detach())
+        later_values, _ = net.unroll(self.obs[burn_in:], state, inputs=inputs)
+        values = torch.cat([warm_up_values, later_values])
+        return values.view(rows, sequences, *values.shape[1:])
 
 
 def loss(
     net: HeadNet, target_net: HeadNet, batch: Mapping[str, Tensor], cfg: R2d2Config
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns weighted Huber loss, priorities and `dqn.update.STATISTICS` of sequences.
+    """Returns the weighted loss, priorities and `dqn.update.STATISTICS` of sequences.
 
     With `double`, ``net`` chooses the next action and ``target_net`` evaluates it. Both begin from
     the stored state (Kapturowski et al. 2019, section 2.3).
@@ -133,39 +174,40 @@ def loss(
         ``[B]``; and the sums of the statistics. Only the loss carries a gradient.
     """
     mask = batch["mask"]
-    state = batch["state"]
-    trained = trained_steps(mask, state, cfg.burn_in)
-    obs = torch.cat([batch["obs"], batch["next_obs"][-1:]])
-    q = sequence_values(net, obs, state, trained, cfg.burn_in)
-    action = batch["action"].long()[..., None]
-    values = q[:-1].gather(2, action)[..., 0]
+    branches = net.head_shape.branches
+    rows = SequenceRows.of(net, batch, cfg.burn_in)
+    trained = rows.trained
+    values = rows.values(net, cfg.burn_in)
+    action = batch["action"].long().reshape(mask.numel(), -1)
+    taken = action_values(values[:-1].flatten(0, 1), action, branches)
 
     with torch.no_grad():
         # Values of the observations after each step.
-        target_outputs, _ = target_net.unroll(obs, state)
-        next_q = target_outputs.view(q.shape)[1:].flatten(0, 1)
-        next_mask = net.mask(batch["next_obs"])
-        chooser = q[1:].flatten(0, 1) if cfg.double else next_q
-        best = of_allowed(chooser, next_mask).argmax(1, keepdim=True)
-        next_value = unscale(next_q.gather(1, best)).view(mask.shape)
+        next_values = rows.values(target_net)[1:].flatten(0, 1)
+        chooser = values[1:].flatten(0, 1) if cfg.double else next_values
+        best = best_actions(chooser, net.mask(batch["next_obs"]), branches)
+        next_value = over_choices(action_values(unscale(next_values), best, branches))
 
         returns = n_step_returns(
-            batch["reward"], batch["discount"], next_value, mask, n_step=cfg.n_step
+            batch["reward"],
+            batch["discount"],
+            next_value=next_value.unflatten(0, mask.shape),
+            mask=mask,
+            n_step=cfg.n_step,
         )
-        target = rescale(returns)
+        target = rescale(returns).flatten(0, 1)
 
-    # Half the square within the bounds, linear beyond.
-    difference = (target - values) * trained
-    clipped = difference.clamp(-cfg.huber, cfg.huber)
-    losses = clipped * (difference - 0.5 * clipped)
+    row_loss, difference = row_losses(taken, target, cfg.huber)
+    losses = row_loss.view(mask.shape) * trained
     total = torch.dot(losses.sum(0), batch["weights"])
 
-    errors = difference.detach().abs()
+    errors = difference.view(mask.shape).abs() * trained
     counts = trained.sum(0).clamp_min(1)
     priorities = ETA * errors.amax(0) + (1 - ETA) * errors.sum(0) / counts
-    value_sum = (values.detach() * trained).sum()
-    sums = (total.detach(), errors.sum(), value_sum, (target * trained).sum())
-    return total, priorities, torch.stack(sums)
+    trained_rows = trained.flatten()
+    q_sum = sum_of_means(taken.detach()[trained_rows])
+    target_sum = sum_of_means(target[trained_rows])
+    return total, priorities, torch.stack((total.detach(), errors.sum(), q_sum, target_sum))
 
 
 class R2d2Update(DqnUpdate):

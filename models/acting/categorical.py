@@ -304,6 +304,10 @@ def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Ex
     )
 
 
+LEAST_EXPLORING = 0.25
+"""The share of the environments of a `Ladder` that counts as exploring least."""
+
+
 @dataclass(frozen=True)
 class Ladder:
     """Rates of exploration of some environments, which are different powers of one rate.
@@ -324,8 +328,11 @@ class Ladder:
 
     def rates(self, base: float) -> npt.NDArray[np.float64]:
         """Returns the rates of the environments, float64 ``[count]``, for a base."""
-        rung = (self.first + np.arange(self.count)) % self.total / max(self.total - 1, 1)
-        return np.asarray(base ** (1 + rung * self.alpha))
+        return np.asarray(base ** (1 + self._rungs() * self.alpha))
+
+    def explores_least(self) -> npt.NDArray[np.bool_]:
+        """Returns whether environments are in the quarter that explores least, bool ``[count]``."""
+        return np.asarray(self._rungs() >= 1 - LEAST_EXPLORING)
 
     def seat_rates(self, base: float, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns the rates, float64 ``[B]``, of the seats of games with these ``numbers``.
@@ -336,6 +343,11 @@ class Ladder:
         """
         places = _van_der_corput()
         return np.asarray(base ** (1 + places[numbers % len(places)] * self.alpha))
+
+    def _rungs(self) -> npt.NDArray[np.float64]:
+        """Returns the places of the environments on the ladder, from 0 to 1."""
+        numbers = self.first + np.arange(self.count)
+        return np.asarray(numbers % self.total / max(self.total - 1, 1))
 
 
 class ExploringSampler(ActionSampler):

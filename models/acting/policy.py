@@ -193,10 +193,10 @@ def make_policy(
     return Policy(
         network,
         sampler,
-        state,
-        mask_of(spaces),
-        core_inputs_of(shape),
-        exploration_of(shape, seed),
+        state=state,
+        mask=mask_of(spaces),
+        core_inputs=core_inputs_of(shape),
+        exploration=exploration_of(shape, seed),
     )
 
 

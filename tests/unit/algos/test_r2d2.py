@@ -17,12 +17,13 @@ from penstock.algos.acting import make_inference
 from penstock.algos.dqn.update import STATISTICS
 from penstock.algos.r2d2 import update
 from penstock.algos.r2d2.config import R2d2Config
-from penstock.algos.samples import network_shape
+from penstock.algos.samples import network_shape, process
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.core.params import Stamp
 from penstock.learner.offpolicy import OffPolicyTrainer
 from penstock.learner.sources.replay import ReplayDataSource
+from penstock.models.layout import SingleHead
 from penstock.models.torch_general import GeneralHeadNet
 from penstock.models.torch_nets import filled_net
 from penstock.profiling.ledger import TimeLedger
@@ -59,6 +60,8 @@ def weights_of(trainer: OffPolicyTrainer) -> np.ndarray[Any, Any]:
         (None, ["model.core=lstm"]),
         (None, ["model.core=gru", "algo.duelling=false"]),
         (PARTS, ["model.core=lstm"]),
+        (None, ["model.core=lstm", "model.core_inputs=[action,reward]", "algo.reward_clip=1"]),
+        (PARTS, ["model.core=gru", "model.core_inputs=[reward]", "algo.quantiles=5"]),
     ],
 )
 def test_the_learner_reproduces_the_actors_values_over_episode_ends(
@@ -88,6 +91,7 @@ def test_the_learner_reproduces_the_actors_values_over_episode_ends(
         for t, env in np.ndindex(UNROLL, ENVS):
             obs = slot.columns["obs"][t, env].tobytes()
             q_max[obs] = float(slot.columns["q_max"][t, env])
+        process(cfg.algo, slot.columns)
         slot.header["sequence"], slot.header["steps"] = sequence, steps
         writer.publish(slot)
         batch = source.next(0.0)
@@ -96,10 +100,11 @@ def test_the_learner_reproduces_the_actors_values_over_episode_ends(
 
     data = {name: torch.from_numpy(np.array(column)) for name, column in batch.data.items()}
     net: Any = filled_net(network_shape(cfg, game.info), weights)
-    mask = data["mask"].bool()
-    trained = update.trained_steps(mask, data["state"], burn_in)
-    obs = torch.cat([data["obs"], data["next_obs"][-1:]])
-    q = update.sequence_values(net, obs, data["state"], trained, burn_in)
+    mask = data["mask"]
+    rows = update.SequenceRows.of(net, data, burn_in)
+    obs = rows.obs
+    q = rows.values(net, burn_in)
+    q = q.mean(3) if q.ndim == 4 else q
 
     taken = q[:-1].gather(2, data["action"].long()[..., None])[..., 0]
     torch.testing.assert_close(taken[mask], data["q_taken"][mask], rtol=0, atol=1e-4)
@@ -119,7 +124,7 @@ def test_the_learner_reproduces_the_actors_values_over_episode_ends(
     assert compared > 200
     assert after_the_end > 30
     assert data["state"].any(1).float().mean() > 0.2
-    assert trainer.plan_updates(batch).counts.tolist() == [trained.sum().item()]
+    assert trainer.plan_updates(batch).counts.tolist() == [rows.trained.sum().item()]
     source.close()
     store.close()
 
@@ -284,10 +289,13 @@ def test_loss_gradient_and_priorities_equal_the_papers_loops(
 class Table:
     """Gives the same values at each step, and forbids the second action."""
 
+    head_shape = SingleHead(3)
+    core_inputs = None
+
     def __init__(self, *values: float) -> None:
         self._values = torch.tensor(values)
 
-    def unroll(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def unroll(self, obs: Tensor, state: Tensor, inputs: None) -> tuple[Tensor, Tensor]:
         rows = obs.shape[0] * obs.shape[1]
         return self._values.expand(rows, -1), state
 
