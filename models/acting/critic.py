@@ -50,9 +50,10 @@ def state_values(
     """
     if critic is not None:
         return critic(obs, state)
-    if explanation.q_max is None and explanation.q is not None:  # of a sampler of a user
-        return explanation.q.max(axis=1)
-    return explanation.q_max
+    if explanation.q_max is not None or explanation.q is None:
+        return explanation.q_max
+    highest: Float32 = explanation.q.max(axis=1)  # of a sampler of a user
+    return highest
 
 
 class _MlpCritic:
