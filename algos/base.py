@@ -157,6 +157,11 @@ class ReplayAlgorithm(Generic[Cfg]):
     """(config, spaces, seed, actor) -> what draws the actions of the environments of an actor."""
     make_update: Callable[[Cfg, UpdateContext], ReplayUpdate]
     """Makes the networks and optimizers on a learner; imports torch when it is called."""
+    least_exploring: Callable[[Config, int], npt.NDArray[np.bool_] | None] = lambda config, actor: (
+        None
+    )
+    """(config, actor) -> which environments of an actor are among those of the run that explore
+    least, bool ``[envs]``; None where all explore alike. Their returns are the run's."""
     data: Callable[[Cfg], SampleSpec | Dataset] = lambda cfg: Transitions()
     """Returns the kind of data of which the update gets batches."""
     batch_columns: tuple[str, ...] = ()

@@ -36,14 +36,7 @@ def epsilon_greedy(
         seed: of the random numbers.
         actor: number of the actor, on which its rates depend.
     """
-    envs = config.actor_envs
-    ladder = Ladder(
-        base=value_at(epsilon, 0),
-        alpha=alpha,
-        first=actor * envs,
-        count=envs,
-        total=config.first_actors * envs,
-    )
+    ladder = ladder_of(config, epsilon=epsilon, alpha=alpha, actor=actor)
     rng = np.random.default_rng(seed)
 
     actions = action_spec(config, spaces)
@@ -51,3 +44,17 @@ def epsilon_greedy(
     if actions.shape == ():
         return EpsilonGreedySampler(actions.outputs, ladder, rng)
     return MultiEpsilonGreedySampler(actions.counts, actions.shape, ladder, rng)
+
+
+def ladder_of(
+    config: Config, *, epsilon: float | LinearSchedule, alpha: float, actor: int
+) -> Ladder:
+    """Returns the rates of an actor's environments; the arguments are those of `epsilon_greedy`."""
+    envs = config.actor_envs
+    return Ladder(
+        base=value_at(epsilon, 0),
+        alpha=alpha,
+        first=actor * envs,
+        count=envs,
+        total=config.first_actors * envs,
+    )

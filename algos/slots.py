@@ -69,6 +69,9 @@ class UnrollSummary(NamedTuple):
     """Raw returns of the episodes that ended."""
     lengths: list[int]
     """Agent steps of the same episodes."""
+    least_exploring: list[bool] | None = None
+    """Whether the same episodes were of environments that explore least; None where all explore
+    alike."""
     recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
     """For each key of `env.record`, the sum over all agent steps, and the sum over those that ended
     an episode."""
@@ -78,13 +81,17 @@ class UnrollSummary(NamedTuple):
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, npt.NDArray[Any]], record: Sequence[str] = ()
+        cls,
+        columns: Mapping[str, npt.NDArray[Any]],
+        record: Sequence[str] = (),
+        least_exploring: npt.NDArray[np.bool_] | None = None,
     ) -> UnrollSummary:
         """Summarises a slot or a batch of unrolls; the result shares no memory with it.
 
         Args:
             columns: arrays ``[T, E]`` by name.
             record: keys of `env.record`.
+            least_exploring: which environments explore least, ``[E]``; None if all explore alike.
         """
         alive = columns["alive"]
         versions = columns["policy_version"]
@@ -102,12 +109,24 @@ class UnrollSummary(NamedTuple):
             returns = columns["episode_return"][ends_episode].tolist()
             lengths = columns["episode_length"][ends_episode].tolist()
 
+        of_least: list[bool] | None = None
+        if least_exploring is not None:
+            of_least = np.broadcast_to(least_exploring, alive.shape)[ends_episode].tolist()
+
         recorded = {
             key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))
             for key in record
         }
         results = {} if OPPONENT not in columns else _results(columns, ends_episode)
-        return cls(versions.astype(np.int64), steps, returns, lengths, recorded, results)
+        return cls(
+            versions=versions.astype(np.int64),
+            steps=steps,
+            returns=returns,
+            lengths=lengths,
+            least_exploring=of_least,
+            recorded=recorded,
+            results=results,
+        )
 
 
 def _results(
@@ -224,11 +243,14 @@ def check(columns: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def check_numbers(obs: npt.NDArray[Any], spaces: Spaces) -> None:
-    """Raise ValueError if an observation of several parts contains a number that is not finite."""
+    """Raise ValueError if an observation of several parts contains a number that is not finite, or
+    that is none of the choices that it is to name."""
     numbers = [part for part in parts_of(spaces) if part.dtype == "<f4"]
-    for array in views(numbers, obs).values():
+    for part, array in zip(numbers, views(numbers, obs).values(), strict=True):
         if not np.isfinite(array).all():
             raise ValueError("column obs holds numbers that are not finite")
+        if part.choices and not ((array >= 0) & (array < part.choices)).all():
+            raise ValueError(f"column obs holds choices of {part.name} that there are not")
 
 
 def check_choices(action: npt.NDArray[Any], counts: tuple[int, ...]) -> None:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import finish, parser, saved_tasks
+from common import finish, parser, print_table, saved_tasks
 from learning import has_ended
 from penstock.bench.whole import run
 from penstock.configs.errors import UserError
@@ -118,11 +118,42 @@ class LearningBar(NamedTuple):
         return self.every or -(-self.steps // 10)
 
 
+HALFCHEETAH = "at 1 M: 11,140 ± 665 (rl_games, 32 environments), 9,535 (zoo)"
 PONG: dict[str, Any] = {
     "goal": 18.0,
     "every": 50_000,
     "published": "PPO 0.58 to 0.69 M (seeds 1 to 3), 1.1 M to 21 (ray#1302); DQN 1.5 M (tianshou)",
 }
+# What may make slow seeds of `pong` faster; a change at a time, on seeds that are not reported.
+# The preset's rate and entropy cost end to fall after 1 M steps, at a tenth: a seed that has not
+# solved the game by then goes on slowly (seed 4: 15.3 at 1 M, 17.2 at 1.34 M).
+PONG_VARIANTS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    # As many updates on half the steps, so that a slow seed is at 18 before the schedules end.
+    "epochs2": ("algo.epochs=2",),
+    # The schedules end where no seed should be any more; a run that is solved ends by itself.
+    "tail": (
+        "learner.lr={from: 1e-3, to: 1e-4, steps: 2e6}",
+        "algo.entropy_cost={from: 0.01, to: 0.001, steps: 2e6}",
+    ),
+    # Less noise in an update: two epochs of minibatches of 128, which is as much time as now.
+    "minibatch128": ("algo.epochs=2", "learner.updates_per_batch=4"),
+    # Whether slow seeds do not explore: the first points come by chance.
+    "entropy": ("algo.entropy_cost={from: 0.02, to: 0.001, steps: 1e6}",),
+    # Whether rounding decides, on processors where the preset computes in bf16.
+    "fp32": ("learner.precision=fp32", "actors.precision=fp32"),
+    # Whether lag decides: no slot is played while a batch is trained on.
+    "lag0": ("transport.max_policy_lag=0",),
+}
+
+
+def tuned_pong(*options: str) -> LearningBar:
+    """The preset `pong` with further options, on seeds of tuning."""
+    return LearningBar(
+        "pong", options, seeds=(101, 102, 103, 104), steps=2_000_000, **(PONG | {"published": ""})
+    )
+
+
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
 PPO_ON_MINATAR = "PPO at 20 M: Breakout 50, Asterix 22 to 25, Space Invaders 145 to 153 (pgx)"
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
@@ -162,6 +193,39 @@ BARS: dict[str, LearningBar] = {
         every_s=2.0,
         episodes=100,
     ),
+    "halfcheetah_sac": LearningBar(
+        "halfcheetah_sac",
+        (),
+        seeds=(1, 2, 3),
+        steps=300_000,
+        must=Claim(at_least=5000),
+        published=HALFCHEETAH,
+    ),
+    "halfcheetah_sac_long": LearningBar(
+        "halfcheetah_sac",
+        (),
+        seeds=(1,),
+        steps=1_000_000,
+        aim=Claim(at_least=10_000),
+        published=HALFCHEETAH,
+    ),
+    # A goal that is never reached returns -15; the best policy returns -6.5, so a mean of -7
+    # is success in at least 94 % of episodes.
+    **{
+        f"bit_flip_{name}": LearningBar(
+            "bit_flip",
+            (f"algo.hindsight={hindsight}",),
+            seeds=(1, 2, 3),
+            steps=20_000,
+            must=must,
+            every_s=2.0,
+            episodes=200,
+        )
+        for name, hindsight, must in (
+            ("with_hindsight", 0.8, Claim(at_least=-7)),
+            ("without", 0.0, Claim()),
+        )
+    },
     "pong_ppo": LearningBar(
         "pong",
         (),
@@ -171,6 +235,7 @@ BARS: dict[str, LearningBar] = {
         aim=Claim(median_steps=0.5e6, slowest_steps=0.8e6),
         **PONG,
     ),
+    **{f"pong_ppo_{name}": tuned_pong(*options) for name, options in PONG_VARIANTS.items()},
     **{
         f"minatar_{game}_ppo": LearningBar(
             "minatar_breakout",
@@ -347,6 +412,9 @@ def measure_seed(folder: BarFolder, bar: LearningBar, seed: int, deadline_s: flo
         points = evaluated_points(folder, bar)
         if bar.goal is None or steps_to_goal(points, bar.goal) is not None:
             break
+    else:
+        # The goal was not confirmed: the whole curve shows where the run stood.
+        points = evaluated_points(folder, bar, all_of_them=True)
 
     summary = json.loads((folder.run / SUMMARY).read_text())
     folder.record |= {
@@ -381,6 +449,9 @@ def train_on(
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
+        # On a busy machine a nice process may not get a core for a minute.
+        "run.start_timeout_s=600",
+        "run.hang_timeout_s=600",
         f"checkpoint.every_s={bar.every_s}",
         "checkpoint.keep=100000",
         *("--resume", "auto", "--json"),
@@ -397,15 +468,19 @@ def train_on(
         )
 
 
-def evaluated_points(folder: BarFolder, bar: LearningBar) -> list[dict[str, Any]]:
+def evaluated_points(
+    folder: BarFolder, bar: LearningBar, *, all_of_them: bool = False
+) -> list[dict[str, Any]]:
     """Evaluate the checkpoints of a run that count for its bar, as far as that was not done.
+
+    With a goal those are as few as find its steps, unless ``all_of_them`` are wanted.
 
     Returns:
         Their "steps", "seconds" of training, mean "return" and its standard error "se", ascending.
     """
     checkpoints = folder.checkpoints()
     chosen = at_multiples(list(checkpoints), bar.distance)
-    if bar.goal is None:
+    if bar.goal is None or all_of_them:
         for steps in chosen:
             evaluate_once(folder, checkpoints[steps], steps, bar.episodes)
         return [folder.record["evaluations"][str(steps)] for steps in chosen]
@@ -509,7 +584,7 @@ def show(options: Any) -> None:
     """Print the table of all bars, with what is known of them here and from earlier results."""
     earlier = saved_tasks(RESULT)
     results = {
-        name: result_of(options.into, name, bar, earlier.get(name, {}).get("seeds", {}))
+        name: result_of(options.into, name, bar, earlier.get(name, {}))
         for name, bar in BARS.items()
     }
     rows: list[list[Any]] = [
@@ -518,13 +593,50 @@ def show(options: Any) -> None:
     for name, bar in BARS.items():
         rows.append([name, *cells(name, bar, results)])
     finish(RESULT, {"tasks": results}, rows, options)
+    for name in options.only or ():
+        if results[name]["seeds"]:
+            print_seeds(name, results[name])
+
+
+def print_seeds(name: str, result: Mapping[str, Any]) -> None:
+    """Print a row for each seed of a bar: what may tell slow seeds from fast ones.
+
+    The figures are means over the training until the return began to rise (`rise_steps`): a slow
+    seed was late to begin, or slow afterwards.
+    """
+    rows: list[list[Any]] = [[name, "return", "to the goal", "rise", *DIAGNOSTICS[1:], "on"]]
+    for seed, record in result["seeds"].items():
+        course = record["training"]
+        rise = rise_steps(course)
+        early = [stretch for stretch in course if rise is None or stretch["steps"] <= rise]
+        means = []
+        for key in DIAGNOSTICS[1:]:
+            values = [stretch[key] for stretch in early if key in stretch]
+            means.append(statistics.fmean(values) if values else None)
+        processors = ", ".join(record["processors"])
+        rows.append([seed, record["return"], record["steps_to_goal"], rise, *means, processors])
+    print_table(rows, sys.stderr)
+
+
+def rise_steps(course: Sequence[Mapping[str, Any]]) -> int | None:
+    """Returns the agent steps after which the return in training had gained a twentieth of what it
+    gained in the whole run; None for a run that gained nothing."""
+    known = [stretch for stretch in course if "episode_return_mean" in stretch]
+    returns = [stretch["episode_return_mean"] for stretch in known]
+    if not returns or max(returns) <= returns[0]:
+        return None
+    line = returns[0] + (max(returns) - returns[0]) / 20
+    return next(int(each["steps"]) for each in known if each["episode_return_mean"] > line)
 
 
 def result_of(
     into: Path, name: str, bar: LearningBar, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The records of a bar's seeds: those below ``into``, and earlier ones where it has none."""
-    seeds = dict(earlier)
+    """The records of a bar's seeds: those below ``into``, and where it has none those of an
+    ``earlier`` result, if that is of the same settings."""
+    settings = {"target": bar.target, "options": list(bar.options), "steps": bar.steps}
+    is_same = all(earlier.get(key) == value for key, value in settings.items())
+    seeds = dict(earlier["seeds"]) if is_same else {}
     unfinished: dict[str, Any] = {}
     for seed in bar.seeds:
         folder = BarFolder(into, name, seed)
@@ -533,9 +645,7 @@ def result_of(
         elif progress := folder.progress():
             unfinished[str(seed)] = progress
     return {
-        "target": bar.target,
-        "options": list(bar.options),
-        "steps": bar.steps,
+        **settings,
         "goal": bar.goal,
         "must": str(bar.must),
         "aim": str(bar.aim),

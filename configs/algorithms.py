@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from penstock.configs.registry import Registry
-from penstock.configs.schedules import LinearSchedule, Weight
+from penstock.configs.schedules import Weight
 from penstock.configs.section import Contradiction, Section
 from penstock.configs.value_types import Folder, Fraction, Positive, Switch
 
@@ -127,15 +127,21 @@ class ActorCriticConfig(OnPolicyConfig):
     """A policy that teaches this one beside the rewards (kick-starting): a file that `penstock
     export` wrote, or the folder of a run. The environment has the same observations and actions.
     Only learners read it."""
-    teacher_cost: Weight = Field(
-        default_factory=lambda: LinearSchedule.model_validate({"from": 1.0, "to": 0.0})
-    )
+    teacher_cost: Weight = 0.0
     """Weight in the loss of the divergence of `teacher` from the policy, in nats. Larger values
-    keep the policy nearer to its teacher. Give the schedule `steps`, of the order of what the
-    student needs to reach its teacher: without them it lasts until `stop.env_steps`, and without
-    that limit the weight stays. At 0 the teacher is not computed."""
+    keep the policy nearer to its teacher. At 0 the teacher is not computed. With a teacher the
+    default is the schedule `{from: 1, to: 0}`: give it `steps` of the order of those in which the
+    student should reach its teacher, as it takes `stop.env_steps` otherwise."""
 
     learner_files: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_falling_cost(cls, options: Any) -> Any:
+        """Add the default weight of a teacher to the options that name one."""
+        if isinstance(options, dict) and options.get("teacher") is not None:
+            return {"teacher_cost": {"from": 1.0, "to": 0.0}, **options}
+        return options
 
     @property
     def teaching(self) -> Teaching | None:

@@ -69,8 +69,10 @@ def references_in_training(config: Config) -> list[Reference]:
     the run's folder from which it reads, or to which it writes or sends.
     """
     named = references(config)
-    for name, value in config.algo.model_dump(include=set(config.algo.learner_files)).items():
-        named += _texts(f"algo.{name}", value)
+    for option in config.algo.learner_files:
+        value = getattr(config.algo, option)
+        paths = value if isinstance(value, list) else [value]
+        named += [Reference(f"algo.{option}", path) for path in paths if path is not None]
     named += [Reference("run.callbacks", name) for name in config.run.callbacks]
 
     places = {

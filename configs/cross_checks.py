@@ -243,6 +243,9 @@ def _check_unused_replay(cfg: Sections) -> Iterator[Contradiction]:
     replay = cfg.replay
     defaults = type(replay)()
     keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
+    # Without a replay no checkpoint contains one. Runs of version 0.1.0 say so in their configs.
+    if replay.checkpoint is False:
+        keys.remove("checkpoint")
     if not keys:
         return
 

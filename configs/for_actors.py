@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.configs.model import complete_stored
+from penstock.configs.model import ALL_ONE_HOT, complete_stored
 from penstock.configs.schema import Config
 
 SECTIONS = ("env", "algo", "model", "actors", "transport", "weights", "run")
@@ -32,29 +32,35 @@ LEARNERS_ALONE = {
 their section or algorithm."""
 
 WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
-    "env": {"record": [], "on_error": "fail"},
+    "env": {"record": [], "embed_above": ALL_ONE_HOT, "on_error": "fail"},
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto", "games": False},
     "model": {"scale": "bytes", "filters": [], "layer_norm": False, "core_inputs": []},
     "custom": {"data": "unrolls", "n_step": 1},
+    "dqn": {"quantiles": 1, "noisy": False},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,
 by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""
 
 
-def for_actors(config: Config, scaled: bool = False, filtered: bool = False) -> dict[str, Any]:
+def for_actors(
+    config: Config, scaled: bool = False, filtered: bool = False, embedded: bool = False
+) -> dict[str, Any]:
     """Returns the config as JSON for an actor of any release that speaks the same protocol.
 
     Args:
         config: the config of the run.
         scaled: whether `model.scale` has an effect on the environment's network.
         filtered: whether `model.filters` has one.
+        embedded: whether `env.embed_above` has one.
     """
     sections: dict[str, Any] = config.model_dump(mode="json", include=set(SECTIONS))
     if not scaled:
         sections["model"]["scale"] = "bytes"
     if not filtered:
         sections["model"]["filters"] = []
+    if not embedded:
+        sections["env"]["embed_above"] = ALL_ONE_HOT
 
     # `auto` depends on sections that are not sent, and is refused by 0.1.0.
     sections["actors"] |= {"count": config.first_actors, "envs": config.actor_envs}

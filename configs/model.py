@@ -20,6 +20,8 @@ from penstock.configs.value_types import (
 
 KINDS = ("auto", "mlp", "small_cnn", "nature_cnn", "impala_cnn")
 CORES = ("lstm", "gru")
+ALL_ONE_HOT = 1_000_000
+"""Value of `env.embed_above` above which no number of choices is, as in earlier versions."""
 
 
 def complete_stored(sections: object) -> None:
@@ -32,6 +34,9 @@ def complete_stored(sections: object) -> None:
         case {"model": dict(model)}:
             model.setdefault("scale", "bytes")
             model.setdefault("filters", [])
+    match sections:
+        case {"env": dict(env)}:
+            env.setdefault("embed_above", ALL_ONE_HOT)
 
 
 class ModelConfig(Section):
@@ -59,11 +64,12 @@ class ModelConfig(Section):
     """Activation between the layers of `mlp`; convolutions always use relu."""
     layer_norm: Switch = False
     """Whether the outputs of each layer and each convolution of the encoder are shifted and scaled
-    to mean 0 and variance 1 for each observation, before the activation (layer normalisation).
-    Q-learning without a target network (`algo.name` `pqn`) needs it. A step takes longer with it."""
+    to mean 0 and variance 1 for each observation, before the activation (layer normalisation). It
+    keeps Q-learning without a target network stable (`algo.name` `pqn`). A step takes longer with
+    it. A network of `entry` is not changed by it."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
-    state; with PPO, IMPALA and R2D2. It runs step by step: `learner.micro_batch` should hold the
+    state; not with DQN, SAC and TD3. It runs step by step: `learner.micro_batch` should hold the
     unrolls of many environments, or all sequences of a batch."""
     core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""

@@ -79,6 +79,11 @@ class EnvConfig(Section):
     """Keys of the `info` that a step returns, whose numbers are recorded where a step has them:
     `[is_success]`. The metrics `env_KEY_mean` and `env_KEY_final_mean` are their means, and an
     algorithm of your own finds them as a column of its batch. Each costs 5 bytes a step."""
+    embed_above: Large = 1000
+    """The most choices of a Discrete observation, or of a part of one, that the network reads
+    one-hot. One of more choices is stored as its number, and the network learns a vector for each
+    choice. A smaller value saves memory of replay and slots; up to about a thousand choices it
+    learns as one-hot does."""
     on_error: Literal["fail", "drop_episode"] = "fail"
     """Effect of a step that raises an exception, or that returns an observation or a reward that is
     not finite. `fail` restarts the actor after an exception, and ends the run at such a number.
@@ -91,9 +96,9 @@ class EnvConfig(Section):
         """Returns the settings of the environment as JSON, for checkpoints and evaluations.
 
         Options that do not change the environment are left out: they decide defaults, what is
-        recorded, and what becomes of a step that fails.
+        recorded, how it is stored, and what becomes of a step that fails.
         """
-        return self.model_dump(mode="json", exclude={"kind", "record", "on_error"})
+        return self.model_dump(mode="json", exclude={"kind", "record", "embed_above", "on_error"})
 
     def is_same(self, known: Mapping[str, Any]) -> bool:
         """Whether ``known``, from `identity`, is this environment.
@@ -270,7 +275,8 @@ class StopConfig(Section, validate_by_name=True):
         default=None, validation_alias="return", serialization_alias="return"
     )
     """Mean raw return to reach. When the mean of the last 100 episodes in training reaches it, an
-    evaluation must confirm it (`confirm_episodes`)."""
+    evaluation must confirm it (`confirm_episodes`). Where environments explore at different rates,
+    as with `dqn`, it is that of the last 25 episodes of the quarter that explores least."""
     confirm_episodes: Natural = 100
     """Episodes of the evaluation that confirms `return`: the run ends if the lower end of the 95 %
     confidence interval of their mean reaches it, and otherwise continues. 0: the run ends by the

@@ -40,6 +40,9 @@ class ObservationPart:
     """Bytes from the row's beginning, a multiple of 8."""
     bounds: tuple[float, float] | None = None
     """`bounds_of` its space; None also for flags, choices and masks."""
+    choices: tuple[int, ...] = ()
+    """The number of choices for each of its numbers, if these are choices counted from 0; empty for
+    other numbers, and for choices that are one-hot."""
 
     @property
     def nbytes(self) -> int:

@@ -35,6 +35,11 @@ gymnasium.register(
     entry_point="penstock.envs.games.memory:make_single",
     vector_entry_point="penstock.envs.games.memory:MemoryVectorEnv",
 )
+gymnasium.register(
+    "penstock/HiddenArm-v0",
+    entry_point="penstock.envs.games.hidden_arm:make_single",
+    vector_entry_point="penstock.envs.games.hidden_arm:HiddenArmVectorEnv",
+)
 gymnasium.register("penstock/CarRacing-v0", entry_point="penstock.envs.games.car_racing:CarRacing")
 gymnasium.register("penstock/Doom-v0", entry_point="penstock.envs.games.doom:DoomEnv")
 gymnasium.register("penstock/MinAtar-v0", entry_point="penstock.envs.games.minatar:MinAtarEnv")

@@ -46,11 +46,11 @@ class Goals:
         self._name = config.id
         try:
             self.parts = self._env.info.parts
-            achieved, desired = self._goal_parts()
+            goal_shape = self._goal_shape()
             self._reward = self._needed_function("compute_reward")
             self._terminated = self._env.function("compute_terminated")
 
-            tried = np.zeros((TRIED_ROWS, *achieved.shape), np.float32)
+            tried = np.zeros((TRIED_ROWS, *goal_shape), np.float32)
             self.rewards(tried, tried)
             self.terminated(tried, tried)
         except BaseException:
@@ -77,8 +77,8 @@ class Goals:
         """Close the environment."""
         self._env.close()
 
-    def _goal_parts(self) -> tuple[ObservationPart, ObservationPart]:
-        """Returns the parts of achieved and desired goals; UserError if they do not agree."""
+    def _goal_shape(self) -> tuple[int, ...]:
+        """Returns the shape of a goal; UserError if achieved and desired ones do not agree."""
         parts = {part.name: part for part in self.parts}
         if ACHIEVED not in parts or DESIRED not in parts:
             names = ", ".join(parts) or "a single array"
@@ -96,7 +96,7 @@ class Goals:
                 f"{DESIRED} of {list(desired.shape)}, and algo.hindsight needs two Boxes of "
                 "numbers of one shape; give them the same space, or set algo.hindsight=0"
             )
-        return achieved, desired
+        return achieved.shape
 
     def _needed_function(self, name: str) -> Callable[..., Any]:
         """Returns a function of the environment; UserError if it has none."""

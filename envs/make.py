@@ -260,6 +260,7 @@ def make(
             frames_per_step=frames_per_step,
             how=how,
             record=env.record,
+            embed_above=env.embed_above,
         )
 
 

@@ -1,7 +1,9 @@
 """Packs the observations of a vector into one array per row, and checks them and rewards.
 
 A Box is copied unchanged. Discrete, MultiDiscrete and MultiBinary become float32, a choice one-hot.
-A Dict or a Tuple becomes a row of bytes, whose parts `core.observations` describes.
+One of more than ``embed_above`` choices becomes its number, counted from 0, which networks embed. A
+Dict or a Tuple becomes a row of bytes, whose parts `core.observations` describes; an array of such
+numbers does too.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class PackedLeaf(NamedTuple):
     write: Write
     bounds: tuple[float, float] | None = None
     """The lowest and the highest bound of its space, as of `bounds_of`."""
+    choices: tuple[int, ...] = ()
+    """As of `ObservationPart`."""
 
     def of(self, observations: Any) -> Array:
         """Returns its values within observations, ``[count, ...]``."""
@@ -63,17 +67,22 @@ class PackedLeaf(NamedTuple):
 class Packer:
     """Writes the observations of `count` environments, [count, ...] each, into one array."""
 
-    def __init__(self, name: str, space: spaces.Space[Any]) -> None:
+    def __init__(
+        self, name: str, space: spaces.Space[Any], embed_above: int = MOST_CHOICES
+    ) -> None:
         """Plan the packing.
 
         Args:
             name: of the environment, for messages.
             space: of one observation.
+            embed_above: the most choices that are one-hot (`env.embed_above`).
 
         Raises:
             UserError: for a kind of space that networks cannot read.
         """
-        leaves = [_packed(name, keys, leaf_space) for keys, leaf_space in leaves_of(space)]
+        leaves = [
+            _packed(name, keys, leaf_space, embed_above) for keys, leaf_space in leaves_of(space)
+        ]
         if not any(math.prod(leaf.shape) for leaf in leaves):
             raise UserError(
                 f"environment {name} has observations that hold nothing, {space!r:.200}; give its "
@@ -86,11 +95,15 @@ class Packer:
         self._row_dtype = np.dtype(np.uint8)
         if isinstance(space, spaces.Box):
             self.space = space if space.dtype.isnative else _native(space)
-        elif isinstance(space, spaces.Dict | spaces.Tuple):
-            named = [(".".join(map(str, leaf.keys)), leaf.shape, leaf.dtype) for leaf in leaves]
+        elif isinstance(space, spaces.Dict | spaces.Tuple) or leaves[0].choices:
+            named = [
+                (".".join(map(str, leaf.keys)) or "obs", leaf.shape, leaf.dtype) for leaf in leaves
+            ]
             _refuse_equal_names(name, [part_name for part_name, _, _ in named])
             pairs = zip(laid_out(named), leaves, strict=True)
-            self.parts = tuple(replace(part, bounds=leaf.bounds) for part, leaf in pairs)
+            self.parts = tuple(
+                replace(part, bounds=leaf.bounds, choices=leaf.choices) for part, leaf in pairs
+            )
             self.space = spaces.Box(0, 255, (row_nbytes(self.parts),), np.uint8)
             self._row_dtype = _row_dtype(self.parts)
         else:
@@ -146,7 +159,7 @@ class Packer:
         """
         for leaf in self._leaves:
             values = leaf.of(observations)
-            is_choice = values.shape[1:] != leaf.shape
+            is_choice = values.shape[1:] != leaf.shape or bool(leaf.choices)
             if leaf.keys in self._noted or is_choice or np.can_cast(values.dtype, np.float32):
                 continue
 
@@ -279,13 +292,14 @@ def value_at(keys: Keys, value: Any) -> Any:
     return value
 
 
-def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
+def _packed(name: str, keys: Keys, space: spaces.Space[Any], embed_above: int) -> PackedLeaf:
     """Plan the packing of one array of an observation.
 
     Args:
         name: of the environment, for messages.
         keys: of the array within an observation.
         space: of the array.
+        embed_above: the most choices that are one-hot.
 
     Raises:
         UserError: if no network reads such a space.
@@ -293,9 +307,13 @@ def _packed(name: str, keys: Keys, space: spaces.Space[Any]) -> PackedLeaf:
     match space:
         case spaces.Discrete(n=n):
             _check_choices(name, keys, int(n))
+            if n > embed_above:
+                return _numbered_choices(space, keys, np.array([space.n]))
             return PackedLeaf(keys, shape=(int(n),), dtype="<f4", write=_one_hot(space))
         case spaces.MultiDiscrete():
             _check_choices(name, keys, int(space.nvec.sum(dtype=np.int64)))
+            if space.nvec.max(initial=0) > embed_above:
+                return _numbered_choices(space, keys, space.nvec.ravel())
             return _several_choices(space, keys)
         case spaces.MultiBinary() | spaces.Box():
             return _numbers(space, keys)
@@ -332,6 +350,24 @@ def _numbers(space: spaces.Box | spaces.MultiBinary, keys: Keys) -> PackedLeaf:
 
     dtype = "|u1" if keys and space.dtype == np.uint8 else "<f4"
     return PackedLeaf(keys, space.shape, dtype=dtype, write=_copy, bounds=bounds_of(space))
+
+
+def _numbered_choices(
+    space: spaces.Discrete | spaces.MultiDiscrete, keys: Keys, counts: Array
+) -> PackedLeaf:
+    """Plan the packing of choices as numbers from 0, of which there are ``counts``."""
+
+    def write(values: Array, target: Array) -> None:
+        _expect(values, (len(target), *(space.shape or ())))
+        numbers = values - space.start
+        is_one = (numbers >= 0) & (numbers % 1 == 0)
+        is_one &= numbers < counts.reshape(space.shape or ())
+        if not is_one.all():
+            raise _OutsideError(f"{values[~is_one][0]}, which is not in {space}")
+        np.copyto(target, numbers.reshape(target.shape), casting="same_kind")
+
+    choices = tuple(int(count) for count in counts)
+    return PackedLeaf(keys, shape=(len(choices),), dtype="<f4", write=write, choices=choices)
 
 
 def _several_choices(space: spaces.MultiDiscrete, keys: Keys) -> PackedLeaf:

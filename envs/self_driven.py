@@ -53,7 +53,8 @@ def games_info(env: EnvConfig) -> EnvInfo:
             f"env.kwargs.action, and these are none ({str(error)[:80]}); start penstock serve-env "
             "without a target, so that it takes them from the first game"
         ) from error
-    info = EnvInfo.of_spaces(GAMES_ID, (observation_space, action_space), 1, HOW)
+    own_spaces = observation_space, action_space
+    info = EnvInfo.of_spaces(GAMES_ID, own_spaces, 1, HOW, env.embed_above)
     sides = env.kwargs.get(SIDES, [0])
     if not isinstance(sides, list):
         raise UserError(

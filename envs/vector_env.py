@@ -111,10 +111,17 @@ class EnvInfo:
     that it declares, then two for each key of `env.record` (`watched_columns`)."""
     seating: Seating = ONE_SEAT
     """The seats of a game, each of which is a row."""
+    embed_above: int = MOST_CHOICES
+    """The most choices of an observation that are one-hot (`env.embed_above`)."""
 
     @classmethod
     def of_spaces(
-        cls, name: str, spaces: tuple[Space[Any], Space[Any]], frames_per_step: int, how: str
+        cls,
+        name: str,
+        spaces: tuple[Space[Any], Space[Any]],
+        frames_per_step: int,
+        how: str,
+        embed_above: int = MOST_CHOICES,
     ) -> EnvInfo:
         """Describe an environment by its own spaces.
 
@@ -123,13 +130,14 @@ class EnvInfo:
             spaces: the environment's own spaces of observations and of actions.
             frames_per_step: emulator frames in one agent step.
             how: the sentence for the field ``how``.
+            embed_above: the most choices of an observation that are one-hot.
 
         Raises:
             UserError: for spaces that Penstock cannot play.
         """
         observation_space, action_space = spaces
         actions = checked_actions(name, action_space)
-        packer = Packer(name, observation_space)
+        packer = Packer(name, observation_space, embed_above)
         check_mask(name, packer.parts, actions)
 
         return cls(
@@ -139,6 +147,7 @@ class EnvInfo:
             how=how,
             parts=packer.parts,
             own_spaces=spaces,
+            embed_above=embed_above,
         )
 
     def packed_as(self, name: str, space: Space[Any]) -> EnvInfo:
@@ -148,7 +157,7 @@ class EnvInfo:
             name: of the environment, for messages.
             space: of observations, with the same parts.
         """
-        parts = Packer(name, space).parts
+        parts = Packer(name, space, self.embed_above).parts
         if parts == self.parts:
             return self
         return replace(self, parts=parts, own_spaces=(space, self.spaces[1]))
@@ -405,6 +414,7 @@ class BatchedEnv:
         frames_per_step: int,
         how: str,
         record: Sequence[str] = (),
+        embed_above: int = MOST_CHOICES,
     ) -> None:
         """Take over a vector environment.
 
@@ -414,13 +424,14 @@ class BatchedEnv:
             frames_per_step: emulator frames in one agent step.
             how: the sentence for `EnvInfo.how`.
             record: the keys of `env.record`.
+            embed_above: as of `EnvInfo.of_spaces`.
 
         Raises:
             UserError: if Penstock cannot play the environments.
         """
         _check_autoreset(name, vector)
         own_spaces = vector.single_observation_space, vector.single_action_space
-        info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how)
+        info = EnvInfo.of_spaces(name, own_spaces, frames_per_step, how, embed_above)
 
         # What the vector is.
         self._name = name
@@ -443,7 +454,7 @@ class BatchedEnv:
         self._recorded = _RecordedValues(name, vector, record)
         self.info = replace(info, recorded=self._recorded.columns, seating=seating)
         self.recorded = self._recorded.values
-        self._pack_by(Packer(name, own_spaces[0]))
+        self._pack_by(Packer(name, own_spaces[0], embed_above))
 
         # What the next step needs of the last one. The user's code has the state of the process in
         # the first step after a reset, and as long as it wants another state than the role.
@@ -452,7 +463,7 @@ class BatchedEnv:
         self._has_mask_in_info = False
 
     def function(self, name: str) -> Callable[..., Any] | None:
-        """Returns a function of the first environment, or of its vector form; None if it has none."""
+        """Returns a function of the first environment, or of its vector form, or None."""
         if isinstance(self._vector, SyncVectorEnv):
             env = self._vector.envs[0]
             return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
@@ -466,7 +477,7 @@ class BatchedEnv:
         info = self.info.packed_as(self._name, space)
         if info.parts != self.info.parts:
             self.info = info
-            self._pack_by(Packer(self._name, space))
+            self._pack_by(Packer(self._name, space, info.embed_above))
 
     def _pack_by(self, packer: Packer) -> None:
         """Take the packer of observations, and find the action mask among its parts."""

@@ -133,7 +133,7 @@ class LoadedPolicy:
         self.info = info
         """The environment as Penstock packs its observations and actions."""
         self._play = play
-        self._packer = Packer(config.env.id, self.observation_space)
+        self._packer = Packer(config.env.id, self.observation_space, info.embed_above)
         self._to_env_actions = action_map(self.action_space)
         self._seed = whole_number("seed", seed, 0)
 

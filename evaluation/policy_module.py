@@ -360,7 +360,13 @@ class _Packing(nn.Module):
     """Packs one array of an observation, as `penstock.envs.packing.Packer` does."""
 
     def __init__(
-        self, part_name: str, input_name: str, space: spaces.Space[Any], packed_dtype: np.dtype[Any]
+        self,
+        part_name: str,
+        input_name: str,
+        space: spaces.Space[Any],
+        packed_dtype: np.dtype[Any],
+        *,
+        is_numbered: bool,
     ) -> None:
         """Create the packing of one array.
 
@@ -369,6 +375,7 @@ class _Packing(nn.Module):
             input_name: of the input of the graph.
             space: of the array.
             packed_dtype: of the packed array.
+            is_numbered: whether its choices are packed as numbers from 0, instead of one-hot.
         """
         super().__init__()
         assert space.shape is not None
@@ -379,14 +386,19 @@ class _Packing(nn.Module):
         self._packed_dtype = _torch_dtype(packed_dtype)
         self._is_flags = space.dtype == np.bool_ and packed_dtype == np.uint8 and not self.is_mask
 
-        # Choices are one-hot: of each packed number the component and the choice.
+        # Choices that are one-hot: of each packed number the component and the choice.
+        self._start: Tensor | None = None
         self._component: Tensor | None = None
         self._choices: Tensor | None = None
         meaning = "the observation" if part_name == "obs" else f"{part_name} of the observation"
         meaning += ", as the environment returns it"
         if self.is_mask:
             meaning += ": not 0 where a choice is allowed"
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        if is_numbered:
+            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+            self._start = torch.from_numpy(np.array(space.start, np.int64))
+            meaning += ": choices"
+        elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
             component = np.repeat(np.arange(len(counts)), counts)
             choices = np.concatenate([np.arange(count) for count in counts])
@@ -403,6 +415,8 @@ class _Packing(nn.Module):
             assert self._choices is not None
             rows = values.reshape(values.shape[0], -1)
             return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
+        if self._start is not None:
+            return (values.to(torch.int64) - self._start).to(self._packed_dtype)
         if self.is_mask:
             return values
         if self._is_flags:
@@ -445,6 +459,7 @@ class _EnvActions(nn.Module):
 def _packings(space: spaces.Space[Any], info: EnvInfo) -> list[_Packing]:
     """Returns the packing of each array of an observation that holds anything."""
     part_dtypes = {part.name: np.dtype(part.dtype) for part in info.parts}
+    numbered = {part.name for part in info.parts if part.choices}
     input_names: set[str] = set()
     packings = []
     for keys, leaf_space in leaves_of(space):
@@ -458,7 +473,15 @@ def _packings(space: spaces.Space[Any], info: EnvInfo) -> list[_Packing]:
             input_name = f"obs.{input_name}"
         input_names.add(input_name)
         packed_dtype = part_dtypes.get(part_name, info.observation_space.dtype)
-        packings.append(_Packing(part_name, input_name, leaf_space, packed_dtype))
+        packings.append(
+            _Packing(
+                part_name,
+                input_name,
+                leaf_space,
+                packed_dtype,
+                is_numbered=part_name in numbered,
+            )
+        )
     return packings
 
 

@@ -25,7 +25,9 @@ def run(ctx: RoleContext) -> None:
         assert welcome.spaces is not None, "the learner is of this release"
         # The learner's own spaces may be of any size.
         observations, actions = (from_json(space, sys.maxsize) for space in welcome.spaces)
-        info = EnvInfo.of_spaces(config.env.id, (observations, actions), 1, "of the learner")
+        env = config.env
+        own_spaces = observations, actions
+        info = EnvInfo.of_spaces(env.id, own_spaces, 1, "of the learner", env.embed_above)
         return make_receive(config.algo, info)
 
     run_connector = connector_of(TRANSPORTS.other_hosts_spec(config.transport.kind))

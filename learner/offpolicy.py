@@ -55,6 +55,8 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         assert isinstance(algo, ReplayAlgorithm), config.algo
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         super().__init__(config, info, ledger, shape)
+        if algo.least_exploring(config, 0) is not None:
+            self.progress.follow_least_exploring()
 
         self._columns = (*NAMES, *OPTIONAL_NAMES, *algo.batch_columns)
         """The columns of a batch that an update takes."""

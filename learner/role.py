@@ -297,7 +297,12 @@ class LearnerProcess(TrainingLoop[Any]):
             generation=self._progress.generation,
             spec=trainer.spec,
             layout=trainer.layout,
-            config=for_actors(config, bool(trainer.scales), has_small_images(config, trainer.info)),
+            config=for_actors(
+                config,
+                scaled=bool(trainer.scales),
+                filtered=has_small_images(config, trainer.info),
+                embedded=any(part.choices for part in trainer.info.parts),
+            ),
             spaces=brief_spaces(*trainer.info.spaces),
             chairs=len(boards) - 1,
         )

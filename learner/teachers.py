@@ -98,7 +98,7 @@ class Teacher:
         net: PolicyNetwork,
         rule: ActionRule,
         *,
-        reading: Reading | None,
+        reading: PartReader | None,
         q_temperature: float,
         state_size: int,
     ) -> None:
@@ -169,7 +169,7 @@ class Teacher:
         return Judgement(policy_outputs(self._rule, outputs, mask, self._q_temperature), values)
 
 
-class Reading:
+class PartReader:
     """Reads the observations of a teacher out of those of a student, which have the same parts in
     another order, or one more.
 
@@ -360,7 +360,7 @@ def _teacher(
     return Teacher(
         filled_net(shape, stored.weights).to(device),
         rule,
-        reading=None if reads_alike else Reading(info, teacher_info, extra, device),
+        reading=None if reads_alike else PartReader(info, teacher_info, extra, device),
         q_temperature=teaching.q_temperature,
         state_size=state_size_of(shape),
     )

@@ -312,6 +312,7 @@ def _input(
         dtype=dtype,
         part=part,
         is_image=is_image,
+        choices=() if part is None else part.choices,
         low=low,
         span=span,
     )

@@ -55,6 +55,8 @@ class Input:
     """Place of the array in a row of bytes; None where the array is the observation itself."""
     is_image: bool
     """Whether the array goes through convolutions; if not it is flattened."""
+    choices: tuple[int, ...] = ()
+    """The number of choices for each number of the array, which is embedded; else empty."""
     low: float = 0.0
     span: float = 1.0
 
@@ -152,15 +154,20 @@ class PlainMlp:
     layer_norm: bool
     """Whether the outputs of each hidden layer are normalised."""
     layout: ParamLayout
+    embeddings: tuple[tuple[int, int], ...]
+    """Choices and width of the embedding of each number of the array, which are the inputs; empty
+    if the numbers are."""
 
     def __init__(self, shape: GeneralShape[ActorCriticHeads], part: ObservationPart) -> None:
         """Describe a ``shape`` whose only array lies at ``part``; `plain_mlp` finds it."""
         model = shape.model
         [array] = shape.inputs
         self.part = part
-        self.widths = (math.prod(array.shape), *model.hidden)
+        self.embeddings = tuple((n, embedding_width(n, model)) for n in array.choices)
+        inputs = sum(width for _, width in self.embeddings) or math.prod(array.shape)
+        self.widths = (inputs, *model.hidden)
         self.activation = model.activation
-        self.normalize = model.normalize_observations
+        self.normalize = model.normalize_observations and not array.choices
         self.layer_norm = model.layer_norm
         self._actions = shape.heads.actions
         # Numbers that are normalised are not scaled as well.
@@ -168,6 +175,8 @@ class PlainMlp:
 
         towers: list[Entry] = []
         for body in range(TOWERS if shape.is_separate else 1):
+            for i, size in enumerate(self.embeddings):
+                towers.append((_table(body, i), size))
             for i, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
                 towers.append((f"{_layer(body, i)}.weight", (fan_out, fan_in)))
                 towers.append((f"{_layer(body, i)}.bias", (fan_out,)))
@@ -192,6 +201,10 @@ class PlainMlp:
         layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)
         return [*layers, policy_head(named, self._actions)]
 
+    def acting_tables(self, named: Mapping[str, Float32]) -> list[Float32]:
+        """Returns the policy's embeddings ``[choices, width]``, given the parameters by name."""
+        return [named[_table(POLICY, i)] for i in range(len(self.embeddings))]
+
 
 def plain_mlp(shape: GeneralShape[Any]) -> PlainMlp | None:
     """Returns the MLP that a general network is; None if it is another network."""
@@ -211,6 +224,22 @@ def plain_mlp(shape: GeneralShape[Any]) -> PlainMlp | None:
 def _layer(body: int, index: int) -> str:
     """Returns the name of a layer of a body, as `torch_encoders.Encoder` has it."""
     return f"bodies.{body}.layers.linears.{index}"
+
+
+def _table(body: int, index: int) -> str:
+    """Returns the name of an embedding of a body's first array, as `torch_encoders.Encoder` has
+    it."""
+    return f"bodies.{body}.embeddings.0.tables.{index}.weight"
+
+
+def embedding_width(choices: int, model: ModelConfig) -> int:
+    """Returns the number of values that stand for one of so many choices.
+
+    It is that of fastai (`emb_sz_rule` of fastai.tabular): 1.6 times the 0.56th power of the
+    choices, at most 600. More than the layer behind it would be redundant: one-hot inputs have no
+    more than its width.
+    """
+    return min(round(1.6 * choices**0.56), 600, model.hidden[0])
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:

@@ -45,6 +45,8 @@ def _encoders(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
     """Returns what reads the parts of an observation, each kind once."""
     kinds: list[str] = []
     for part in shape.inputs:
+        if part.choices:
+            kinds.append(f"embeddings of {sum(part.choices):,} choices")
         if not part.is_image:
             kinds.append(_mlp(model))
         elif is_small(model, part.shape):

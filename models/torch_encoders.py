@@ -1,14 +1,17 @@
 """From the arrays of an observation to one vector of features, in torch.
 
-Each image goes through convolutions of its own. Everything else is flattened, put side by side and
-goes through layers. The results are put side by side, too. Features of small images go through the
+Each image goes through convolutions of its own. Numbers that stand for choices are replaced by
+vectors that are learnt. Everything else is flattened, put side by side and goes through layers. The
+results are put side by side, too. Features of small images go through the
 layers, beside the numbers, so that a number may decide how an image is read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
-from penstock.models.general import channels_last, is_small
+from penstock.models.general import channels_last, embedding_width, is_small
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
 from penstock.models.torch_norm import conv_type, make_hidden
@@ -35,6 +38,7 @@ class Encoder(nn.Module):
         numbers: shapes of the other arrays, by name.
         cfg: the options of the network.
         memory_format: order of the images in memory; `auto` is by rule.
+        choices: of the arrays that are embedded, by name: the number of choices of each number.
         noisy: whether the weights of linear layers have noise.
     """
 
@@ -45,11 +49,13 @@ class Encoder(nn.Module):
         cfg: ModelConfig,
         memory_format: MemoryFormat = "auto",
         *,
+        choices: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         noisy: bool = False,
     ) -> None:
         super().__init__()
         self._images = images
         self._numbers = list(numbers)
+        self._choices = list(choices)
 
         # This rule holds on a CPU, too: narrow convolutions and pooling take at most half the time.
         rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
@@ -62,8 +68,11 @@ class Encoder(nn.Module):
             encoder.width for encoder in encoders if not isinstance(encoder, SmallConvs)
         ]
 
-        # The layers read the numbers and the features of small images.
+        self.embeddings = nn.ModuleList(Embeddings(counts, cfg) for counts in choices.values())
+
+        # The layers read the numbers, the embeddings and the features of small images.
         inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
+        inputs += sum(embeddings.width for embeddings in self.embeddings)
         widths = (inputs, *cfg.hidden)
         self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0
@@ -73,6 +82,8 @@ class Encoder(nn.Module):
         """Returns float32 ``[B, width]``; arrays are ``[B, *shape]``, with values near 1."""
         features: list[Tensor] = []
         layer_inputs = [arrays[name].flatten(1) for name in self._numbers]
+        for name, embeddings in zip(self._choices, self.embeddings, strict=True):
+            layer_inputs.append(embeddings(arrays[name]))
         for (name, shape), encoder in zip(self._images.items(), self.images, strict=True):
             frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]
             image_features = encoder(in_order(frames, frames.dtype, self._memory_format))
@@ -84,6 +95,27 @@ class Encoder(nn.Module):
         if self.layers is not None:
             features.append(self.layers(_side_by_side(layer_inputs)))
         return _side_by_side(features)
+
+
+class Embeddings(nn.Module):
+    """A vector for each choice of the numbers of an array, learnt with the network.
+
+    ``counts`` is the number of choices of each. The vectors begin standard normal.
+    """
+
+    def __init__(self, counts: tuple[int, ...], cfg: ModelConfig) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            nn.Embedding(count, embedding_width(count, cfg)) for count in counts
+        )
+        self.width = sum(embedding_width(count, cfg) for count in counts)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Returns the vectors side by side ``[B, width]``, of choices ``[B, numbers]``."""
+        choices = numbers.long().unbind(1)
+        return _side_by_side(
+            [table(choice) for table, choice in zip(self.tables, choices, strict=True)]
+        )
 
 
 class DenseLayers(nn.Module):

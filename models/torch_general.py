@@ -33,7 +33,7 @@ from penstock.models.layout import SingleHead
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
-from penstock.models.torch_encoders import DenseLayers, Encoder
+from penstock.models.torch_encoders import DenseLayers, Embeddings, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
 from penstock.models.torch_norm import make_hidden
 from penstock.models.torch_trunks import activate
@@ -373,7 +373,8 @@ class _Critic(nn.Module):
         self._dtype = dtype
         model = actor.model
         images = {array.name: array.shape for array in actor.inputs if array.is_image}
-        numbers = [array for array in actor.inputs if not array.is_image]
+        choices = {array.name: array.choices for array in actor.inputs if array.choices}
+        numbers = [array for array in actor.inputs if not array.is_image and not array.choices]
 
         # A custom network reads all arrays, an encoder here only the images.
         self.body: nn.Module | None = None
@@ -383,13 +384,17 @@ class _Critic(nn.Module):
             self.body = body.module
             width = body.width
             numbers = []
+            choices = {}
         elif images:
             self.body = encoder = Encoder(images, {}, model, actor.memory_format)
             width = encoder.width
         assert width is not None, actor
 
         self._numbers = [array.name for array in numbers]
+        self._choices = list(choices)
+        self.embeddings = nn.ModuleList(Embeddings(counts, model) for counts in choices.values())
         numbers_width = sum(math.prod(array.shape) for array in numbers)
+        numbers_width += sum(embeddings.width for embeddings in self.embeddings)
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)
@@ -398,6 +403,8 @@ class _Critic(nn.Module):
         """Returns Q-values ``[B]`` of arrays ``[B, *shape]`` and actions ``[B, size]``."""
         features = [] if self.body is None else [apply_body(self.body, arrays, self._dtype)]
         features += [arrays[name].flatten(1) for name in self._numbers]
+        for name, embeddings in zip(self._choices, self.embeddings, strict=True):
+            features.append(embeddings(arrays[name]))
         values: Tensor = self.value(self.layers(torch.cat([*features, action], 1)))
         return values[:, 0]
 
@@ -470,6 +477,9 @@ def scaled_arrays(
         first = 0
         for array in shape.inputs:
             frames = recorded[array.name]
+            if array.choices:
+                arrays[array.name] = frames
+                continue
             arrays[array.name] = normalizer.frames(frames, dtype, first, shape.memory_format)
             first += math.prod(array.shape)
         return arrays
@@ -504,10 +514,10 @@ def normalized_inputs(shape: GeneralShape[Any]) -> list[Input]:
     """Returns the inputs that `model.normalize_observations` concerns.
 
     These are numbers, which cells of small images are as well, or frames where there are no
-    numbers.
+    numbers. Numbers of choices are not normalised.
     """
-    numbers = [array for array in shape.inputs if not _is_frame(shape, array)]
-    return numbers or list(shape.inputs)
+    arrays = [array for array in shape.inputs if not array.choices]
+    return [array for array in arrays if not _is_frame(shape, array)] or arrays
 
 
 def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
@@ -515,6 +525,8 @@ def normalizer_of(shape: GeneralShape[Any]) -> Normalizer | None:
     if not shape.model.normalize_observations:
         return None
     inputs = normalized_inputs(shape)
+    if not inputs:
+        return None
     size = sum(math.prod(array.shape) for array in inputs)
     return FrameNormalizer(size) if _is_frame(shape, inputs[0]) else Normalizer(size)
 
@@ -547,9 +559,16 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
     if shape.model.entry is not None:
         return make_own(shape)
     images = {array.name: array.shape for array in shape.inputs if array.is_image}
-    numbers = {array.name: array.shape for array in shape.inputs if not array.is_image}
+    choices = {array.name: array.choices for array in shape.inputs if array.choices}
+    numbers = {
+        array.name: array.shape
+        for array in shape.inputs
+        if not array.is_image and not array.choices
+    }
     noisy = isinstance(shape.heads, SingleHead) and shape.heads.noisy
-    encoder = Encoder(images, numbers, shape.model, shape.memory_format, noisy=noisy)
+    encoder = Encoder(
+        images, numbers, shape.model, shape.memory_format, choices=choices, noisy=noisy
+    )
     return Body(encoder, encoder.width)
 
 

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval_*", "closing_evaluation"),
     "return": ("episode_*", "episodes", "solved_at_s", "return_reached_at_s", "env_*_mean"),
     "loss": ("*_loss", "loss"),
-    "policy": ("entropy*", "kl*", "ratio*", "rho*", "alpha*", "policy_std*"),
+    "policy": ("entropy*", "kl*", "teacher_kl", "ratio*", "rho*", "alpha*", "policy_std*"),
     "value": (
         *("explained_variance*", "advantage*", "return_*", "value_*", "td_error*"),
         *("q_mean*", "q_target*"),

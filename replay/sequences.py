@@ -835,7 +835,8 @@ def _continuing(table: Table, following: Rows) -> Mask:
         for name in ("terminated", "truncated", "alive", "age")
         if name in (table.records.dtype.names or ())
     }
-    continuing = ~(flags["terminated"] | flags["truncated"]).astype(bool)[:-1]
+    is_last = (flags["terminated"] | flags["truncated"]).astype(np.bool_)
+    continuing: Mask = ~is_last[:-1]
     continuing &= following[1:] != NONE
     for name in ("alive", "age"):
         if name in flags:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from penstock.core.observations import MASK, UNBOUNDED, open_choices, views
-from penstock.envs.packing import Keys, Packer, find_bad_observation, leaves_of, value_at
+from penstock.envs.packing import (
+    MOST_CHOICES,
+    Keys,
+    Packer,
+    find_bad_observation,
+    leaves_of,
+    value_at,
+)
 from penstock.envs.space_json import brief_spaces
 from penstock.envs.vector_env import counts_of
 from penstock.serving.messages import padded
@@ -134,10 +141,23 @@ def _with_finite_bounds(encoded: Any) -> Any:
 class ObservationReader:
     """Reads rows into the packed observations that a network takes, and finds bad ones."""
 
-    def __init__(self, name: str, space: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-        """Plan the reading; ``name`` is that of the environment, for messages."""
+    def __init__(
+        self,
+        name: str,
+        space: spaces.Space[Any],
+        action: spaces.Space[Any],
+        embed_above: int = MOST_CHOICES,
+    ) -> None:
+        """Plan the reading.
+
+        Args:
+            name: of the environment, for messages.
+            space: of one observation.
+            action: the space of its actions.
+            embed_above: as of `Packer`.
+        """
         self.layout = RowLayout(space, "obs")
-        self._packer = Packer(name, space)
+        self._packer = Packer(name, space, embed_above)
         self._dtype = (
             np.float32 if self._packer.space.dtype.kind == "f" else self._packer.space.dtype
         )

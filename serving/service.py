@@ -141,7 +141,12 @@ class Service:
 
         # Observations and actions as games send them.
         env_id = policy.config.env.id
-        self.observations = ObservationReader(env_id, policy.observation_space, policy.action_space)
+        self.observations = ObservationReader(
+            env_id,
+            policy.observation_space,
+            policy.action_space,
+            embed_above=policy.info.embed_above,
+        )
         self.actions = RowLayout(policy.action_space, "action")
         self.most_space_nbytes = 2 * max(
             claimed_nbytes(to_json(space)) + SPACE_NBYTES

@@ -110,6 +110,12 @@ NETWORKS = {
         {"filters": [3], "hidden": [4]},
         DUELLING,
     ),
+    "rainbow": Cell(
+        spaces.Dict({"speed": box(-2, 2, 2), "action_mask": spaces.MultiBinary(5)}),
+        spaces.MultiDiscrete([2, 3]),
+        {"hidden": [3]},
+        {**DUELLING, "quantiles": 2, "noisy": True, "epsilon": {"from": 1, "to": 0}},
+    ),
     "sac": Cell(
         box(-2, 2, 3),
         PADDLES,

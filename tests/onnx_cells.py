@@ -58,6 +58,14 @@ OBSERVATIONS: dict[str, Space] = {
     "colours": spaces.Box(0, 255, (40, 44, 3), np.uint8),
     "floats": spaces.Box(-1, 3, (2, 40, 40), np.float32),
     "board": spaces.Box(0, 1, (7, 7, 3), np.uint8),
+    "item": spaces.Discrete(1500, start=3),
+    "items": spaces.Dict(
+        {
+            "pair": spaces.MultiDiscrete([1200, 4], start=[2, 0]),
+            "speed": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "item": spaces.Discrete(2000, start=1),
+        }
+    ),
     "parts": spaces.Dict(
         {
             "screen": spaces.Box(0, 255, (40, 44), np.uint8),
@@ -89,7 +97,8 @@ class Cell(NamedTuple):
     def policy(self, seed: int = 0) -> Exported:
         """Returns a policy of random weights, about as spread as those after training."""
         own_spaces = self.observation_space, self.action_space
-        info = EnvInfo.of_spaces("x", own_spaces, 1, "of a test")
+        above = self.config.env.embed_above
+        info = EnvInfo.of_spaces("x", own_spaces, 1, "of a test", above)
         shape = network_shape(self.config, info)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -114,7 +123,7 @@ class Cell(NamedTuple):
 def packed_rows(info: EnvInfo, observations: Any, rows: int) -> Array:
     """Returns observations as actors pack them."""
     packed = np.empty((rows, *info.observation_space.shape), info.observation_space.dtype)
-    Packer("x", info.spaces[0]).write(observations, packed)
+    Packer("x", info.spaces[0], info.embed_above).write(observations, packed)
     return packed
 
 
@@ -331,6 +340,8 @@ def every_cell() -> dict[str, Cell]:
         "separate cores": (OBSERVATIONS["vector"], {"critic": "separate", "core": "lstm"}),
         "choice": (OBSERVATIONS["choice"], {}),
         "choices": (OBSERVATIONS["choices"], {}),
+        "item": (OBSERVATIONS["item"], {}),
+        "items": (OBSERVATIONS["items"], {"core": "gru", "critic": "separate"}),
         "switches": (OBSERVATIONS["switches"], {}),
         "colours": (OBSERVATIONS["colours"], {"critic": "separate"}),
         "floats": (OBSERVATIONS["floats"], {}),
@@ -350,6 +361,7 @@ def every_cell() -> dict[str, Cell]:
     single_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "q": (CHOICES, {"name": "dqn", "duelling": False}),
         "duelling q": (CHOICES, {"name": "dqn", "duelling": True}),
+        "noisy quantiles": (SEVERAL, {"name": "dqn", "quantiles": 3, "noisy": True}),
         "sac": (NUMBERS, {"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
         "td3": (NUMBERS, {"name": "td3"}),
     }

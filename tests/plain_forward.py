@@ -217,7 +217,8 @@ class PlainNetwork:
         if self.mask_leaf is not None:
             allowed = self.mask_leaf.values(observation).reshape(outputs.shape) != 0
             if "head.weight" in self.arrays:
-                allowed |= ~allowed.any(1, keepdims=True)
+                for choice in self._choices(allowed):
+                    choice |= ~choice.any(1, keepdims=True)
             outputs = np.where(allowed, outputs, np.float32(FORBIDDEN))
         return PlainOutputs(outputs, value, state)
 
@@ -262,10 +263,14 @@ class PlainNetwork:
         return "head.weight" in self.arrays or self.model["gaussian"] == "squashed"
 
     def _choices(self, outputs: Array) -> list[Array]:
-        """Returns the outputs of each choice, ``[B, n]``."""
+        """Returns the outputs of each choice, ``[B, n, ...]``, as views."""
+        return np.split(outputs, np.cumsum(self._counts())[:-1], 1)
+
+    def _counts(self) -> list[int]:
+        """Returns the number of actions of each choice."""
         kind, content = next(iter(self.action_space.items()))
         counts = np.full(content, 2) if kind == "MultiBinary" else np.ravel(content[0])
-        return np.split(outputs, np.cumsum(counts.ravel())[:-1], 1)
+        return [int(count) for count in counts.ravel()]
 
     def _played(self, actions: Array) -> Array:
         """Returns actions ``[B, ...]`` as the environment gets them, of numbers or choices."""
@@ -407,11 +412,16 @@ class PlainNetwork:
             x = relu(x) if has_image else self._act(x)
         if "value.weight" in self.arrays:
             of_value, of_advantage = np.split(x, 2, 1)
-            advantage = self._linear(of_advantage, "head")
-            centred = advantage - advantage.mean(1, keepdims=True)
-            return self._linear(of_value, "value") + centred, None
+            value = self._linear(of_value, "value")
+            advantage = self._linear(of_advantage, "head").reshape(len(x), -1, value.shape[1])
+            parts = self._choices(advantage)
+            centred = [part - part.mean(1, keepdims=True) for part in parts]
+            return (value[:, None] + np.concatenate(centred, 1)).mean(2), None
 
         outputs = self._linear(x, "head")
+        if "Box" not in self.action_space:
+            actions = sum(self._counts())
+            return outputs.reshape(len(x), actions, -1).mean(2), None
         if "Box" in self.action_space and not self.is_deterministic:
             mean, log_std = np.split(outputs, 2, 1)
             log_std = np.clip(log_std, self.algo["log_std_min"], self.algo["log_std_max"])

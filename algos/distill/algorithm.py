@@ -117,5 +117,4 @@ DISTILL = UnrollAlgorithm[DistillConfig](
     process=process,
     loss=loss,
     prepare=prepare,
-    by_epoch=(TEACHER_KL,),
 )

@@ -44,7 +44,7 @@ class DistillConfig(OnPolicyConfig):
     """Weight of the value loss in the loss. The values are those of the teachers, or where one of
     them has none the returns of the student. Larger values favour the value function over the
     policy where they share a network."""
-    epochs: Small = 1
+    epochs: Small = 4
     """Passes over each batch. More passes use samples better."""
 
     learner_files: ClassVar[tuple[str, ...]] = ("teachers",)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.dqn.config import DqnConfig, QLearningConfig
-from penstock.algos.epsilon_greedy import epsilon_greedy
+from penstock.algos.epsilon_greedy import epsilon_greedy, ladder_of
 from penstock.configs.algorithms import AlgoConfig
 from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
@@ -172,6 +172,20 @@ def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> Exp
     )
 
 
+def least_exploring(config: Config, actor: int) -> Flags | None:
+    """Returns which environments of an actor explore least, bool ``[envs]``.
+
+    None where all explore alike, and where games play, whose seats are not known in advance.
+    """
+    cfg = config.algo
+    assert isinstance(cfg, QLearningConfig), cfg
+
+    ladder = ladder_of(config, epsilon=cfg.epsilon, alpha=cfg.epsilon_alpha, actor=actor)
+    if not ladder.base or not ladder.alpha or ladder.total == 1 or config.actors.games:
+        return None
+    return ladder.explores_least()
+
+
 def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
     """Makes the update on a learner, where torch is imported."""
     from penstock.algos.dqn.update import DqnUpdate
@@ -185,6 +199,7 @@ DQN = ReplayAlgorithm[DqnConfig](
     process=process,
     network=network,
     action_sampler=action_sampler,
+    least_exploring=least_exploring,
     make_update=make_update,
     data=lambda cfg: Transitions(cfg.n_step),
 )

@@ -190,12 +190,12 @@ def unrolled_q(
     Rows are time-major, B = (T + 1) * E; the mask is None where all actions are allowed.
     """
     from penstock.algos.ops.frame_stacks import observations
-    from penstock.algos.unrolled import episode_begins
+    from penstock.algos.unrolled import memory_of
 
     obs = observations(batch, envs)
     if not net.state_size:
         return net(obs), net.mask(obs)
-    q, _ = net.unroll(obs, batch["core_state"][envs], episode_begins(batch, envs))
+    q, _ = net.unroll(obs, *memory_of(net, batch, envs))
     return q, net.mask(obs)
 
 

@@ -78,4 +78,5 @@ R2D2 = ReplayAlgorithm[R2d2Config](
     make_update=make_update,
     data=data,
     samples_of=samples_of,
+    least_exploring=dqn.least_exploring,
 )

@@ -266,7 +266,8 @@ class CheckpointManager:
         trained_space = check_spaces(folder, checkpoint, trainer.info, env_id)
 
         # Actors pack the keys of an observation in the order of its space.
-        trained_keys = [part.name for part in Packer(env_id, trained_space).parts]
+        packer = Packer(env_id, trained_space, trainer.info.embed_above)
+        trained_keys = [part.name for part in packer.parts]
         present_keys = [part.name for part in trainer.info.parts]
         if trained_keys != present_keys:
             raise UserError(

@@ -217,7 +217,8 @@ def _decoded(
     most_nbytes = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
     observations, actions = (from_json(encoded, most_nbytes) for encoded in about["spaces"])
     env_spaces = observations, actions
-    info = EnvInfo.of_spaces(config.env.id, env_spaces, 1, f"of {path}")
+    env = config.env
+    info = EnvInfo.of_spaces(env.id, env_spaces, 1, f"of {path}", env.embed_above)
 
     if network_shape(config, info).layout.filled != layout.filled:
         raise ValueError("its network is built otherwise in this version")

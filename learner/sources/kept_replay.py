@@ -19,6 +19,7 @@ learning: the steps in between are missing, as if they had not been played.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -87,7 +88,7 @@ class KeptReplay:
         self._error: Exception | None = None
         """The exception of that thread, until `_raise_error`."""
         self._took_s = 0.0
-        """Duration of the last complete snapshot."""
+        """Duration of the last snapshot, also of one that was given up."""
         self._next_s = 0.0
         """With `auto` the earliest time of the next snapshot, of CLOCK_MONOTONIC."""
 
@@ -290,4 +291,8 @@ def _free_nbytes(folder: Path) -> int:
 
 def _nbytes_in(folder: Path) -> int:
     """Returns the bytes of the snapshots of all learners."""
-    return sum(path.stat().st_size for path in folder.glob("*/*/*.bin"))
+    nbytes = 0
+    for path in folder.glob("*/*/*.bin"):
+        with contextlib.suppress(FileNotFoundError):  # another learner replaces its own
+            nbytes += path.stat().st_size
+    return nbytes

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.slots import UnrollSummary
 from penstock.configs.policy_lag import batches_ahead
@@ -95,7 +97,11 @@ class ReplayDataSource(TableListener):
         """
         replay = config.replay
         spec = consumer.spec
-        draws = algorithm(config.algo).data(config.algo)
+        algo = algorithm(config.algo)
+        assert isinstance(algo, ReplayAlgorithm), algo
+        draws = algo.data(config.algo)
+        self._least_exploring = lru_cache(partial(algo.least_exploring, config))
+        """Returns which environments of an actor explore least."""
         assert isinstance(draws, SampleSpec), draws
         self._consumer = consumer
         self._device = device_of(consumer.device)
@@ -351,7 +357,8 @@ class ReplayDataSource(TableListener):
         self._accounting.arrived(slot.header)
         started_s = float(slot.header["started_s"])
         steps = int(slot.header["steps"])
-        unrolls = UnrollSummary.of(slot.columns, self._record)
+        least_exploring = self._least_exploring(int(slot.header["actor"]))
+        unrolls = UnrollSummary.of(slot.columns, self._record, least_exploring)
         self._arrivals.append(Arrival(started_s, steps, unrolls))
 
     def _count_arrivals(self) -> None:

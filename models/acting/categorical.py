@@ -42,7 +42,10 @@ class Explanation(NamedTuple):
     probabilities: Float32 | None = None
     """Of the same choices; those of each add up to 1."""
     q: Float32 | None = None
-    """Values of actions, ``[E, actions]``; `FORBIDDEN` if masked."""
+    """Values of actions, ``[E, actions]``, those of several choices one after another; `FORBIDDEN`
+    if masked."""
+    q_max: Float32 | None = None
+    """The value of the best action, ``[E]``; of several choices the mean over them."""
     mean: Float32 | None = None
     """Of normal numbers, before they are squashed, ``[E, numbers]``."""
     std: Float32 | None = None
@@ -301,6 +304,10 @@ def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Ex
     )
 
 
+LEAST_EXPLORING = 0.25
+"""The share of the environments of a `Ladder` that counts as exploring least."""
+
+
 @dataclass(frozen=True)
 class Ladder:
     """Rates of exploration of some environments, which are different powers of one rate.
@@ -321,8 +328,11 @@ class Ladder:
 
     def rates(self, base: float) -> npt.NDArray[np.float64]:
         """Returns the rates of the environments, float64 ``[count]``, for a base."""
-        rung = (self.first + np.arange(self.count)) % self.total / max(self.total - 1, 1)
-        return np.asarray(base ** (1 + rung * self.alpha))
+        return np.asarray(base ** (1 + self._rungs() * self.alpha))
+
+    def explores_least(self) -> npt.NDArray[np.bool_]:
+        """Returns whether environments are in the quarter that explores least, bool ``[count]``."""
+        return np.asarray(self._rungs() >= 1 - LEAST_EXPLORING)
 
     def seat_rates(self, base: float, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Returns the rates, float64 ``[B]``, of the seats of games with these ``numbers``.
@@ -333,6 +343,11 @@ class Ladder:
         """
         places = _van_der_corput()
         return np.asarray(base ** (1 + places[numbers % len(places)] * self.alpha))
+
+    def _rungs(self) -> npt.NDArray[np.float64]:
+        """Returns the places of the environments on the ladder, from 0 to 1."""
+        numbers = self.first + np.arange(self.count)
+        return np.asarray(numbers % self.total / max(self.total - 1, 1))
 
 
 class ExploringSampler(ActionSampler):
@@ -390,7 +405,12 @@ class ExploringSampler(ActionSampler):
 
     def explain(self, *, sample: bool) -> Explanation:
         q = self.outputs.T.copy()
-        return Explanation(self.decide(sample=sample).copy(), q=q)
+        q_max = self._best_value().copy()
+        return Explanation(self.decide(sample=sample).copy(), q=q, q_max=q_max)
+
+    @abstractmethod
+    def _best_value(self) -> Float32:
+        """Returns the value of the best action, float32 ``[envs]``."""
 
 
 class EpsilonGreedySampler(ExploringSampler):
@@ -431,7 +451,7 @@ class EpsilonGreedySampler(ExploringSampler):
         actions = len(self.outputs)
 
         # The best actions.
-        np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
+        self._best_value()
         self.outputs.argmax(axis=0, out=chosen)
 
         # Random ones, in the environments that explore.
@@ -453,6 +473,10 @@ class EpsilonGreedySampler(ExploringSampler):
     def greedy(self) -> Int32:
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
+
+    def _best_value(self) -> Float32:
+        np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
+        return self._q_max
 
 
 class MultiEpsilonGreedySampler(ExploringSampler):
@@ -491,7 +515,7 @@ class MultiEpsilonGreedySampler(ExploringSampler):
 
     def sample(self) -> Int32:
         self.greedy()
-        np.add.reduce([part.max(axis=0) for part in self._parts], axis=0, out=self._q_max)
+        self._best_value()
 
         explores = self._draw_explorers()
         if explores.any():
@@ -506,13 +530,17 @@ class MultiEpsilonGreedySampler(ExploringSampler):
         for column, part in zip(self._columns, self._parts, strict=True):
             self._q_taken += part[column, self._envs]
         self._q_taken /= len(self.counts)
-        self._q_max /= len(self.counts)
         return self._actions
 
     def greedy(self) -> Int32:
         for column, part in zip(self._columns, self._parts, strict=True):
             column[:] = part.argmax(axis=0)
         return self._actions
+
+    def _best_value(self) -> Float32:
+        np.add.reduce([part.max(axis=0) for part in self._parts], axis=0, out=self._q_max)
+        self._q_max /= len(self.counts)
+        return self._q_max
 
 
 def _spread_over(

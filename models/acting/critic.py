@@ -45,12 +45,14 @@ def state_values(
 ) -> Float32 | None:
     """Returns the values of states that actions were decided in, float32 ``[envs]``.
 
-    They are the ``critic``'s, whose arguments the last two are, or the highest Q-values. They are
-    None if the network estimates neither.
+    They are the ``critic``'s, whose arguments the last two are, or those of the best actions. They
+    are None if the network estimates neither.
     """
     if critic is not None:
         return critic(obs, state)
-    return None if explanation.q is None else explanation.q.max(axis=1)
+    if explanation.q_max is None and explanation.q is not None:  # of a sampler of a user
+        return explanation.q.max(axis=1)
+    return explanation.q_max
 
 
 class _MlpCritic:

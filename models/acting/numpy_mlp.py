@@ -37,6 +37,8 @@ class NumpyMlp:
         # Gains and biases of the normalised outputs of each hidden layer, if they are normalised.
         normalized_widths = widths[1:] if shape.layer_norm else ()
         self._norms = [np.empty((2, width, 1), np.float32) for width in normalized_widths]
+        embeddings = shape.embeddings if isinstance(shape, PlainMlp) else ()
+        self._tables = [np.empty(size, np.float32) for size in embeddings]
         self._normalize = shape.normalize
         self._shift, self._factor = np.zeros((2, widths[0], 1), np.float32)
         self._allot(outputs)
@@ -65,6 +67,10 @@ class NumpyMlp:
         """Copy parameters from the flat vector, float32 ``[size]``."""
         named = self._shape.layout.views(flat)
         layers = self._shape.acting_layers(named)
+        if isinstance(self._shape, PlainMlp):
+            tables = self._shape.acting_tables(named)
+            for target, table in zip(self._tables, tables, strict=True):
+                np.copyto(target, table)
         if self._normalize:
             self._shift[:, 0] = named["normalizer.mean"]
             self._factor[:, 0] = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
@@ -88,7 +94,12 @@ class NumpyMlp:
         rows = len(obs)
         if self._part is not None:
             (obs,) = views((self._part,), obs).values()
-        self._obs[:rows] = obs.reshape(rows, -1)
+        values = obs.reshape(rows, -1)
+        if self._tables:
+            choices = values.astype(np.intp).T
+            vectors = [table[choice] for table, choice in zip(self._tables, choices, strict=True)]
+            values = np.concatenate(vectors, axis=1)
+        self._obs[:rows] = values
         if self._normalize:
             inputs = self._inputs[0][:-1]
             np.subtract(inputs, self._shift, out=inputs)

@@ -194,3 +194,16 @@ def test_minatar_is_learnt(tmp_path: Path) -> None:
     pytest.importorskip("minatar")
     summary = train(tmp_path, "minatar_breakout", "stop.return=4", "stop.minutes=3")
     assert summary["exit_reason"] == "return"
+
+
+def test_hindsight_finds_goals_that_are_never_reached_without_it(tmp_path: Path) -> None:
+    """12 bits have 4,096 states, and an episode sees 12 of them."""
+    options = ("env.kwargs.bits=12", "stop.return=null", "stop.env_steps=8000", "stop.minutes=2")
+    success = {}
+    for fraction in (0.8, 0.0):
+        folder = tmp_path / str(fraction)
+        folder.mkdir()
+        summary = train(folder, "bit_flip", f"algo.hindsight={fraction}", *options)
+        success[fraction] = summary["env_is_success_final_mean"]
+    assert success[0.8] >= 0.95
+    assert success[0.0] <= 0.3

@@ -100,6 +100,9 @@ def test_the_actor_climbs_the_first_critic_alone() -> None:
 class PlainTd3:
     """TD3 as it is written down: a module for each network, torch's own Adam, means."""
 
+    actor: Any  # a Sequential, whose items are typed as any module
+    critics: list[Any]
+
     def __init__(self, theirs: Td3Update, cfg: Td3Config, lr: float) -> None:
         self.cfg = cfg
         self.actor = mlp(3, 2)
@@ -116,7 +119,7 @@ class PlainTd3:
                 for i in range(3):
                     critic[2 * i].weight.copy_(named[f"layers.{i}.weight"][tower].t())
                     critic[2 * i].bias.copy_(named[f"layers.{i}.bias"][tower])
-        self.targets = copy.deepcopy([self.actor, *self.critics])
+        self.targets: list[nn.Sequential] = copy.deepcopy([self.actor, *self.critics])
         self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), lr, eps=1e-8)
         parameters = [p for critic in self.critics for p in critic.parameters()]
         self.critic_optimizer = torch.optim.Adam(parameters, lr, eps=1e-8)

@@ -16,6 +16,8 @@ from bars import (
     chosen_seeds,
     first_reaching,
     locked,
+    result_of,
+    rise_steps,
     training_course,
     verdict,
 )
@@ -106,9 +108,25 @@ def test_seeds_that_a_bar_does_not_have_are_refused() -> None:
 
 
 def test_course_has_means_of_each_stretch_of_steps() -> None:
-    intervals = [
+    intervals: list[dict[str, Any]] = [
         {"trained_steps": 10, "entropy": 1.0},
         {"trained_steps": 90, "entropy": 0.5},
         {"trained_steps": 110, "entropy": None},
     ]
     assert training_course(intervals, 100) == [{"steps": 100, "entropy": 0.75}, {"steps": 200}]
+
+
+def test_the_return_rises_at_a_twentieth_of_what_it_gains() -> None:
+    returns = [-21.0, -20.9, -20.0, -18.9, 10.0, 19.0]
+    course = [
+        {"steps": 100 * (i + 1), "episode_return_mean": mean} for i, mean in enumerate(returns)
+    ]
+    assert rise_steps([{"steps": 50}, *course]) == 400  # above -21 + 40 / 20
+    assert rise_steps(course[:1]) is None
+
+
+def test_earlier_seeds_are_kept_only_of_the_same_settings(tmp_path: Path) -> None:
+    earlier = {"target": "cartpole", "options": [], "steps": 100, "seeds": {"1": seed(5.0)}}
+    assert result_of(tmp_path, "a", BAR, earlier)["seeds"] == {"1": seed(5.0)}
+    longer = BAR._replace(steps=200)
+    assert result_of(tmp_path, "a", longer, earlier)["seeds"] == {}

@@ -111,9 +111,9 @@ def test_every_option_misspelled_by_one_letter_is_suggested(algo: str) -> None:
         (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
         (
             ["algo.name=impala", "algo.tau=1"],
-            "algo.tau; it is an option of algo.name sac or td3, impala has name, discount, reward_clip, "
-            "reward_scale, normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, "
-            "value_cost, normalize_advantages",
+            "algo.tau; it is an option of algo.name sac or td3, impala has name, discount, "
+            "reward_clip, reward_scale, normalize_rewards, teacher, teacher_cost, trace_lambda, "
+            "rho_clip, c_clip, entropy_cost, value_cost, normalize_advantages",
         ),
     ],
 )

@@ -157,7 +157,8 @@ def test_every_option_has_a_type_description_and_valid_default(algo: str) -> Non
         assert option.words, name
         assert option.description, name
         assert option.description.endswith("."), name
-    section = {"name": algo} | ({"entry": "mine"} if algo == "custom" else {})
+    needed = {"custom": {"entry": "mine"}, "distill": {"teachers": ["runs/a"]}}
+    section = {"name": algo} | needed.get(algo, {})
     defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
     assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
@@ -171,7 +172,7 @@ def test_type_words_follow_the_annotation() -> None:
     assert options()["algo.name"].words == options("sac")["algo.name"].words
     assert (
         options()["algo.name"].words
-        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac` or `td3`"
+        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac`, `td3` or `distill`"
     )
 
 

@@ -58,7 +58,7 @@ def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
 def test_actor_of_this_release_reads_all_options_that_it_needs(preset: str) -> None:
     config = resolve(preset)
     received = read_for_actor(
-        json.loads(json.dumps(for_actors(config, scaled=True, filtered=True)))
+        json.loads(json.dumps(for_actors(config, scaled=True, filtered=True, embedded=True)))
     )
     for section in ("model", "transport", "weights"):
         assert getattr(received, section) == getattr(config, section)
@@ -90,6 +90,8 @@ def test_a_scale_that_is_not_sent_is_that_of_earlier_releases() -> None:
     assert read_for_actor(for_actors(config)).model.scale == "bytes"
     assert read_for_actor(for_actors(config, scaled=True)).model.scale == "bounds"
     assert read_for_actor(for_actors(config)).model.filters == []
+    assert read_for_actor(for_actors(config)).env.embed_above == 1_000_000
+    assert read_for_actor(for_actors(config, embedded=True)).env.embed_above == 1000
     assert read_for_actor(for_actors(config, filtered=True)).model.filters == [16, 32]
 
 

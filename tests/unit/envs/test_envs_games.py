@@ -21,6 +21,7 @@ from penstock.envs import make, probe
 from penstock.envs.checking.checks import Checker
 
 GAMES = {
+    "bit_flip": ("numpy", (192,), 15),
     "boxing": ("ale_py", (4, 84, 84), 18),
     "breakout": ("ale_py", (4, 84, 84), 4),
     "car_racing": ("Box2D", (3, 84, 84), None),
@@ -36,7 +37,16 @@ GAMES = {
 }
 # Emulator frames in a step; 4 for those that are not here.
 FRAMES = {"minatar_breakout": 1, "halfcheetah": 5} | dict.fromkeys(
-    ("connect_four", "kuhn", "leduc", "rock_paper_scissors", "simple_spread", "slime_volley"), 1
+    (
+        "bit_flip",
+        "connect_four",
+        "kuhn",
+        "leduc",
+        "rock_paper_scissors",
+        "simple_spread",
+        "slime_volley",
+    ),
+    1,
 )
 
 

@@ -156,8 +156,9 @@ def test_every_option_that_takes_any_text_or_an_address_is_found_in_training() -
         validated = Config.model_validate(config, context={Config.ALONE: True})
         if option not in {reference.option for reference in references_in_training(validated)}:
             others.add(option)
-    # An id of gymnasium, a folder in whose place the run's own is taken, a name within the pool.
-    assert others == {"env.id", "run.dir", "league.name"}
+    # An id of gymnasium, a folder in whose place the run's own is taken, a name within the pool, a
+    # part of an observation.
+    assert others == {"env.id", "run.dir", "league.name", "algo.part"}
 
 
 def test_name_in_a_policy_file_is_imported_only_if_allowed(

@@ -115,6 +115,31 @@ def test_targets_use_the_last_copied_network(duelling: str) -> None:
     np.testing.assert_allclose(made.update(batch), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_rate_of_exploration_follows_the_agent_steps_and_is_published() -> None:
+    made = trainer("dqn", "algo.epsilon={from: 1, to: 0.2}", "stop.env_steps=1000")
+    for trained_steps, expected in ((0, 1.0), (250, 0.8), (1000, 0.2), (2000, 0.2)):
+        made.progress.trained_steps = trained_steps
+        made.update(random_batch("dqn"))
+        assert values(made)[-1] == pytest.approx(expected)
+        assert made.statistics()["epsilon"] == pytest.approx(expected)
+    assert made.layout.entries[-1] == ("epsilon", (1,))
+
+
+def test_noise_of_both_networks_is_drawn_for_each_update() -> None:
+    """At the same weights errors differ, and a resumed generator draws the same."""
+    made = trainer("dqn", "algo.noisy=true", "learner.lr=1e-30")
+    batch = random_batch("dqn")
+    state = torch.get_rng_state()
+    errors = [made.update(batch).numpy() for _ in range(2)]
+    assert not np.allclose(*errors)
+    torch.set_rng_state(state)
+    np.testing.assert_allclose(made.update(batch), errors[0], rtol=1e-5)
+
+    update = dqn_of(made)
+    noise = [net.head._noise for net in (update.net, update.target_net)]
+    assert not torch.equal(noise[0][0], noise[1][0]), "the target network has its own"
+
+
 def test_target_network_is_copied_every_target_every_steps() -> None:
     made = trainer("dqn", "algo.target_every=3")
     start, target = values(made), dqn_of(made)._target
