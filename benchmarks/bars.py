@@ -157,6 +157,29 @@ def tuned_pong(*options: str) -> LearningBar:
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
 PPO_ON_MINATAR = "PPO at 20 M: Breakout 50, Asterix 22 to 25, Space Invaders 145 to 153 (pgx)"
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
+# Environments that need memory, and networks of the same encoder with and without a core.
+MEMORY_S9 = "minigrid:MiniGrid-MemoryS9-v0"  # pip install minigrid
+SEES_CELLS = (
+    'env.wrappers=["minigrid.wrappers:ImgObsWrapper"]',
+    "model.normalize_observations=true",
+)
+FLICKERING = (
+    "env.kwargs.flicker=0.5",
+    "model.kind=mlp",
+    "model.normalize_observations=true",
+    "replay.capacity=200_000",
+)
+WITHOUT_MEMORY = (
+    *("algo.name=dqn", "algo.n_step=5", "algo.duelling=true", "algo.huber=1", "actors.envs=16"),
+    *("model.hidden=[128,128]", "replay.prioritized=true"),
+)
+
+FLICKERING_RUNS: dict[str, Any] = {
+    "seeds": (1,),
+    "steps": 1_000_000,
+    "every_s": 5.0,
+    "episodes": 50,
+}
 
 # DQN on MinAtar: an update of 32 transitions every 4 steps and a target network of 1,000 steps, as
 # in Obando-Ceron and Castro 2021 (arXiv 2011.14826); the network of the preset's PPO.
@@ -306,6 +329,41 @@ BARS: dict[str, LearningBar] = {
         )
         for name, options in PONG_DQN_VARIANTS.items()
     },
+    "memory_r2d2": LearningBar(
+        "memory_r2d2",
+        (),
+        seeds=(1, 2, 3),
+        steps=100_000,
+        must=Claim(at_least=0.95),
+        published="optimum 1, without memory 0",
+        every_s=2.0,
+        episodes=100,
+    ),
+    "memory_s9_r2d2": LearningBar(
+        MEMORY_S9,
+        ("algo.name=r2d2", *SEES_CELLS),
+        seeds=(1,),
+        steps=2_000_000,
+        must=Claim(not_below="memory_s9_ppo"),
+        published="without memory about 0.5",
+        episodes=100,
+    ),
+    "memory_s9_ppo": LearningBar(
+        MEMORY_S9,
+        ("algo.name=ppo", "model.core=lstm", *SEES_CELLS),
+        seeds=(1,),
+        steps=2_000_000,
+        episodes=100,
+    ),
+    "flickering_breakout_r2d2": LearningBar(
+        "minatar_breakout",
+        ("algo.name=r2d2", *FLICKERING),
+        must=Claim(not_below="flickering_breakout_dqn"),
+        **FLICKERING_RUNS,
+    ),
+    "flickering_breakout_dqn": LearningBar(
+        "minatar_breakout", (*WITHOUT_MEMORY, *FLICKERING), **FLICKERING_RUNS
+    ),
 }
 
 

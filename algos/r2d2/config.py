@@ -40,7 +40,8 @@ class R2d2Config(QLearningConfig):
         return True
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yields the options that leave nothing of a sequence."""
+        """Yields the options that leave nothing of a sequence, and what all algorithms refuse."""
+        yield from super().contradictions()
         for option, consequence in (
             ("overlap", "leaves no step between the starts of two sequences"),
             ("burn_in", "leaves no step to train on"),
