@@ -216,3 +216,18 @@ def test_hindsight_finds_goals_that_are_never_reached_without_it(tmp_path: Path)
         success[fraction] = summary["env_is_success_final_mean"]
     assert success[0.8] >= 0.95
     assert success[0.0] <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_a_point_is_moved_to_goals_that_hindsight_has_shown(tmp_path: Path, algo: str) -> None:
+    """Random actions reach the goal in about 3 % of episodes."""
+    shutil.copy(Path(__file__).parents[1] / "goal_games.py", tmp_path)
+    summary = train(
+        tmp_path,
+        "goal_games:PointReach",
+        *(f"algo.name={algo}", "env.kind=continuous", "algo.hindsight=0.8", "algo.discount=0.95"),
+        *("replay.min_size=500", "model.hidden=[64,64]", "learner.lr=1e-3"),
+        *("env.record=[is_success]", "stop.env_steps=6000", "stop.minutes=3.5"),
+    )
+    assert summary["env_is_success_final_mean"] >= 0.9
