@@ -21,6 +21,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from penstock.algos.action_rule import ActionRule, action_rule
+from penstock.algos.core_inputs import unrolled_inputs
+from penstock.algos.dqn.losses import action_values, best_actions
 from penstock.algos.ops.frame_stacks import observations
 from penstock.algos.ops.teaching import OUTPUTS, VALUE, mean_outputs, policy_outputs
 from penstock.algos.samples import network_shape
@@ -38,9 +40,9 @@ from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_history import checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_spaces import stored_spaces
 from penstock.models.acting.policy import state_size_of
-from penstock.models.actions import Numbers, action_spec
+from penstock.models.actions import Choices, Numbers, action_spec
 from penstock.models.torch_general import GeneralActorCritic, GeneralNet
-from penstock.models.torch_heads import ActorCritic, PolicyNetwork, of_allowed
+from penstock.models.torch_heads import ActorCritic, PolicyNetwork
 from penstock.models.torch_nets import filled_net
 
 Headers = npt.NDArray[np.void]
@@ -103,6 +105,7 @@ class Teacher:
         state_size: int,
     ) -> None:
         self._net = net
+        self._device = next(net.parameters()).device
         self._rule = rule
         self._reading = reading
         self._q_temperature = q_temperature
@@ -119,53 +122,68 @@ class Teacher:
             return self._judgement(rows, *self._net(rows))
         return self._judgement(rows, self._net(rows), None)
 
-    def follow(self, obs: Tensor, alive: Tensor, headers: Headers) -> Judgement:
+    def follow(self, batch: Mapping[str, Tensor], envs: Tensor, headers: Headers) -> Judgement:
         """Judge one unroll of each of several actors; only with memory.
 
         Args:
-            obs: observations of the student, ``[T, E, *shape]``.
-            alive: which rows are agent steps, bool ``[T, E]``.
-            headers: of the unrolls, whose environments lie side by side.
+            batch: the columns ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+            envs: the environments of these actors, side by side.
+            headers: of these unrolls.
         """
         net = self._net
         assert isinstance(net, GeneralNet), net
-        rows = self._read(obs)
-        envs = alive.shape[1] // len(headers)
-        state = torch.cat([self._state_before(header, envs, obs.device) for header in headers])
-        first = torch.zeros_like(alive)
-        torch.logical_not(alive[:-1], out=first[1:])
+        obs = self._read(observations(batch, envs)[:-1])
+        envs_per_slot = len(envs) // len(headers)
+        state = torch.cat([self._state_before(header, envs_per_slot) for header in headers])
+
+        # The row after the last one belongs to the next unroll, which may begin with an episode.
+        alive = batch["alive"][:, envs]
+        begins = torch.cat([torch.zeros_like(alive[:1]), ~alive])
+        inputs = None
+        if net.core_inputs is not None:
+            inputs = unrolled_inputs(
+                net.core_inputs,
+                state,
+                actions=batch["action"][:, envs],
+                rewards=batch["reward"][:, envs],
+                first=begins,
+            )
+        row_inputs = None if inputs is None else inputs[:-1]
 
         values = None
         if isinstance(net, GeneralActorCritic):
-            outputs, values, next_state = net.step(rows, state, first)
+            outputs, values, next_state = net.step(obs, state, begins[:-1], row_inputs)
         else:
-            features, next_state = net.features(rows, state, first)
+            features, next_state = net.features(obs, state, begins[:-1], row_inputs)
             outputs = net.outputs_of(features[0])
         assert next_state is not None
 
-        # An episode begins after a last row that only resets.
-        next_state = next_state * alive[-1, :, None]
-        for header, actor_state in zip(headers, next_state.split(envs), strict=True):
+        next_state = next_state.masked_fill(begins[-1, :, None], 0.0)
+        if inputs is not None:
+            next_state[:, -inputs.shape[2] :] = inputs[-1]
+        for header, actor_state in zip(headers, next_state.split(envs_per_slot), strict=True):
             incarnation, sequence = int(header["incarnation"]), int(header["sequence"])
             self._streams[int(header["actor"])] = StreamMemory(incarnation, sequence, actor_state)
-        return self._judgement(rows, outputs, values)
+        return self._judgement(obs, outputs, values)
 
-    def _state_before(self, header: np.void, envs: int, device: torch.device) -> Tensor:
+    def _state_before(self, header: np.void, envs: int) -> Tensor:
         """Returns what it remembers before an unroll, ``[envs, state_size]``."""
         memory = self._streams.get(int(header["actor"]))
         if memory is not None:
             follows = memory.sequence + 1 == int(header["sequence"])
             if follows and memory.incarnation == int(header["incarnation"]):
                 return memory.state
-        return torch.zeros(envs, self.state_size, device=device)
+        return torch.zeros(envs, self.state_size, device=self._device)
 
     def _read(self, obs: Tensor) -> Tensor:
         return obs if self._reading is None else self._reading(obs)
 
     def _judgement(self, rows: Tensor, outputs: Tensor, values: Tensor | None) -> Judgement:
         mask = self._net.mask(rows)
-        if self._rule.has_values:
-            values = of_allowed(outputs, mask).amax(1)
+        if isinstance(self._rule.actions, Choices) and self._rule.has_values:
+            counts = self._rule.actions.counts
+            best = best_actions(outputs, mask, counts)
+            values = action_values(outputs, best, counts).mean(1)
         return Judgement(policy_outputs(self._rule, outputs, mask, self._q_temperature), values)
 
 
@@ -295,9 +313,7 @@ class Teachers:
         columns = torch.arange(alive.shape[1], device=alive.device).split(envs_per_slot)
         for slots in _rounds(headers):
             envs = torch.cat([columns[slot] for slot in slots])
-            obs = observations(batch, envs)[:-1]
-            judgement = teacher.follow(obs, alive[:, envs], headers[slots])
-            judged.write(envs, judgement)
+            judged.write(envs, teacher.follow(batch, envs, headers[slots]))
         return judged
 
     def _judgement_of(self, teacher: Teacher, obs: Tensor, index: Tensor) -> Judgement:
@@ -345,8 +361,14 @@ def _teacher(
             f"{differs.present} here; name a policy of an environment with the same spaces"
         )
 
-    teacher_info = EnvInfo.of_spaces(stored.config.env.id, stored.spaces, 1, f"of {path}")
+    _check_packing(path, teaching, stored.config, config, info)
+    teacher_info = _info_of(path, stored.config, stored.spaces)
     rule = action_rule(stored.config, teacher_info)
+    if rule.deterministic:
+        raise UserError(
+            f"{teaching.option} {path} is of algo.name {stored.config.algo.name}, which has no "
+            "probabilities to learn; name a policy of sac, ppo or impala"
+        )
     squashes = config.model.gaussian == "squashed"
     if isinstance(rule.actions, Numbers) and rule.actions.squashed != squashes:
         way = "squashed" if rule.actions.squashed else "clipped"
@@ -355,6 +377,7 @@ def _teacher(
             f"{config.model.gaussian}; set model.gaussian={way}"
         )
 
+    _check_rewards(path, teaching, stored.config, config)
     shape = network_shape(stored.config, teacher_info)
     reads_alike = teacher_info.parts == info.parts
     return Teacher(
@@ -364,6 +387,41 @@ def _teacher(
         q_temperature=teaching.q_temperature,
         state_size=state_size_of(shape),
     )
+
+
+def _check_packing(
+    path: str, teaching: Teaching, trained: Config, config: Config, info: EnvInfo
+) -> None:
+    """Raise UserError where a teacher reads choices one-hot and the student by number, or the other
+    way round."""
+    embed_above = trained.env.embed_above
+    if embed_above == config.env.embed_above:
+        return
+    repacked = EnvInfo.of_spaces(config.env.id, info.spaces, 1, info.how, embed_above)
+    if (repacked.parts, repacked.observation_space) != (info.parts, info.observation_space):
+        raise UserError(
+            f"{teaching.option} {path} reads choices as in its training; set "
+            f"env.embed_above={embed_above}"
+        )
+
+
+def _check_rewards(path: str, teaching: Teaching, trained: Config, config: Config) -> None:
+    """Raise UserError where a teacher reads rewards that the student's run changes otherwise."""
+    if "reward" not in trained.model.core_inputs:
+        return
+    for name in ("reward_clip", "reward_scale"):
+        value = getattr(trained.algo, name)
+        if value != getattr(config.algo, name):
+            text = "null" if value is None else f"{value:g}"
+            raise UserError(
+                f"{teaching.option} {path} reads rewards as in its training; set algo.{name}={text}"
+            )
+
+
+def _info_of(path: str, config: Config, env_spaces: tuple[Space, Space]) -> EnvInfo:
+    """Returns the properties of the environment of a policy, as it was packed in training."""
+    env = config.env
+    return EnvInfo.of_spaces(env.id, env_spaces, 1, f"of {path}", env.embed_above)
 
 
 def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo) -> _StoredPolicy:
@@ -391,8 +449,7 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
     folder = checkpoint_folder(path, "best")
     checkpoint = checkpoint_format.load(folder)
     env_spaces = stored_spaces(folder / checkpoint_format.FILE, checkpoint, info)
-    teacher_info = EnvInfo.of_spaces(teacher_config.env.id, env_spaces, 1, f"of {path}")
-    layout = network_shape(teacher_config, teacher_info).layout
+    layout = network_shape(teacher_config, _info_of(path, teacher_config, env_spaces)).layout
     checkpoint_format.check_layout(folder / checkpoint_format.FILE, checkpoint.layout, layout)
     return _StoredPolicy(teacher_config, env_spaces, checkpoint.weights)
 
