@@ -270,6 +270,7 @@ def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path:
     made, policy = Teachers(config, info, CPU), load_policy(path)
 
     state: Any = None
+    reward: Any = None
     for sequence in range(2):
         rng = np.random.default_rng(sequence)
         unroll = unrolls(info, envs=2, seed=sequence)
@@ -278,21 +279,19 @@ def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path:
         unroll["action"] = torch.from_numpy(actions.astype(np.int32))
         unroll["reward"] = torch.from_numpy(rewards.clip(-0.5, 0.5))
 
-        # The tail of a state is the action, one-hot, and the reward.
+        # The policy writes the last reward itself; the last action is one-hot before it.
         logits = []
         for t, alive in enumerate(unroll["alive"].numpy()):
-            details = policy.details(unroll["obs"][t].numpy(), state)
+            details = policy.details(unroll["obs"][t].numpy(), state, reward)
             logits.append(details.logits)
             state = details.state.copy()
             state[:, -4:-1] = np.eye(3)[actions[t]]
-            state[:, -1] = rewards[t].clip(-0.5, 0.5)
             state *= alive[:, None]
+            reward = rewards[t]
         found = taught(made, unroll, (7, sequence))[OUTPUTS]
         np.testing.assert_allclose(found, np.stack(logits), atol=1e-5)
 
-    with pytest.raises(
-        UserError, match=r"reads rewards as in its training; set algo\.reward_clip=0\.5"
-    ):
+    with pytest.raises(UserError, match=r"as in its training; set algo\.reward_clip=0\.5"):
         teachers_of("three", f"algo.teachers=[{path}]")
 
 
