@@ -235,7 +235,7 @@ BARS: dict[str, LearningBar] = {
     "minatar_breakout_student": LearningBar(
         "minatar_breakout",
         (
-            *("algo.name=distill", f"algo.teachers=[{MINATAR_TEACHER}]", "model.hidden=[36,36]"),
+            *("algo.name=distill", f"algo.teachers=[{MINATAR_TEACHER}]", "model.hidden=[32,32]"),
             *("model.activation=relu", "model.normalize_observations=true"),
         ),
         seeds=(1, 2, 3),
