@@ -90,7 +90,7 @@ class Teacher:
     Args:
         net: its network.
         rule: how the outputs of the network decide an action.
-        reading: reads its observations out of those of the student; None where they are the same.
+        reader: reads its observations out of those of the student; None where they are the same.
         q_temperature: what Q-values are divided by to be logits.
         state_size: number of float32 values that it remembers of an environment; 0 without memory.
     """
@@ -100,14 +100,14 @@ class Teacher:
         net: PolicyNetwork,
         rule: ActionRule,
         *,
-        reading: PartReader | None,
+        reader: PartReader | None,
         q_temperature: float,
         state_size: int,
     ) -> None:
         self._net = net
         self._device = next(net.parameters()).device
         self._rule = rule
-        self._reading = reading
+        self._reader = reader
         self._q_temperature = q_temperature
         self.state_size = state_size
         self.has_values = rule.has_values or isinstance(net, ActorCritic)
@@ -176,7 +176,7 @@ class Teacher:
         return torch.zeros(envs, self.state_size, device=self._device)
 
     def _read(self, obs: Tensor) -> Tensor:
-        return obs if self._reading is None else self._reading(obs)
+        return obs if self._reader is None else self._reader(obs)
 
     def _judgement(self, rows: Tensor, outputs: Tensor, values: Tensor | None) -> Judgement:
         mask = self._net.mask(rows)
@@ -293,26 +293,29 @@ class Teachers:
         teacher: Teacher,
         rows: Tensor | None = None,
     ) -> JudgedBatch:
-        """Returns what a teacher makes of a batch, or of those ``rows`` (bool ``[T, E]``) of it.
-
-        One with memory judges all rows, since it has to see the rows before.
-        """
+        """Returns what a teacher makes of a batch, or of those ``rows`` (bool ``[T, E]``) of it."""
+        if teacher.state_size:
+            return self._followed(batch, headers, teacher)  # it has to see all rows
         judged = self._empty(batch)
-        if not teacher.state_size:
-            for envs in parts:
-                obs = observations(batch, envs)[:-1].flatten(0, 1)
-                if rows is None:
-                    judged.write(envs, teacher.judge(obs))
-                else:
-                    index = rows[:, envs].flatten().nonzero()[:, 0]
-                    judged.write(envs, self._judgement_of(teacher, obs, index))
-            return judged
+        for envs in parts:
+            obs = observations(batch, envs)[:-1].flatten(0, 1)
+            if rows is None:
+                judged.write(envs, teacher.judge(obs))
+            else:
+                index = rows[:, envs].flatten().nonzero()[:, 0]
+                judged.write(envs, self._judgement_of(teacher, obs, index))
+        return judged
 
+    def _followed(
+        self, batch: Mapping[str, Tensor], headers: Headers, teacher: Teacher
+    ) -> JudgedBatch:
+        """Returns what a teacher with memory makes of a batch, slot after slot of each actor."""
+        judged = self._empty(batch)
         alive = batch["alive"]
         envs_per_slot = alive.shape[1] // max(1, len(headers))
-        columns = torch.arange(alive.shape[1], device=alive.device).split(envs_per_slot)
+        envs_of_slot = torch.arange(alive.shape[1], device=alive.device).split(envs_per_slot)
         for slots in _rounds(headers):
-            envs = torch.cat([columns[slot] for slot in slots])
+            envs = torch.cat([envs_of_slot[slot] for slot in slots])
             judged.write(envs, teacher.follow(batch, envs, headers[slots]))
         return judged
 
@@ -364,29 +367,37 @@ def _teacher(
     _check_packing(path, teaching, stored.config, config, info)
     teacher_info = _info_of(path, stored.config, stored.spaces)
     rule = action_rule(stored.config, teacher_info)
-    if rule.deterministic:
-        raise UserError(
-            f"{teaching.option} {path} is of algo.name {stored.config.algo.name}, which has no "
-            "probabilities to learn; name a policy of sac, ppo or impala"
-        )
-    squashes = config.model.gaussian == "squashed"
-    if isinstance(rule.actions, Numbers) and rule.actions.squashed != squashes:
-        way = "squashed" if rule.actions.squashed else "clipped"
-        raise UserError(
-            f"the numbers of {teaching.option} {path} are {way}, and those of the student "
-            f"{config.model.gaussian}; set model.gaussian={way}"
-        )
-
+    _check_actions(path, teaching, stored.config, config, rule)
     _check_rewards(path, teaching, stored.config, config)
     shape = network_shape(stored.config, teacher_info)
     reads_alike = teacher_info.parts == info.parts
     return Teacher(
         filled_net(shape, stored.weights).to(device),
         rule,
-        reading=None if reads_alike else PartReader(info, teacher_info, extra, device),
+        reader=None if reads_alike else PartReader(info, teacher_info, extra, device),
         q_temperature=teaching.q_temperature,
         state_size=state_size_of(shape),
     )
+
+
+def _check_actions(
+    path: str, teaching: Teaching, trained: Config, config: Config, rule: ActionRule
+) -> None:
+    """Raise UserError where a teacher has no distribution of the student's kind."""
+    if rule.deterministic:
+        raise UserError(
+            f"{teaching.option} {path} is of algo.name {trained.algo.name}, which has no "
+            "probabilities to learn; name a policy of sac, ppo or impala"
+        )
+    if not isinstance(rule.actions, Numbers):
+        return
+
+    way = "squashed" if rule.actions.squashed else "clipped"
+    if way != config.model.gaussian:
+        raise UserError(
+            f"the numbers of {teaching.option} {path} are {way}, and those of the student "
+            f"{config.model.gaussian}; set model.gaussian={way}"
+        )
 
 
 def _check_packing(
@@ -435,12 +446,10 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
         policy = exported.read(Path(path), allow, way=way)
         return _StoredPolicy(policy.config, policy.spaces, policy.weights)
     if not Path(path).exists():
-        way = "or set algo.teacher=null"
-        if teaching.option != "algo.teacher":
-            way = "or put it back"
+        way = "set algo.teacher=null" if teaching.option == "algo.teacher" else "put it back"
         raise UserError(
             f"{teaching.option} names {path}, and there is no such file or folder; give a file "
-            f"that penstock export wrote, the folder of a run, {way}"
+            f"that penstock export wrote, the folder of a run, or {way}"
         )
 
     teacher_config = load_run(path)
