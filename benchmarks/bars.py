@@ -53,6 +53,7 @@ from penstock.monitor.run_folder.record import METRICS, SUMMARY
 
 EVALUATION_SEED = 1000
 RESULT = "bars"
+INTO = "INTO"  # in options: the folder of all bars
 # Of the intervals between two points of a curve the means of these are kept, for comparing seeds.
 DIAGNOSTICS = (
     "episode_return_mean",
@@ -73,6 +74,8 @@ class Claim(NamedTuple):
     """Mean return of the seeds."""
     not_below: str = ""
     """Name of a bar whose mean return must be reached."""
+    share: float = 1.0
+    """The share of that return that suffices."""
     median_steps: float | None = None
     """Agent steps to the goal, the median of the seeds."""
     slowest_steps: float | None = None
@@ -83,7 +86,8 @@ class Claim(NamedTuple):
         if self.at_least is not None:
             parts.append(f"≥ {self.at_least:,g}")
         if self.not_below:
-            parts.append(f"≥ {self.not_below}")
+            share = "" if self.share == 1 else f"{self.share:g} of "
+            parts.append(f"≥ {share}{self.not_below}")
         if self.median_steps is not None:
             parts.append(f"≤ {self.median_steps / 1e6:g} M")
         if self.slowest_steps is not None:
@@ -97,6 +101,7 @@ class LearningBar(NamedTuple):
     target: str
     """As `penstock train` takes it, started in the folder of the checkout."""
     options: tuple[str, ...]
+    """`INTO` in them is the folder of all bars, where the run of another bar is found."""
     seeds: Sequence[int]
     steps: int
     """Agent steps of each run: where it ends, and over which schedules without `steps` go."""
@@ -156,6 +161,7 @@ def tuned_pong(*options: str) -> LearningBar:
 
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
 PPO_ON_MINATAR = "PPO at 20 M: Breakout 50, Asterix 22 to 25, Space Invaders 145 to 153 (pgx)"
+MINATAR_TEACHER = f"{INTO}/minatar_breakout_teacher/seed-100"
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
 # Environments that need memory, and networks of the same encoder with and without a core.
 MEMORY_S9 = "minigrid:MiniGrid-MemoryS9-v0"  # pip install minigrid
@@ -364,6 +370,47 @@ BARS: dict[str, LearningBar] = {
     "flickering_breakout_dqn": LearningBar(
         "minatar_breakout", (*WITHOUT_MEMORY, *FLICKERING), **FLICKERING_RUNS
     ),
+    "minatar_breakout_teacher": LearningBar(
+        "minatar_breakout", (), seeds=(100,), steps=5_000_000, every_s=3.0, episodes=200
+    ),
+    # A quarter of the teacher's parameters, and a fifth of its steps.
+    "minatar_breakout_student": LearningBar(
+        "minatar_breakout",
+        (
+            *("algo.name=distill", f"algo.teachers=[{MINATAR_TEACHER}]", "model.hidden=[32,32]"),
+            *("model.activation=relu", "model.normalize_observations=true"),
+        ),
+        seeds=(1, 2, 3),
+        steps=1_000_000,
+        must=Claim(not_below="minatar_breakout_teacher", share=0.9),
+        every_s=3.0,
+        episodes=200,
+    ),
+    # The settings of the teacher with other seeds: how many steps to nine tenths of its return.
+    **{
+        f"minatar_breakout_{name}": LearningBar(
+            "minatar_breakout",
+            options,
+            seeds=(1, 2, 3),
+            steps=5_000_000,
+            must=must,
+            goal=20.0,
+            every=100_000,
+            every_s=3.0,
+            episodes=100,
+        )
+        for name, options, must in (
+            ("to_20", (), Claim()),
+            (
+                "kick_started",
+                (
+                    f"algo.teacher={MINATAR_TEACHER}",
+                    "algo.teacher_cost={from: 1, to: 0, steps: 2e6}",
+                ),
+                Claim(median_steps=1.4e6),  # half of what the teacher needed
+            ),
+        )
+    },
 }
 
 
@@ -526,7 +573,7 @@ def train_on(
         "penstock",
         "train",
         bar.target,
-        *bar.options,
+        *(option.replace(INTO, str(run_dir.parents[1])) for option in bar.options),
         f"run.dir={run_dir}",
         f"run.seed={seed}",
         f"stop.return={'null' if goal is None else goal}",
@@ -776,7 +823,7 @@ def verdict(
     if claim.not_below:
         if not results[claim.not_below]["seeds"]:
             return ""
-        parts.append(mean >= mean_return(results[claim.not_below]))
+        parts.append(mean >= claim.share * mean_return(results[claim.not_below]))
 
     # A seed that did not reach the goal took longer than any number of steps.
     runs = results[name]["seeds"].values()
