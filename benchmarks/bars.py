@@ -357,8 +357,8 @@ def train_on(
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
-        # On a busy machine a nice process may not get a core for a minute. The last replay too needs
-        # its time.
+        # On a busy machine a nice process may not get a core for a minute. Writing the last replay
+        # takes long, too.
         "run.grace_s=120",
         "run.start_timeout_s=600",
         "run.hang_timeout_s=600",
