@@ -580,7 +580,9 @@ def train_on(
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
-        # On a busy machine a nice process may not get a core for a minute.
+        # On a busy machine a nice process may not get a core for a minute. Writing the last replay
+        # takes long, too.
+        "run.grace_s=120",
         "run.start_timeout_s=600",
         "run.hang_timeout_s=600",
         f"checkpoint.every_s={bar.every_s}",
@@ -696,13 +698,14 @@ def evaluate(run_dir: Path, checkpoint: Path, episodes: int) -> dict[str, Any]:
 
 
 def training_course(intervals: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run."""
+    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run, with the
+    "seconds" of training at its end."""
     stretches: dict[int, list[Mapping[str, Any]]] = {}
     for line in intervals:
         stretches.setdefault(int(line["trained_steps"]) // every, []).append(line)
     course = []
     for number, stretch in sorted(stretches.items()):
-        means: dict[str, Any] = {"steps": (number + 1) * every}
+        means: dict[str, Any] = {"steps": (number + 1) * every, "seconds": stretch[-1]["time_s"]}
         for name in DIAGNOSTICS:
             values = [line[name] for line in stretch if line.get(name) is not None]
             if values:
