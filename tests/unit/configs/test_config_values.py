@@ -175,7 +175,7 @@ def test_type_words_follow_the_annotation() -> None:
     assert options()["algo.name"].words == options("sac")["algo.name"].words
     assert (
         options()["algo.name"].words
-        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac`, `td3` or `distill`"
+        == "`impala`, `ppo`, `custom`, `dqn`, `pqn`, `r2d2`, `sac`, `td3` or `distill`"
     )
 
 
