@@ -69,7 +69,10 @@ def heroes() -> Shown:
 
 
 def masked() -> Shown:
-    entries = {"seen": FOUR, "action_mask": spaces.Box(0, 1, (3,), np.uint8)}
+    entries: dict[str, spaces.Space[Any]] = {
+        "seen": FOUR,
+        "action_mask": spaces.Box(0, 1, (3,), np.uint8),
+    }
     return Shown(spaces.Dict(entries), spaces.Discrete(3))
 
 
