@@ -161,7 +161,7 @@ def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> No
         ("learner.gather_threads=3", r"gather_threads 3 has no effect with algo\.name sarsa"),
         (
             "algo.name=sasra",
-            r"must be 'impala', 'ppo', 'custom', 'dqn', 'r2d2', 'pqn', 'sac', 'td3', 'distill' or "
+            r"must be 'impala', 'ppo', 'custom', 'dqn', 'pqn', 'r2d2', 'sac', 'td3', 'distill' or "
             r"'sarsa'; the",
         ),
     ],

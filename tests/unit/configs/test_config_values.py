@@ -157,8 +157,11 @@ def test_every_option_has_a_type_description_and_valid_default(algo: str) -> Non
         assert option.words, name
         assert option.description, name
         assert option.description.endswith("."), name
-    needed = {"custom": {"entry": "mine"}, "distill": {"teachers": ["runs/a"]}}
-    section = {"name": algo} | needed.get(algo, {})
+    needed: dict[str, dict[str, Any]] = {
+        "custom": {"entry": "mine"},
+        "distill": {"teachers": ["runs/a"]},
+    }
+    section = {"name": algo, **needed.get(algo, {})}
     defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
     assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
@@ -172,7 +175,7 @@ def test_type_words_follow_the_annotation() -> None:
     assert options()["algo.name"].words == options("sac")["algo.name"].words
     assert (
         options()["algo.name"].words
-        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac`, `td3` or `distill`"
+        == "`impala`, `ppo`, `custom`, `dqn`, `pqn`, `r2d2`, `sac`, `td3` or `distill`"
     )
 
 

@@ -64,12 +64,15 @@ def several() -> Shown:
 
 
 def heroes() -> Shown:
-    entries = {"hero": spaces.Discrete(2), "seen": FOUR}
+    entries: dict[str, spaces.Space[Any]] = {"hero": spaces.Discrete(2), "seen": FOUR}
     return Shown(spaces.Dict(entries), spaces.Discrete(3))
 
 
 def masked() -> Shown:
-    entries = {"seen": FOUR, "action_mask": spaces.Box(0, 1, (3,), np.uint8)}
+    entries: dict[str, spaces.Space[Any]] = {
+        "seen": FOUR,
+        "action_mask": spaces.Box(0, 1, (3,), np.uint8),
+    }
     return Shown(spaces.Dict(entries), spaces.Discrete(3))
 
 
@@ -105,7 +108,7 @@ def unrolls(info: EnvInfo, steps: int = 5, envs: int = 4, seed: int = 0) -> dict
     if info.parts:
         obs = np.zeros((steps + 1, envs, *space.shape), np.uint8)
         for part in info.parts:
-            values = rng.normal(size=(*obs.shape[:2], *part.shape)).astype(np.float32)
+            values: Array = rng.normal(size=(*obs.shape[:2], *part.shape)).astype(np.float32)
             if part.name == "hero":
                 values = np.eye(2, dtype=np.float32)[rng.integers(0, 2, obs.shape[:2])]
             if part.name == "action_mask":
@@ -124,6 +127,11 @@ def headers(*slots: tuple[int, int]) -> npt.NDArray[np.void]:
     return records
 
 
+def loaded(path: str) -> Any:
+    """The policy of a run, whose details are known to be there."""
+    return load_policy(path)
+
+
 def taught(made: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]) -> dict[str, Array]:
     envs = batch["alive"].shape[1]
     parts = [slice(0, 1), slice(1, envs)]
@@ -136,7 +144,7 @@ def taught(made: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]) ->
 def test_a_teacher_says_what_the_loaded_policy_does(tmp_path: Path, form: str, algo: str) -> None:
     options = [f"algo.name={algo}", "model.normalize_observations=true", "model.hidden=[16]"]
     path = a_run(tmp_path / "run", "three", *options)
-    policy = load_policy(path)
+    policy = loaded(path)
     if form == "file":
         path = str(tmp_path / "policy.safetensors")
         policy.save(path)
@@ -153,7 +161,7 @@ def test_a_q_network_teaches_by_its_values(tmp_path: Path) -> None:
     options = (f"algo.teachers=[{path}]", "algo.q_temperature=0.5")
     batch = unrolls(student("three", *options)[1])
     found = taught(teachers_of("three", *options), batch)
-    details = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
+    details = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
     np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 3), details.q / 0.5, atol=1e-5)
     np.testing.assert_allclose(found[VALUE].reshape(-1), details.q.max(1), atol=1e-5)
 
@@ -163,7 +171,7 @@ def test_sac_teaches_squashed_numbers_without_values(tmp_path: Path) -> None:
     options = (f"algo.teachers=[{path}]", "model.gaussian=squashed")
     batch = unrolls(student("numbers", *options)[1])
     found = taught(teachers_of("numbers", *options), batch)
-    details = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
+    details = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
     mean, log_std = np.split(found[OUTPUTS].reshape(-1, 4), 2, axis=1)
     np.testing.assert_allclose(mean, details.mean, atol=1e-5)
     np.testing.assert_allclose(np.exp(log_std), details.std, atol=1e-5)
@@ -203,7 +211,7 @@ def test_the_teacher_of_a_row_is_the_one_that_its_part_names(tmp_path: Path, lac
     assert set(hero.tolist()) == {0, 1}
     for number, path in enumerate(paths):
         shown = arrays["seen"] if lacks else {"hero": hero, "seen": arrays["seen"]}
-        details = load_policy(path).details(shown)
+        details = loaded(path).details(shown)
         rows = hero == number
         np.testing.assert_allclose(
             found[OUTPUTS].reshape(-1, 3)[rows], details.logits[rows], atol=1e-5
@@ -218,7 +226,7 @@ def test_several_teachers_together_are_the_means_of_their_probabilities_and_valu
     batch = unrolls(student("three", f"algo.teachers=[{paths[0]}]")[1])
     found = taught(teachers_of("three", f"algo.teachers=[{','.join(paths)}]"), batch)
     rows = batch["obs"][:-1].flatten(0, 1).numpy()
-    each = [load_policy(path).details(rows) for path in paths]
+    each = [loaded(path).details(rows) for path in paths]
     np.testing.assert_allclose(
         torch.from_numpy(found[OUTPUTS]).softmax(-1).reshape(-1, 3),
         np.mean([details.probabilities for details in each], axis=0),
@@ -236,7 +244,7 @@ def test_a_teacher_with_memory_follows_each_environment_through_its_unrolls(
     options = ("algo.name=ppo", "model.core=lstm", "model.core_size=8")
     path = a_run(tmp_path / "run", "three", *options)
     config, info = student("three", f"algo.teachers=[{path}]")
-    made, policy = Teachers(config, info, CPU), load_policy(path)
+    made, policy = Teachers(config, info, CPU), loaded(path)
     first, second, third, late = (unrolls(info, envs=2, seed=seed) for seed in range(4))
 
     state: Any = None
@@ -267,7 +275,7 @@ def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path:
     options = ("algo.name=ppo", "model.core=gru", "model.core_inputs=[action,reward]")
     path = a_run(tmp_path / "run", "three", *options, "algo.reward_clip=0.5")
     config, info = student("three", f"algo.teachers=[{path}]", "algo.reward_clip=0.5")
-    made, policy = Teachers(config, info, CPU), load_policy(path)
+    made, policy = Teachers(config, info, CPU), loaded(path)
 
     state: Any = None
     reward: Any = None
@@ -304,7 +312,7 @@ def test_other_networks_of_values_teach_too(tmp_path: Path, algo: str) -> None:
     batch = unrolls(info)
     batch["alive"][:] = True
     found = taught(Teachers(config, info, CPU), batch)[OUTPUTS]
-    policy = load_policy(path)
+    policy = loaded(path)
     state: Any = None
     for t, obs in enumerate(batch["obs"][:-1].numpy()):
         details = policy.details(obs, state)
@@ -317,7 +325,7 @@ def test_the_value_of_several_choices_is_the_mean_of_the_best_of_each(tmp_path: 
     config, info = student("several", f"algo.teachers=[{path}]", "algo.q_temperature=1")
     batch = unrolls(info)
     found = taught(Teachers(config, info, CPU), batch)
-    q = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy()).q
+    q = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy()).q
     np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 5), q, atol=1e-5)
     best = (q[:, :2].max(1) + q[:, 2:].max(1)) / 2
     np.testing.assert_allclose(found[VALUE].reshape(-1), best, atol=1e-5)
@@ -353,7 +361,7 @@ def test_a_missing_teacher_is_named_with_the_next_step(tmp_path: Path) -> None:
 def test_a_hostile_policy_file_is_refused_as_a_teacher(tmp_path: Path) -> None:
     """Its network would be code of its author."""
     file = tmp_path / "policy.safetensors"
-    load_policy(a_run(tmp_path / "run", "three", "algo.name=ppo")).save(file)
+    loaded(a_run(tmp_path / "run", "three", "algo.name=ppo")).save(file)
     with safe_open(file, framework="numpy") as stored:
         about = json.loads(stored.metadata()[exported.KEY])
         tensors = {name: stored.get_tensor(name) for name in list(stored.keys())}
