@@ -95,5 +95,8 @@ def normalized_towers(outputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     ``weight`` and ``bias`` are ``[towers, units]``.
     """
+    # With the gains and biases within, the gradient takes a third of the time.
+    if len(outputs) == 1:
+        return normalized_layer(outputs[0], weight[0], bias[0])[None]
     centred = F.layer_norm(outputs, outputs.shape[-1:], eps=NORM_EPSILON)
     return torch.addcmul(bias[:, None], centred, weight[:, None])
