@@ -53,6 +53,7 @@ from penstock.monitor.run_folder.record import METRICS, SUMMARY
 
 EVALUATION_SEED = 1000
 RESULT = "bars"
+INTO = "INTO"  # in options: the folder of all bars
 # Of the intervals between two points of a curve the means of these are kept, for comparing seeds.
 DIAGNOSTICS = (
     "episode_return_mean",
@@ -73,6 +74,8 @@ class Claim(NamedTuple):
     """Mean return of the seeds."""
     not_below: str = ""
     """Name of a bar whose mean return must be reached."""
+    share: float = 1.0
+    """The share of that return that suffices."""
     median_steps: float | None = None
     """Agent steps to the goal, the median of the seeds."""
     slowest_steps: float | None = None
@@ -83,7 +86,8 @@ class Claim(NamedTuple):
         if self.at_least is not None:
             parts.append(f"≥ {self.at_least:,g}")
         if self.not_below:
-            parts.append(f"≥ {self.not_below}")
+            share = "" if self.share == 1 else f"{self.share:g} of "
+            parts.append(f"≥ {share}{self.not_below}")
         if self.median_steps is not None:
             parts.append(f"≤ {self.median_steps / 1e6:g} M")
         if self.slowest_steps is not None:
@@ -97,6 +101,7 @@ class LearningBar(NamedTuple):
     target: str
     """As `penstock train` takes it, started in the folder of the checkout."""
     options: tuple[str, ...]
+    """`INTO` in them is the folder of all bars, where the run of another bar is found."""
     seeds: Sequence[int]
     steps: int
     """Agent steps of each run: where it ends, and over which schedules without `steps` go."""
@@ -156,7 +161,31 @@ def tuned_pong(*options: str) -> LearningBar:
 
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
 PPO_ON_MINATAR = "PPO at 20 M: Breakout 50, Asterix 22 to 25, Space Invaders 145 to 153 (pgx)"
+MINATAR_TEACHER = f"{INTO}/minatar_breakout_teacher/seed-100"
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
+# Environments that need memory, and networks of the same encoder with and without a core.
+MEMORY_S9 = "minigrid:MiniGrid-MemoryS9-v0"  # pip install minigrid
+SEES_CELLS = (
+    'env.wrappers=["minigrid.wrappers:ImgObsWrapper"]',
+    "model.normalize_observations=true",
+)
+FLICKERING = (
+    "env.kwargs.flicker=0.5",
+    "model.kind=mlp",
+    "model.normalize_observations=true",
+    "replay.capacity=200_000",
+)
+WITHOUT_MEMORY = (
+    *("algo.name=dqn", "algo.n_step=5", "algo.duelling=true", "algo.huber=1", "actors.envs=16"),
+    *("model.hidden=[128,128]", "replay.prioritized=true"),
+)
+
+FLICKERING_RUNS: dict[str, Any] = {
+    "seeds": (1,),
+    "steps": 1_000_000,
+    "every_s": 5.0,
+    "episodes": 50,
+}
 
 # DQN on MinAtar: an update of 32 transitions every 4 steps and a target network of 1,000 steps, as
 # in Obando-Ceron and Castro 2021 (arXiv 2011.14826); the network of the preset's PPO.
@@ -258,6 +287,30 @@ BARS: dict[str, LearningBar] = {
         for game in MINATAR_GAMES
     },
     **{
+        f"minatar_{game}_pqn": LearningBar(
+            "minatar_breakout_pqn",
+            (f"env.kwargs.game={game}",),
+            must=Claim(not_below=f"minatar_{game}_ppo"),
+            published="PQN at 10 M, with convolutions (Gallici et al. 2024)",
+            **MINATAR,
+        )
+        for game in MINATAR_GAMES
+    },
+    "pong_pqn": LearningBar(
+        "pong",
+        (
+            "algo.name=pqn",
+            "algo.epsilon={from: 1, to: 0.01, steps: 100_000}",
+            "model.normalize_observations=true",
+            "learner.lr={from: 5e-4, to: 1e-4, steps: 1e6}",
+        ),
+        seeds=(1,),
+        steps=2_000_000,
+        must=Claim(median_steps=2e6),
+        aim=Claim(median_steps=0.6e6),
+        **PONG,
+    ),
+    **{
         f"minatar_{game}_{name}": LearningBar(
             "minatar_breakout",
             (f"env.kwargs.game={game}", *DQN_ON_MINATAR, *parts),
@@ -281,6 +334,82 @@ BARS: dict[str, LearningBar] = {
             "pong_apex", options, seeds=(101,), steps=1_500_000, **(PONG | {"published": ""})
         )
         for name, options in PONG_DQN_VARIANTS.items()
+    },
+    "memory_r2d2": LearningBar(
+        "memory_r2d2",
+        (),
+        seeds=(1, 2, 3),
+        steps=100_000,
+        must=Claim(at_least=0.95),
+        published="optimum 1, without memory 0",
+        every_s=2.0,
+        episodes=100,
+    ),
+    "memory_s9_r2d2": LearningBar(
+        MEMORY_S9,
+        ("algo.name=r2d2", *SEES_CELLS),
+        seeds=(1,),
+        steps=2_000_000,
+        must=Claim(not_below="memory_s9_ppo"),
+        published="without memory about 0.5",
+        episodes=100,
+    ),
+    "memory_s9_ppo": LearningBar(
+        MEMORY_S9,
+        ("algo.name=ppo", "model.core=lstm", *SEES_CELLS),
+        seeds=(1,),
+        steps=2_000_000,
+        episodes=100,
+    ),
+    "flickering_breakout_r2d2": LearningBar(
+        "minatar_breakout",
+        ("algo.name=r2d2", *FLICKERING),
+        must=Claim(not_below="flickering_breakout_dqn"),
+        **FLICKERING_RUNS,
+    ),
+    "flickering_breakout_dqn": LearningBar(
+        "minatar_breakout", (*WITHOUT_MEMORY, *FLICKERING), **FLICKERING_RUNS
+    ),
+    "minatar_breakout_teacher": LearningBar(
+        "minatar_breakout", (), seeds=(100,), steps=5_000_000, every_s=3.0, episodes=200
+    ),
+    # A quarter of the teacher's parameters, and a fifth of its steps.
+    "minatar_breakout_student": LearningBar(
+        "minatar_breakout",
+        (
+            *("algo.name=distill", f"algo.teachers=[{MINATAR_TEACHER}]", "model.hidden=[32,32]"),
+            *("model.activation=relu", "model.normalize_observations=true"),
+        ),
+        seeds=(1, 2, 3),
+        steps=1_000_000,
+        must=Claim(not_below="minatar_breakout_teacher", share=0.9),
+        every_s=3.0,
+        episodes=200,
+    ),
+    # The settings of the teacher with other seeds: how many steps to nine tenths of its return.
+    **{
+        f"minatar_breakout_{name}": LearningBar(
+            "minatar_breakout",
+            options,
+            seeds=(1, 2, 3),
+            steps=5_000_000,
+            must=must,
+            goal=20.0,
+            every=100_000,
+            every_s=3.0,
+            episodes=100,
+        )
+        for name, options, must in (
+            ("to_20", (), Claim()),
+            (
+                "kick_started",
+                (
+                    f"algo.teacher={MINATAR_TEACHER}",
+                    "algo.teacher_cost={from: 1, to: 0, steps: 2e6}",
+                ),
+                Claim(median_steps=1.4e6),  # half of what the teacher needed
+            ),
+        )
     },
 }
 
@@ -444,14 +573,16 @@ def train_on(
         "penstock",
         "train",
         bar.target,
-        *bar.options,
+        *(option.replace(INTO, str(run_dir.parents[1])) for option in bar.options),
         f"run.dir={run_dir}",
         f"run.seed={seed}",
         f"stop.return={'null' if goal is None else goal}",
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
-        # On a busy machine a nice process may not get a core for a minute.
+        # On a busy machine a nice process may not get a core for a minute. Writing the last replay
+        # takes long, too.
+        "run.grace_s=120",
         "run.start_timeout_s=600",
         "run.hang_timeout_s=600",
         f"checkpoint.every_s={bar.every_s}",
@@ -567,13 +698,14 @@ def evaluate(run_dir: Path, checkpoint: Path, episodes: int) -> dict[str, Any]:
 
 
 def training_course(intervals: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run."""
+    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run, with the
+    "seconds" of training at its end."""
     stretches: dict[int, list[Mapping[str, Any]]] = {}
     for line in intervals:
         stretches.setdefault(int(line["trained_steps"]) // every, []).append(line)
     course = []
     for number, stretch in sorted(stretches.items()):
-        means: dict[str, Any] = {"steps": (number + 1) * every}
+        means: dict[str, Any] = {"steps": (number + 1) * every, "seconds": stretch[-1]["time_s"]}
         for name in DIAGNOSTICS:
             values = [line[name] for line in stretch if line.get(name) is not None]
             if values:
@@ -694,7 +826,7 @@ def verdict(
     if claim.not_below:
         if not results[claim.not_below]["seeds"]:
             return ""
-        parts.append(mean >= mean_return(results[claim.not_below]))
+        parts.append(mean >= claim.share * mean_return(results[claim.not_below]))
 
     # A seed that did not reach the goal took longer than any number of steps.
     runs = results[name]["seeds"].values()

@@ -530,8 +530,8 @@ def _check_one_headed_network(cfg: Sections) -> Iterator[Contradiction]:
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
                 f"model.{key} {getattr(cfg.model, key)} is for actor-critics and r2d2, and "
-                f"algo.name {cfg.algo.name} is neither; set algo.name=r2d2, algo.name=ppo or "
-                f"model.{key}={getattr(defaults, key)}",
+                f"algo.name {cfg.algo.name} is neither; set algo.name=ppo, or for actions to "
+                f"choose from algo.name=r2d2, or model.{key}={getattr(defaults, key)}",
             )
             return
 

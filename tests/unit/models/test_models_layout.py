@@ -214,7 +214,13 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
 @pytest.mark.parametrize(
     ("algo", "kind", "observation_space", "action_space", "words"),
     [
-        ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "neither Discrete", "set algo.name=sac"]),
+        (
+            "dqn",
+            "auto",
+            VECTOR,
+            TORQUES,
+            ["algo.name dqn", "neither Discrete", "set algo.name=sac"],
+        ),
         ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
         ("sac", "auto", STACKS, TORQUES, ["[4, 84, 84, 3]", "look like frames"]),
         ("impala", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "GrayscaleObs", "model.kind=mlp"]),
