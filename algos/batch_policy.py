@@ -221,7 +221,9 @@ class BatchPolicy:
 
     def _tell(self, sampler: ActionSampler) -> None:
         """Tell a sampler of the present weights."""
-        sampler.on_new_weights(untrained=self._untrained, epsilon=self._epsilon)
+        sampler.on_new_weights(untrained=self._untrained)
+        if self._epsilon is not None:
+            sampler.on_new_epsilon(self._epsilon)
 
     def _compute(self, observations: Array, state: Float32, *, explores: bool) -> Workspace:
         """Returns the workspace whose sampler has the outputs for the observations, in its first

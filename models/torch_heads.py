@@ -218,16 +218,29 @@ class HeadNet(PolicyNetwork):
             return weight, bias
 
         value_weight, value_bias = weights_of(self.value)
-        outputs = self.head_shape.outputs
-        value_weight = value_weight.expand(outputs, -1, -1).flatten(0, 1)
-        value_bias = value_bias.expand(outputs, -1).flatten()
-        combined_weight = torch.cat([value_weight, weight - self._means(weight)], 1)
-        combined_bias = value_bias + bias - self._means(bias)
+        combined_weight = torch.cat(
+            [self._for_each_output(value_weight), weight - self._means(weight)], 1
+        )
+        combined_bias = self._for_each_output(value_bias) + bias - self._means(bias)
         return combined_weight, combined_bias
 
+    def _for_each_output(self, rows: Tensor) -> Tensor:
+        """Returns the rows of the value head, one for each quantile, as often as there are
+        outputs."""
+        outputs = self.head_shape.outputs
+        if len(rows) == 1:
+            return rows.expand(outputs, *rows.shape[1:])
+        return rows.expand(outputs, *rows.shape).flatten(0, 1)
+
     def _means(self, rows: Tensor) -> Tensor:
-        """Returns for each row of the head the mean over the actions of its choice, in ``rows``."""
+        """Returns for each row of the head the mean over the actions of its choice, in ``rows``.
+
+        Where it is the same for all of them, it is a single row.
+        """
         head = self.head_shape
+        if head.quantiles == 1 and len(head.branches) == 1:
+            return rows.mean(0)
+
         by_output = rows.unflatten(0, (head.outputs, head.quantiles))
         means = [
             part.mean(0, keepdim=True).expand(part.shape) for part in by_output.split(head.branches)

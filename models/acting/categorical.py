@@ -89,14 +89,19 @@ class ActionSampler(ABC):
         self.outputs = np.empty((outputs, envs), np.float32) if memory is None else memory
         self._rng = rng
 
-    def on_new_weights(self, *, untrained: bool, epsilon: float | None = None) -> None:
+    def on_new_weights(self, *, untrained: bool) -> None:
         """The network has got other weights.
 
-        Args:
-            untrained: whether they are those before its first update.
-            epsilon: the rate of exploration that came with them; None if it does not change.
+        ``untrained``: whether they are those before its first update.
         """
         self.untrained = untrained
+
+    def on_new_epsilon(self, epsilon: float) -> None:
+        """Weights have brought another rate of exploration.
+
+        Only samplers of networks whose weights have one override it.
+        """
+        raise AssertionError(f"{type(self).__name__} has no rate of exploration")
 
     def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
         """Explore in the first environments as the seats of these ``numbers`` [B] of games do.
@@ -382,12 +387,10 @@ class ExploringSampler(ActionSampler):
         self._q_taken, self._q_max = np.empty((2, envs), np.float32)
         self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
 
-    def on_new_weights(self, *, untrained: bool, epsilon: float | None = None) -> None:
-        super().on_new_weights(untrained=untrained)
-        if epsilon is not None:
-            assert self._ladder is not None
-            self._base = epsilon
-            self._explore_at(self._ladder.rates(epsilon))
+    def on_new_epsilon(self, epsilon: float) -> None:
+        assert self._ladder is not None
+        self._base = epsilon
+        self._explore_at(self._ladder.rates(epsilon))
 
     def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
         assert self._ladder is not None

@@ -119,7 +119,10 @@ class Policy:
             self.network.load(flat)
         else:
             epsilon = self._weights.take(self.network, flat, number)
-        self.decider.on_new_weights(untrained=untrained, epsilon=epsilon)
+
+        self.decider.on_new_weights(untrained=untrained)
+        if epsilon is not None:
+            self.decider.on_new_epsilon(epsilon)
 
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns actions as in training: int32 ``[envs]``; of a Box float32 ``[envs, *shape]``."""

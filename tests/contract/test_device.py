@@ -79,13 +79,14 @@ def weights() -> Any:
     return np.stack(found)
 
 
-def transitions() -> Any:
+def transitions(*options: str) -> Any:
     """Train on arrays that are overwritten as soon as a step returns, and take the differences."""
     config = resolve(
         "Acrobot-v1",
         [
             *("algo.name=dqn", "replay.prioritized=true"),
             *("learner.precision=fp32", "learner.device=cpu"),
+            *options,
         ],
     )
     made = OffPolicyTrainer(config, probe(config.env))
@@ -110,6 +111,12 @@ def transitions() -> Any:
             errors.append(known.pop(0).get().copy())
     errors.append(known.pop().get().copy())
     return np.concatenate(errors), made.published_tensors()[0].detach().cpu().numpy()
+
+
+def parts_of_dqn() -> Any:
+    """Train on transitions with noise, quantiles and a rate of exploration that is published."""
+    schedule = "algo.epsilon={from: 1, to: 0, steps: 100}"
+    return transitions("algo.noisy=true", "algo.quantiles=4", schedule)
 
 
 def uploads() -> Any:
@@ -166,7 +173,11 @@ def prefetched() -> Any:
 
 
 WORKS: dict[str, Work] = {
-    work.__name__: work for work in (unrolls, weights, transitions, uploads, reductions, prefetched)
+    work.__name__: work
+    for work in (
+        *(unrolls, weights, transitions, parts_of_dqn),
+        *(uploads, reductions, prefetched),
+    )
 }
 
 HAZARDS = [
