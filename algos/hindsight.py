@@ -14,7 +14,6 @@ import numpy as np
 
 from penstock.algos.slots import Rewards, adjust_rewards
 from penstock.configs.algorithms import OffPolicyConfig
-from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SampleSpec, Transitions
 from penstock.core.observations import views
@@ -83,14 +82,11 @@ def make_hindsight(config: Config, draws: SampleSpec, rank: int) -> Hindsight | 
         rank: of the learner.
 
     Raises:
-        UserError: the environment has no goals, or batches are of no single transitions.
+        UserError: the environment has no goals.
     """
     cfg = config.algo
     if not isinstance(cfg, OffPolicyConfig) or not cfg.hindsight:
         return None
-    if not isinstance(draws, Transitions):
-        raise UserError(
-            f"algo.hindsight {cfg.hindsight:g} replaces goals of single transitions, and algo.name "
-            f"{cfg.name} draws sequences; set algo.hindsight=0 or algo.name=dqn"
-        )
+
+    assert isinstance(draws, Transitions), draws
     return Hindsight(Goals(config.env, first=FirstIndex.LEARNER + rank), cfg.hindsight, cfg)

@@ -53,6 +53,7 @@ from penstock.monitor.run_folder.record import METRICS, SUMMARY
 
 EVALUATION_SEED = 1000
 RESULT = "bars"
+INTO = "INTO"  # in options: the folder of all bars
 # Of the intervals between two points of a curve the means of these are kept, for comparing seeds.
 DIAGNOSTICS = (
     "episode_return_mean",
@@ -73,6 +74,8 @@ class Claim(NamedTuple):
     """Mean return of the seeds."""
     not_below: str = ""
     """Name of a bar whose mean return must be reached."""
+    share: float = 1.0
+    """The share of that return that suffices."""
     median_steps: float | None = None
     """Agent steps to the goal, the median of the seeds."""
     slowest_steps: float | None = None
@@ -83,7 +86,8 @@ class Claim(NamedTuple):
         if self.at_least is not None:
             parts.append(f"≥ {self.at_least:,g}")
         if self.not_below:
-            parts.append(f"≥ {self.not_below}")
+            share = "" if self.share == 1 else f"{self.share:g} of "
+            parts.append(f"≥ {share}{self.not_below}")
         if self.median_steps is not None:
             parts.append(f"≤ {self.median_steps / 1e6:g} M")
         if self.slowest_steps is not None:
@@ -97,6 +101,7 @@ class LearningBar(NamedTuple):
     target: str
     """As `penstock train` takes it, started in the folder of the checkout."""
     options: tuple[str, ...]
+    """`INTO` in them is the folder of all bars, where the run of another bar is found."""
     seeds: Sequence[int]
     steps: int
     """Agent steps of each run: where it ends, and over which schedules without `steps` go."""
@@ -156,6 +161,7 @@ def tuned_pong(*options: str) -> LearningBar:
 
 MINATAR: dict[str, Any] = {"steps": 3_000_000, "every_s": 3.0, "episodes": 50, "seeds": (1, 2, 3)}
 PPO_ON_MINATAR = "PPO at 20 M: Breakout 50, Asterix 22 to 25, Space Invaders 145 to 153 (pgx)"
+MINATAR_TEACHER = f"{INTO}/minatar_breakout_teacher/seed-100"
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
 # Environments that need memory, and networks of the same encoder with and without a core.
 MEMORY_S9 = "minigrid:MiniGrid-MemoryS9-v0"  # pip install minigrid
@@ -179,6 +185,41 @@ FLICKERING_RUNS: dict[str, Any] = {
     "steps": 1_000_000,
     "every_s": 5.0,
     "episodes": 50,
+}
+
+# DQN on MinAtar: an update of 32 transitions every 4 steps and a target network of 1,000 steps, as
+# in Obando-Ceron and Castro 2021 (arXiv 2011.14826); the network of the preset's PPO.
+DQN_ON_MINATAR = (
+    *("algo.name=dqn", "model.kind=mlp", "model.hidden=[128, 128]"),
+    *("model.normalize_observations=true", "replay.capacity=100_000", "replay.min_size=5_000"),
+    *("replay.batch_size=32", "replay.samples_per_insert=8", "algo.target_every=250"),
+    *("algo.huber=1", "learner.eps=3.125e-4", "learner.publish_every=4"),
+)
+PARTS_OF_DQN = {
+    "dqn": ("algo.epsilon={from: 1, to: 0.01, steps: 250_000}", "algo.epsilon_alpha=0"),
+    "rainbow": (
+        *("algo.quantiles=32", "algo.noisy=true", "algo.epsilon=0", "algo.n_step=3"),
+        *("replay.prioritized=true", "replay.alpha=0.5", "replay.beta=0.4"),
+    ),
+}
+
+# What may make Pong from replay faster, on seeds that are not reported. The preset `pong_apex` was
+# at 0 in training after 750,000 steps, with environments of which some explore much.
+PONG_DQN_VARIANTS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    # Each step is drawn twice as often, in updates of half the size: four times the updates.
+    "updates": ("replay.samples_per_insert=8", "replay.batch_size=32"),
+    # The same, and frames normalised pixel by pixel, as PPO's presets have them.
+    "normalised": (
+        *("replay.samples_per_insert=8", "replay.batch_size=32"),
+        "model.normalize_observations=true",
+    ),
+    # The same, with quantiles and a rate of exploration that falls.
+    "quantiles": (
+        *("replay.samples_per_insert=8", "replay.batch_size=32"),
+        *("model.normalize_observations=true", "algo.quantiles=32"),
+        *("algo.epsilon={from: 1, to: 0.01, steps: 100_000}", "algo.epsilon_alpha=0"),
+    ),
 }
 
 BARS: dict[str, LearningBar] = {
@@ -245,6 +286,55 @@ BARS: dict[str, LearningBar] = {
         )
         for game in MINATAR_GAMES
     },
+    **{
+        f"minatar_{game}_pqn": LearningBar(
+            "minatar_breakout_pqn",
+            (f"env.kwargs.game={game}",),
+            must=Claim(not_below=f"minatar_{game}_ppo"),
+            published="PQN at 10 M, with convolutions (Gallici et al. 2024)",
+            **MINATAR,
+        )
+        for game in MINATAR_GAMES
+    },
+    "pong_pqn": LearningBar(
+        "pong",
+        (
+            "algo.name=pqn",
+            "algo.epsilon={from: 1, to: 0.01, steps: 100_000}",
+            "model.normalize_observations=true",
+            "learner.lr={from: 5e-4, to: 1e-4, steps: 1e6}",
+        ),
+        seeds=(1,),
+        steps=2_000_000,
+        must=Claim(median_steps=2e6),
+        aim=Claim(median_steps=0.6e6),
+        **PONG,
+    ),
+    **{
+        f"minatar_{game}_{name}": LearningBar(
+            "minatar_breakout",
+            (f"env.kwargs.game={game}", *DQN_ON_MINATAR, *parts),
+            must=Claim(not_below=f"minatar_{game}_dqn" if name == "rainbow" else ""),
+            **(MINATAR | {"steps": 2_000_000}),
+        )
+        for game in MINATAR_GAMES
+        for name, parts in PARTS_OF_DQN.items()
+    },
+    "pong_dqn": LearningBar(
+        "pong_apex",
+        PONG_DQN_VARIANTS["quantiles"],
+        seeds=(1,),
+        steps=1_500_000,
+        must=Claim(median_steps=1.5e6),
+        aim=Claim(median_steps=0.8e6),
+        **PONG,
+    ),
+    **{
+        f"pong_dqn_{name}": LearningBar(
+            "pong_apex", options, seeds=(101,), steps=1_500_000, **(PONG | {"published": ""})
+        )
+        for name, options in PONG_DQN_VARIANTS.items()
+    },
     "memory_r2d2": LearningBar(
         "memory_r2d2",
         (),
@@ -280,6 +370,47 @@ BARS: dict[str, LearningBar] = {
     "flickering_breakout_dqn": LearningBar(
         "minatar_breakout", (*WITHOUT_MEMORY, *FLICKERING), **FLICKERING_RUNS
     ),
+    "minatar_breakout_teacher": LearningBar(
+        "minatar_breakout", (), seeds=(100,), steps=5_000_000, every_s=3.0, episodes=200
+    ),
+    # A quarter of the teacher's parameters, and a fifth of its steps.
+    "minatar_breakout_student": LearningBar(
+        "minatar_breakout",
+        (
+            *("algo.name=distill", f"algo.teachers=[{MINATAR_TEACHER}]", "model.hidden=[32,32]"),
+            *("model.activation=relu", "model.normalize_observations=true"),
+        ),
+        seeds=(1, 2, 3),
+        steps=1_000_000,
+        must=Claim(not_below="minatar_breakout_teacher", share=0.9),
+        every_s=3.0,
+        episodes=200,
+    ),
+    # The settings of the teacher with other seeds: how many steps to nine tenths of its return.
+    **{
+        f"minatar_breakout_{name}": LearningBar(
+            "minatar_breakout",
+            options,
+            seeds=(1, 2, 3),
+            steps=5_000_000,
+            must=must,
+            goal=20.0,
+            every=100_000,
+            every_s=3.0,
+            episodes=100,
+        )
+        for name, options, must in (
+            ("to_20", (), Claim()),
+            (
+                "kick_started",
+                (
+                    f"algo.teacher={MINATAR_TEACHER}",
+                    "algo.teacher_cost={from: 1, to: 0, steps: 2e6}",
+                ),
+                Claim(median_steps=1.4e6),  # half of what the teacher needed
+            ),
+        )
+    },
 }
 
 
@@ -442,14 +573,16 @@ def train_on(
         "penstock",
         "train",
         bar.target,
-        *bar.options,
+        *(option.replace(INTO, str(run_dir.parents[1])) for option in bar.options),
         f"run.dir={run_dir}",
         f"run.seed={seed}",
         f"stop.return={'null' if goal is None else goal}",
         f"stop.env_steps={bar.steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
-        # On a busy machine a nice process may not get a core for a minute.
+        # On a busy machine a nice process may not get a core for a minute. Writing the last replay
+        # takes long, too.
+        "run.grace_s=120",
         "run.start_timeout_s=600",
         "run.hang_timeout_s=600",
         f"checkpoint.every_s={bar.every_s}",
@@ -565,13 +698,14 @@ def evaluate(run_dir: Path, checkpoint: Path, episodes: int) -> dict[str, Any]:
 
 
 def training_course(intervals: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run."""
+    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run, with the
+    "seconds" of training at its end."""
     stretches: dict[int, list[Mapping[str, Any]]] = {}
     for line in intervals:
         stretches.setdefault(int(line["trained_steps"]) // every, []).append(line)
     course = []
     for number, stretch in sorted(stretches.items()):
-        means: dict[str, Any] = {"steps": (number + 1) * every}
+        means: dict[str, Any] = {"steps": (number + 1) * every, "seconds": stretch[-1]["time_s"]}
         for name in DIAGNOSTICS:
             values = [line[name] for line in stretch if line.get(name) is not None]
             if values:
@@ -692,7 +826,7 @@ def verdict(
     if claim.not_below:
         if not results[claim.not_below]["seeds"]:
             return ""
-        parts.append(mean >= mean_return(results[claim.not_below]))
+        parts.append(mean >= claim.share * mean_return(results[claim.not_below]))
 
     # A seed that did not reach the goal took longer than any number of steps.
     runs = results[name]["seeds"].values()

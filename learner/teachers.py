@@ -21,6 +21,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from penstock.algos.action_rule import ActionRule, action_rule
+from penstock.algos.core_inputs import unrolled_inputs
+from penstock.algos.dqn.losses import action_values, best_actions
 from penstock.algos.ops.frame_stacks import observations
 from penstock.algos.ops.teaching import OUTPUTS, VALUE, mean_outputs, policy_outputs
 from penstock.algos.samples import network_shape
@@ -38,9 +40,9 @@ from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_history import checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_spaces import stored_spaces
 from penstock.models.acting.policy import state_size_of
-from penstock.models.actions import Numbers, action_spec
+from penstock.models.actions import Choices, Numbers, action_spec
 from penstock.models.torch_general import GeneralActorCritic, GeneralNet
-from penstock.models.torch_heads import ActorCritic, PolicyNetwork, of_allowed
+from penstock.models.torch_heads import ActorCritic, PolicyNetwork
 from penstock.models.torch_nets import filled_net
 
 Headers = npt.NDArray[np.void]
@@ -88,7 +90,7 @@ class Teacher:
     Args:
         net: its network.
         rule: how the outputs of the network decide an action.
-        reading: reads its observations out of those of the student; None where they are the same.
+        reader: reads its observations out of those of the student; None where they are the same.
         q_temperature: what Q-values are divided by to be logits.
         state_size: number of float32 values that it remembers of an environment; 0 without memory.
     """
@@ -98,13 +100,14 @@ class Teacher:
         net: PolicyNetwork,
         rule: ActionRule,
         *,
-        reading: PartReader | None,
+        reader: PartReader | None,
         q_temperature: float,
         state_size: int,
     ) -> None:
         self._net = net
+        self._device = next(net.parameters()).device
         self._rule = rule
-        self._reading = reading
+        self._reader = reader
         self._q_temperature = q_temperature
         self.state_size = state_size
         self.has_values = rule.has_values or isinstance(net, ActorCritic)
@@ -119,53 +122,68 @@ class Teacher:
             return self._judgement(rows, *self._net(rows))
         return self._judgement(rows, self._net(rows), None)
 
-    def follow(self, obs: Tensor, alive: Tensor, headers: Headers) -> Judgement:
+    def follow(self, batch: Mapping[str, Tensor], envs: Tensor, headers: Headers) -> Judgement:
         """Judge one unroll of each of several actors; only with memory.
 
         Args:
-            obs: observations of the student, ``[T, E, *shape]``.
-            alive: which rows are agent steps, bool ``[T, E]``.
-            headers: of the unrolls, whose environments lie side by side.
+            batch: the columns ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
+            envs: the environments of these actors, side by side.
+            headers: of these unrolls.
         """
         net = self._net
         assert isinstance(net, GeneralNet), net
-        rows = self._read(obs)
-        envs = alive.shape[1] // len(headers)
-        state = torch.cat([self._state_before(header, envs, obs.device) for header in headers])
-        first = torch.zeros_like(alive)
-        torch.logical_not(alive[:-1], out=first[1:])
+        obs = self._read(observations(batch, envs)[:-1])
+        envs_per_slot = len(envs) // len(headers)
+        state = torch.cat([self._state_before(header, envs_per_slot) for header in headers])
+
+        # The row after the last one belongs to the next unroll, which may begin with an episode.
+        alive = batch["alive"][:, envs]
+        begins = torch.cat([torch.zeros_like(alive[:1]), ~alive])
+        inputs = None
+        if net.core_inputs is not None:
+            inputs = unrolled_inputs(
+                net.core_inputs,
+                state,
+                actions=batch["action"][:, envs],
+                rewards=batch["reward"][:, envs],
+                first=begins,
+            )
+        row_inputs = None if inputs is None else inputs[:-1]
 
         values = None
         if isinstance(net, GeneralActorCritic):
-            outputs, values, next_state = net.step(rows, state, first)
+            outputs, values, next_state = net.step(obs, state, begins[:-1], row_inputs)
         else:
-            features, next_state = net.features(rows, state, first)
+            features, next_state = net.features(obs, state, begins[:-1], row_inputs)
             outputs = net.outputs_of(features[0])
         assert next_state is not None
 
-        # An episode begins after a last row that only resets.
-        next_state = next_state * alive[-1, :, None]
-        for header, actor_state in zip(headers, next_state.split(envs), strict=True):
+        next_state = next_state.masked_fill(begins[-1, :, None], 0.0)
+        if inputs is not None:
+            next_state[:, -inputs.shape[2] :] = inputs[-1]
+        for header, actor_state in zip(headers, next_state.split(envs_per_slot), strict=True):
             incarnation, sequence = int(header["incarnation"]), int(header["sequence"])
             self._streams[int(header["actor"])] = StreamMemory(incarnation, sequence, actor_state)
-        return self._judgement(rows, outputs, values)
+        return self._judgement(obs, outputs, values)
 
-    def _state_before(self, header: np.void, envs: int, device: torch.device) -> Tensor:
+    def _state_before(self, header: np.void, envs: int) -> Tensor:
         """Returns what it remembers before an unroll, ``[envs, state_size]``."""
         memory = self._streams.get(int(header["actor"]))
         if memory is not None:
             follows = memory.sequence + 1 == int(header["sequence"])
             if follows and memory.incarnation == int(header["incarnation"]):
                 return memory.state
-        return torch.zeros(envs, self.state_size, device=device)
+        return torch.zeros(envs, self.state_size, device=self._device)
 
     def _read(self, obs: Tensor) -> Tensor:
-        return obs if self._reading is None else self._reading(obs)
+        return obs if self._reader is None else self._reader(obs)
 
     def _judgement(self, rows: Tensor, outputs: Tensor, values: Tensor | None) -> Judgement:
         mask = self._net.mask(rows)
-        if self._rule.has_values:
-            values = of_allowed(outputs, mask).amax(1)
+        if isinstance(self._rule.actions, Choices) and self._rule.has_values:
+            counts = self._rule.actions.counts
+            best = best_actions(outputs, mask, counts)
+            values = action_values(outputs, best, counts).mean(1)
         return Judgement(policy_outputs(self._rule, outputs, mask, self._q_temperature), values)
 
 
@@ -275,29 +293,30 @@ class Teachers:
         teacher: Teacher,
         rows: Tensor | None = None,
     ) -> JudgedBatch:
-        """Returns what a teacher makes of a batch, or of those ``rows`` (bool ``[T, E]``) of it.
-
-        One with memory judges all rows, since it has to see the rows before.
-        """
+        """Returns what a teacher makes of a batch, or of those ``rows`` (bool ``[T, E]``) of it."""
+        if teacher.state_size:
+            return self._followed(batch, headers, teacher)  # it has to see all rows
         judged = self._empty(batch)
-        if not teacher.state_size:
-            for envs in parts:
-                obs = observations(batch, envs)[:-1].flatten(0, 1)
-                if rows is None:
-                    judged.write(envs, teacher.judge(obs))
-                else:
-                    index = rows[:, envs].flatten().nonzero()[:, 0]
-                    judged.write(envs, self._judgement_of(teacher, obs, index))
-            return judged
+        for envs in parts:
+            obs = observations(batch, envs)[:-1].flatten(0, 1)
+            if rows is None:
+                judged.write(envs, teacher.judge(obs))
+            else:
+                index = rows[:, envs].flatten().nonzero()[:, 0]
+                judged.write(envs, self._judgement_of(teacher, obs, index))
+        return judged
 
+    def _followed(
+        self, batch: Mapping[str, Tensor], headers: Headers, teacher: Teacher
+    ) -> JudgedBatch:
+        """Returns what a teacher with memory makes of a batch, slot after slot of each actor."""
+        judged = self._empty(batch)
         alive = batch["alive"]
         envs_per_slot = alive.shape[1] // max(1, len(headers))
-        columns = torch.arange(alive.shape[1], device=alive.device).split(envs_per_slot)
+        envs_of_slot = torch.arange(alive.shape[1], device=alive.device).split(envs_per_slot)
         for slots in _rounds(headers):
-            envs = torch.cat([columns[slot] for slot in slots])
-            obs = observations(batch, envs)[:-1]
-            judgement = teacher.follow(obs, alive[:, envs], headers[slots])
-            judged.write(envs, judgement)
+            envs = torch.cat([envs_of_slot[slot] for slot in slots])
+            judged.write(envs, teacher.follow(batch, envs, headers[slots]))
         return judged
 
     def _judgement_of(self, teacher: Teacher, obs: Tensor, index: Tensor) -> Judgement:
@@ -345,25 +364,75 @@ def _teacher(
             f"{differs.present} here; name a policy of an environment with the same spaces"
         )
 
-    teacher_info = EnvInfo.of_spaces(stored.config.env.id, stored.spaces, 1, f"of {path}")
+    _check_packing(path, teaching, stored.config, config, info)
+    teacher_info = _info_of(path, stored.config, stored.spaces)
     rule = action_rule(stored.config, teacher_info)
-    squashes = config.model.gaussian == "squashed"
-    if isinstance(rule.actions, Numbers) and rule.actions.squashed != squashes:
-        way = "squashed" if rule.actions.squashed else "clipped"
-        raise UserError(
-            f"the numbers of {teaching.option} {path} are {way}, and those of the student "
-            f"{config.model.gaussian}; set model.gaussian={way}"
-        )
-
+    _check_actions(path, teaching, stored.config, config, rule)
+    _check_rewards(path, teaching, stored.config, config)
     shape = network_shape(stored.config, teacher_info)
     reads_alike = teacher_info.parts == info.parts
     return Teacher(
         filled_net(shape, stored.weights).to(device),
         rule,
-        reading=None if reads_alike else PartReader(info, teacher_info, extra, device),
+        reader=None if reads_alike else PartReader(info, teacher_info, extra, device),
         q_temperature=teaching.q_temperature,
         state_size=state_size_of(shape),
     )
+
+
+def _check_actions(
+    path: str, teaching: Teaching, trained: Config, config: Config, rule: ActionRule
+) -> None:
+    """Raise UserError where a teacher has no distribution of the student's kind."""
+    if rule.deterministic:
+        raise UserError(
+            f"{teaching.option} {path} is of algo.name {trained.algo.name}, which has no "
+            "probabilities to learn; name a policy of sac, ppo or impala"
+        )
+    if not isinstance(rule.actions, Numbers):
+        return
+
+    way = "squashed" if rule.actions.squashed else "clipped"
+    if way != config.model.gaussian:
+        raise UserError(
+            f"the numbers of {teaching.option} {path} are {way}, and those of the student "
+            f"{config.model.gaussian}; set model.gaussian={way}"
+        )
+
+
+def _check_packing(
+    path: str, teaching: Teaching, trained: Config, config: Config, info: EnvInfo
+) -> None:
+    """Raise UserError where a teacher reads choices one-hot and the student by number, or the other
+    way round."""
+    embed_above = trained.env.embed_above
+    if embed_above == config.env.embed_above:
+        return
+    repacked = EnvInfo.of_spaces(config.env.id, info.spaces, 1, info.how, embed_above)
+    if (repacked.parts, repacked.observation_space) != (info.parts, info.observation_space):
+        raise UserError(
+            f"{teaching.option} {path} reads choices as in its training; set "
+            f"env.embed_above={embed_above}"
+        )
+
+
+def _check_rewards(path: str, teaching: Teaching, trained: Config, config: Config) -> None:
+    """Raise UserError where a teacher reads rewards that the student's run changes otherwise."""
+    if "reward" not in trained.model.core_inputs:
+        return
+    for name in ("reward_clip", "reward_scale"):
+        value = getattr(trained.algo, name)
+        if value != getattr(config.algo, name):
+            text = "null" if value is None else f"{value:g}"
+            raise UserError(
+                f"{teaching.option} {path} reads rewards as in its training; set algo.{name}={text}"
+            )
+
+
+def _info_of(path: str, config: Config, env_spaces: tuple[Space, Space]) -> EnvInfo:
+    """Returns the properties of the environment of a policy, as it was packed in training."""
+    env = config.env
+    return EnvInfo.of_spaces(env.id, env_spaces, 1, f"of {path}", env.embed_above)
 
 
 def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo) -> _StoredPolicy:
@@ -377,12 +446,10 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
         policy = exported.read(Path(path), allow, way=way)
         return _StoredPolicy(policy.config, policy.spaces, policy.weights)
     if not Path(path).exists():
-        way = "or set algo.teacher=null"
-        if teaching.option != "algo.teacher":
-            way = "or put it back"
+        way = "set algo.teacher=null" if teaching.option == "algo.teacher" else "put it back"
         raise UserError(
             f"{teaching.option} names {path}, and there is no such file or folder; give a file "
-            f"that penstock export wrote, the folder of a run, {way}"
+            f"that penstock export wrote, the folder of a run, or {way}"
         )
 
     teacher_config = load_run(path)
@@ -391,8 +458,7 @@ def _stored_policy(path: str, teaching: Teaching, config: Config, info: EnvInfo)
     folder = checkpoint_folder(path, "best")
     checkpoint = checkpoint_format.load(folder)
     env_spaces = stored_spaces(folder / checkpoint_format.FILE, checkpoint, info)
-    teacher_info = EnvInfo.of_spaces(teacher_config.env.id, env_spaces, 1, f"of {path}")
-    layout = network_shape(teacher_config, teacher_info).layout
+    layout = network_shape(teacher_config, _info_of(path, teacher_config, env_spaces)).layout
     checkpoint_format.check_layout(folder / checkpoint_format.FILE, checkpoint.layout, layout)
     return _StoredPolicy(teacher_config, env_spaces, checkpoint.weights)
 

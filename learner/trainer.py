@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,10 +46,12 @@ from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Minibatch, deal, deal_steps, pieces
 from penstock.learner.passes import PassSize, compile_network
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
-from penstock.learner.teachers import Teachers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
+
+if TYPE_CHECKING:
+    from penstock.learner.teachers import Teachers
 
 # Name of the sums of `RewardScale` in a checkpoint.
 REWARDS = "rewards/sums"
@@ -99,8 +101,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         self.optimizer = self._add_optimizer("model", self.model.named_parameters())
         self._accumulation = Accumulation(config.learner.accumulate)
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
-        is_taught = config.algo.teaching is not None
-        self._teachers = Teachers(config, info, self.device) if is_taught else None
+        self._teachers = _load_teachers(config, info, self.device)
 
         self._early_stops: list[bool] = []
         """Whether each batch since the last `statistics` was left before its last epoch."""
@@ -248,14 +249,17 @@ class Trainer(BaseTrainer[StagingBatch]):
     def _prepare_columns(
         self, columns: dict[str, Tensor], headers: npt.NDArray[np.void]
     ) -> dict[str, Tensor]:
-        """Scale rewards, update the observations' normaliser, and add the columns of teachers and
-        of the algorithm.
+        """Add the columns of teachers, scale rewards, update the observations' normaliser, and add
+        the algorithm's columns.
 
         Returns the columns of the batch for all of its updates. All learners call this in the same
         turn, as it sums values over them. ``headers`` are those of the batch's slots.
         """
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
+        if self._teachers is not None and self._options.current.teaching is not None:
+            columns |= self._teachers(columns, headers, self._batch_parts(columns))
+
         if self._rewards is not None:
             if self.model.core_inputs is not None:
                 columns[REWARD] = columns["reward"]
@@ -265,8 +269,6 @@ class Trainer(BaseTrainer[StagingBatch]):
             obs, alive = some_observations(columns, self.model.normalizer.most_rows)
             self.model.observe(obs, alive, self.sync.all_reduce)
 
-        if self._teachers is not None and self._options.current.teaching is not None:
-            columns |= self._teachers(columns, headers, self._batch_parts(columns))
         if self._algo.prepare is not None:
             parts = self._batch_parts(columns)
             columns |= self._algo.prepare(
@@ -420,6 +422,16 @@ class Trainer(BaseTrainer[StagingBatch]):
             any_taken = torch.stack(accumulation.norms).isfinite().any()
             self._restore_shared(accumulation.shared, any_taken)
             accumulation.forget_shared()
+
+
+def _load_teachers(config: Config, info: EnvInfo, device: torch.device) -> Teachers | None:
+    """Returns the teachers of a run, None if it has none. Raises UserError as `Teachers`."""
+    if config.algo.teaching is None:
+        return None
+    # Few runs have teachers, and the others need not wait for these imports.
+    from penstock.learner.teachers import Teachers
+
+    return Teachers(config, info, device)
 
 
 class ScheduledOptions:

@@ -31,6 +31,7 @@ from penstock.models.layout import (
     Activation,
     Entry,
     Layer,
+    Scaling,
     SingleHead,
     actor_critic,
     norm_entries,
@@ -190,12 +191,10 @@ class PlainMlp:
         layers = []
         for i in range(len(self.widths) - 1):
             name = _layer(POLICY, i)
-            layer = Layer(
-                weight=named[f"{name}.weight"],
-                bias=named[f"{name}.bias"],
-                norm_weight=named.get(f"{name}.norm.weight"),
-                norm_bias=named.get(f"{name}.norm.bias"),
-            )
+            layer = Layer(named[f"{name}.weight"], named[f"{name}.bias"])
+            if self.layer_norm:
+                norm = Scaling(named[f"{name}.norm.weight"], named[f"{name}.norm.bias"])
+                layer = layer._replace(norm=norm)
             layers.append(layer)
 
         layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)

@@ -44,17 +44,22 @@ Activation = Literal["tanh", "relu"]
 Entry = tuple[str, tuple[int, ...]]
 
 
+class Scaling(NamedTuple):
+    """What normalised outputs of a layer are multiplied by, and what is added; each ``[out]``."""
+
+    weight: Float32
+    bias: Float32
+
+
 class Layer(NamedTuple):
-    """A layer of an MLP, and how its outputs are normalised (`model.layer_norm`)."""
+    """A layer of an MLP."""
 
     weight: Float32
     """``[out, in]``."""
     bias: Float32
     """``[out]``."""
-    norm_weight: Float32 | None = None
-    """The gains of normalised outputs, ``[out]``; None where they are not normalised."""
-    norm_bias: Float32 | None = None
-    """What is added to normalised outputs afterwards, ``[out]``."""
+    norm: Scaling | None = None
+    """Of normalised outputs (`model.layer_norm`); None where they are not normalised."""
 
 
 @dataclass(frozen=True)
@@ -416,9 +421,8 @@ def _tower(
         layer = Layer(weight, named[f"hidden.{i}.bias"][tower])
 
         if f"hidden.{i}.norm.weight" in named:
-            layer = layer._replace(
-                norm_weight=named[f"hidden.{i}.norm.weight"][tower],
-                norm_bias=named[f"hidden.{i}.norm.bias"][tower],
-            )
+            norm_weight = named[f"hidden.{i}.norm.weight"][tower]
+            norm_bias = named[f"hidden.{i}.norm.bias"][tower]
+            layer = layer._replace(norm=Scaling(norm_weight, norm_bias))
         tower_layers.append(layer)
     return tower_layers

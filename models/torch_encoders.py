@@ -238,7 +238,7 @@ class ImpalaEncoder(nn.Module):
 class ConvSection(nn.Module):
     """A convolution, a pooling that halves each direction, and two residual blocks."""
 
-    def __init__(self, entering: int, channels: int, *, layer_norm: bool) -> None:
+    def __init__(self, entering: int, channels: int, *, layer_norm: bool = False) -> None:
         super().__init__()
         self.conv = conv_type(layer_norm)(entering, channels, 3, padding=1)
         self.blocks = nn.ModuleList(
@@ -255,7 +255,7 @@ class ConvSection(nn.Module):
 class ResidualBlock(nn.Module):
     """``x + conv(relu(conv(relu(x))))``."""
 
-    def __init__(self, channels: int, *, layer_norm: bool) -> None:
+    def __init__(self, channels: int, *, layer_norm: bool = False) -> None:
         super().__init__()
         conv = conv_type(layer_norm)
         self.first = conv(channels, channels, 3, padding=1)

@@ -67,6 +67,8 @@ class Noisy(nn.Module):
 class NoisyLinear(Noisy, nn.Linear):
     """A `torch.nn.Linear` with noise."""
 
+    bias: nn.Parameter
+
     def __init__(self, fan_in: int, fan_out: int) -> None:
         nn.Linear.__init__(self, fan_in, fan_out)
         self._add_noise(fan_in)

@@ -27,6 +27,7 @@ from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import ExploringSampler
 from penstock.models.actions import action_column
 from penstock.models.fitting import HeadShape, q_shape
+from penstock.models.layout import EPSILON_RATE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +106,7 @@ def prepare(
     from penstock.models.torch_heads import of_allowed
 
     if net.head_shape.shows_epsilon:
-        net.epsilon.fill_(constant(cfg.epsilon))
+        net.get_buffer(EPSILON_RATE).fill_(constant(cfg.epsilon))
 
     rows = len(batch["obs"])
     branches = net.head_shape.branches

@@ -40,8 +40,14 @@ class R2d2Config(QLearningConfig):
         return True
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yields the options that leave nothing of a sequence, and what all algorithms refuse."""
-        yield from super().contradictions()
+        """Yields the options that leave nothing of a sequence, or need single transitions."""
+        if self.hindsight:
+            yield Contradiction(
+                ("algo.hindsight", "algo.name"),
+                f"algo.hindsight {self.hindsight:g} replaces the goals of single transitions, and "
+                "algo.name r2d2 draws sequences; set algo.hindsight=0 or algo.name=dqn",
+            )
+
         for option, consequence in (
             ("overlap", "leaves no step between the starts of two sequences"),
             ("burn_in", "leaves no step to train on"),

@@ -143,7 +143,10 @@ def prune(last: Path, keep: int) -> None:
 
     Damaged ones are not removed.
     """
-    readable = [folder for folder, _ in _readable(older(last))]
+    folders = older(last)
+    if len(folders) < keep:
+        return
+    readable = [folder for folder, _ in _readable(folders)]
     for folder in readable[keep - 1 :]:
         remove(folder)
 

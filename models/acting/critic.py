@@ -11,7 +11,7 @@ from penstock.core.params import Float32
 from penstock.models.acting.categorical import Explanation
 from penstock.models.fitting import AnyShape
 from penstock.models.general import ActorCriticHeads, GeneralShape
-from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, CnnShape, Layer, MlpShape
+from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, CnnShape, MlpShape
 
 
 class Critic(Protocol):
@@ -50,26 +50,24 @@ def state_values(
     """
     if critic is not None:
         return critic(obs, state)
-    if explanation.q_max is None and explanation.q is not None:  # of a sampler of a user
-        return explanation.q.max(axis=1)
-    return explanation.q_max
+    if explanation.q_max is not None or explanation.q is None:
+        return explanation.q_max
+    highest: Float32 = explanation.q.max(axis=1)  # of a sampler of a user
+    return highest
 
 
 class _MlpCritic:
     """An MLP's value tower in numpy."""
 
     def __init__(self, shape: MlpShape, weights: Float32) -> None:
-        named = shape.layout.views(weights)
-        self._layers = [
-            Layer(*(None if array is None else np.array(array) for array in layer))
-            for layer in shape.value_layers(named)
-        ]
+        named = shape.layout.views(weights.copy())
+        self._layers = shape.value_layers(named)
         self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
         # What is subtracted from observations, and the factor that they are multiplied by.
         self._normalizer: tuple[Float32, Float32] | None = None
         if shape.normalize:
             factor = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
-            self._normalizer = named["normalizer.mean"].copy(), factor
+            self._normalizer = named["normalizer.mean"], factor
 
     def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
         rows = obs.reshape(len(obs), -1).astype(np.float32)
@@ -80,10 +78,10 @@ class _MlpCritic:
         *hidden_layers, head = self._layers
         for layer in hidden_layers:
             rows = rows @ layer.weight.T + layer.bias
-            if layer.norm_weight is not None:
+            if layer.norm is not None:
                 rows -= rows.mean(1, keepdims=True)
                 rows /= np.sqrt(np.square(rows).mean(1, keepdims=True) + NORM_EPSILON)
-                rows = rows * layer.norm_weight + layer.norm_bias
+                rows = rows * layer.norm.weight + layer.norm.bias
             rows = self._activate(rows)
         return np.asarray((rows @ head.weight.T + head.bias)[:, 0], np.float32)
 

@@ -81,9 +81,9 @@ class NumpyMlp:
 
         # Outputs are to have a mean of 0 over the units, and so have those of centred weights.
         for target, norm, layer in zip(self._weights, self._norms, layers, strict=False):
+            assert layer.norm is not None
             target -= target.mean(axis=0)
-            norm[0, :, 0] = layer.norm_weight
-            norm[1, :, 0] = layer.norm_bias
+            norm[:, :, 0] = layer.norm
 
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[rows, *shape]``.

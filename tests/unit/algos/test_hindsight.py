@@ -12,7 +12,7 @@ from penstock.algos.hindsight import Hindsight, make_hindsight
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
-from penstock.core.interfaces import Transitions, TransitionSequences
+from penstock.core.interfaces import Transitions
 from penstock.core.observations import views
 from penstock.envs import make
 from penstock.envs.goals import Goals
@@ -132,9 +132,8 @@ def test_an_environment_without_usable_goals_is_refused(env_id: str, sentence: s
 
 
 def test_hindsight_needs_transitions_of_single_steps() -> None:
-    config = resolve("goal_games:PointReach", ["algo.name=sac", "algo.hindsight=0.8"])
-    with pytest.raises(UserError, match=r"algo\.hindsight 0\.8 .* and algo\.name sac draws seq"):
-        make_hindsight(config, TransitionSequences(4), rank=0)
+    with pytest.raises(UserError, match=r"algo\.hindsight 0\.8 .* and algo\.name r2d2 draws seq"):
+        resolve("goal_games:PointReach", ["algo.name=r2d2", "algo.hindsight=0.8"])
     with pytest.raises(UserError, match=r"algo\.hindsight 0\.5 .*n_step 3 sums several; set algo"):
         resolve("goal_games:PointReach", ["algo.name=dqn", "algo.hindsight=0.5", "algo.n_step=3"])
     assert make_hindsight(resolve("x:f", ["algo.name=sac"]), Transitions(), rank=0) is None

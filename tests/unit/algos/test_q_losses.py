@@ -125,7 +125,7 @@ def test_loss_of_several_choices_equals_a_loop_over_transitions(double: bool) ->
             choices = allowed if len(allowed) else range(branches[d])
             next_obs = batch["next_obs"][row]
             chooser = (online if double else target)[next_obs, part]
-            best = max(choices, key=lambda a, q=chooser: q[a])  # type: ignore[misc]
+            best = max(choices, key=lambda a, q=chooser: q[a])
             next_values.append(target[next_obs, part][best])
         wanted = batch["reward"][row].item()
         wanted += batch["discount"][row].item() * float(np.mean(next_values))

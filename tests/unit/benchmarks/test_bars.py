@@ -109,11 +109,14 @@ def test_seeds_that_a_bar_does_not_have_are_refused() -> None:
 
 def test_course_has_means_of_each_stretch_of_steps() -> None:
     intervals: list[dict[str, Any]] = [
-        {"trained_steps": 10, "entropy": 1.0},
-        {"trained_steps": 90, "entropy": 0.5},
-        {"trained_steps": 110, "entropy": None},
+        {"trained_steps": 10, "time_s": 1.0, "entropy": 1.0},
+        {"trained_steps": 90, "time_s": 9.0, "entropy": 0.5},
+        {"trained_steps": 110, "time_s": 11.0, "entropy": None},
     ]
-    assert training_course(intervals, 100) == [{"steps": 100, "entropy": 0.75}, {"steps": 200}]
+    assert training_course(intervals, 100) == [
+        {"steps": 100, "seconds": 9.0, "entropy": 0.75},
+        {"steps": 200, "seconds": 11.0},
+    ]
 
 
 def test_the_return_rises_at_a_twentieth_of_what_it_gains() -> None:

@@ -163,6 +163,7 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "memory",
         "memory_r2d2",
         "minatar_breakout",
+        "minatar_breakout_pqn",
         "pendulum_sac",
         "pong",
         "pong_apex",

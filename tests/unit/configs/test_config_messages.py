@@ -291,8 +291,8 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: a\n  id: b", "x.yaml:3: env.id is already set in line 2; keep one of them"),
         ("- 1", "x.yaml is [1]; it must contain sections such as `env:`"),
         ("a\n", "x.yaml is 'a'; it must contain sections such as `env:`"),
-        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: boxing, breakout, "),
-        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: boxing, breakout, "),
+        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: bit_flip, boxing, "),
+        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: bit_flip, boxing, "),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(text: str, beginning: str) -> None:

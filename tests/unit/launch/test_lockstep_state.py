@@ -60,6 +60,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("algo.overlap=6", "algo.burn_in=4"),
     ),
     "sac": ("pendulum_sac", *REPLAY),
+    "hindsight": ("bit_flip", "env.kwargs.bits=6", *REPLAY),
     "td3": ("Pendulum-v1", "algo.name=td3", *REPLAY),
     "seats": (
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),

@@ -26,7 +26,7 @@ from penstock.configs.load import dump, resolve
 from penstock.core import used_names
 from penstock.core.specs import HEADER
 from penstock.envs import EnvInfo, probe
-from penstock.evaluation.loaded_policy import LoadedPolicy, load_policy
+from penstock.evaluation.loaded_policy import load_policy
 from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json
@@ -57,6 +57,10 @@ def three() -> Shown:
 
 def numbers() -> Shown:
     return Shown(FOUR, spaces.Box(-2, 2, (2,), np.float32))
+
+
+def several() -> Shown:
+    return Shown(FOUR, spaces.MultiDiscrete([2, 3]))
 
 
 def heroes() -> Shown:
@@ -127,11 +131,6 @@ def taught(made: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]) ->
     return {name: column.numpy() for name, column in columns.items()}
 
 
-def detailed(policy: LoadedPolicy, observations: Any) -> Any:
-    """What a program is told of a policy's decisions for ``[N, ...]`` observations."""
-    return policy.details(observations)
-
-
 @pytest.mark.parametrize("form", ["run", "file"])
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
 def test_a_teacher_says_what_the_loaded_policy_does(tmp_path: Path, form: str, algo: str) -> None:
@@ -144,7 +143,7 @@ def test_a_teacher_says_what_the_loaded_policy_does(tmp_path: Path, form: str, a
 
     batch = unrolls(student("three", f"algo.teachers=[{path}]")[1])
     found = taught(teachers_of("three", f"algo.teachers=[{path}]"), batch)
-    details = detailed(policy, batch["obs"][:-1].flatten(0, 1).numpy())
+    details = policy.details(batch["obs"][:-1].flatten(0, 1).numpy())
     np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 3), details.logits, atol=1e-5)
     np.testing.assert_allclose(found[VALUE].reshape(-1), details.value, atol=1e-5)
 
@@ -154,7 +153,7 @@ def test_a_q_network_teaches_by_its_values(tmp_path: Path) -> None:
     options = (f"algo.teachers=[{path}]", "algo.q_temperature=0.5")
     batch = unrolls(student("three", *options)[1])
     found = taught(teachers_of("three", *options), batch)
-    details = detailed(load_policy(path), batch["obs"][:-1].flatten(0, 1).numpy())
+    details = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
     np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 3), details.q / 0.5, atol=1e-5)
     np.testing.assert_allclose(found[VALUE].reshape(-1), details.q.max(1), atol=1e-5)
 
@@ -164,7 +163,7 @@ def test_sac_teaches_squashed_numbers_without_values(tmp_path: Path) -> None:
     options = (f"algo.teachers=[{path}]", "model.gaussian=squashed")
     batch = unrolls(student("numbers", *options)[1])
     found = taught(teachers_of("numbers", *options), batch)
-    details = detailed(load_policy(path), batch["obs"][:-1].flatten(0, 1).numpy())
+    details = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
     mean, log_std = np.split(found[OUTPUTS].reshape(-1, 4), 2, axis=1)
     np.testing.assert_allclose(mean, details.mean, atol=1e-5)
     np.testing.assert_allclose(np.exp(log_std), details.std, atol=1e-5)
@@ -204,7 +203,7 @@ def test_the_teacher_of_a_row_is_the_one_that_its_part_names(tmp_path: Path, lac
     assert set(hero.tolist()) == {0, 1}
     for number, path in enumerate(paths):
         shown = arrays["seen"] if lacks else {"hero": hero, "seen": arrays["seen"]}
-        details = detailed(load_policy(path), shown)
+        details = load_policy(path).details(shown)
         rows = hero == number
         np.testing.assert_allclose(
             found[OUTPUTS].reshape(-1, 3)[rows], details.logits[rows], atol=1e-5
@@ -219,7 +218,7 @@ def test_several_teachers_together_are_the_means_of_their_probabilities_and_valu
     batch = unrolls(student("three", f"algo.teachers=[{paths[0]}]")[1])
     found = taught(teachers_of("three", f"algo.teachers=[{','.join(paths)}]"), batch)
     rows = batch["obs"][:-1].flatten(0, 1).numpy()
-    each = [detailed(load_policy(path), rows) for path in paths]
+    each = [load_policy(path).details(rows) for path in paths]
     np.testing.assert_allclose(
         torch.from_numpy(found[OUTPUTS]).softmax(-1).reshape(-1, 3),
         np.mean([details.probabilities for details in each], axis=0),
@@ -263,10 +262,72 @@ def test_a_teacher_with_memory_follows_each_environment_through_its_unrolls(
     np.testing.assert_allclose(taught(made, late, (7, 4))[OUTPUTS], stepped(late), atol=1e-5)
 
 
+def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path: Path) -> None:
+    """Also those of the last row of the unroll before; where an episode begins there are none."""
+    options = ("algo.name=ppo", "model.core=gru", "model.core_inputs=[action,reward]")
+    path = a_run(tmp_path / "run", "three", *options, "algo.reward_clip=0.5")
+    config, info = student("three", f"algo.teachers=[{path}]", "algo.reward_clip=0.5")
+    made, policy = Teachers(config, info, CPU), load_policy(path)
+
+    state: Any = None
+    reward: Any = None
+    for sequence in range(2):
+        rng = np.random.default_rng(sequence)
+        unroll = unrolls(info, envs=2, seed=sequence)
+        rewards = rng.normal(size=unroll["alive"].shape).astype(np.float32)
+        actions = rng.integers(0, 3, rewards.shape)
+        unroll["action"] = torch.from_numpy(actions.astype(np.int32))
+        unroll["reward"] = torch.from_numpy(rewards.clip(-0.5, 0.5))
+
+        # The policy writes the last reward itself; the last action is one-hot before it.
+        logits = []
+        for t, alive in enumerate(unroll["alive"].numpy()):
+            details = policy.details(unroll["obs"][t].numpy(), state, reward)
+            logits.append(details.logits)
+            state = details.state.copy()
+            state[:, -4:-1] = np.eye(3)[actions[t]]
+            state *= alive[:, None]
+            reward = rewards[t]
+        found = taught(made, unroll, (7, sequence))[OUTPUTS]
+        np.testing.assert_allclose(found, np.stack(logits), atol=1e-5)
+
+    with pytest.raises(UserError, match=r"as in its training; set algo\.reward_clip=0\.5"):
+        teachers_of("three", f"algo.teachers=[{path}]")
+
+
+@pytest.mark.parametrize("algo", ["pqn", "r2d2"])
+def test_other_networks_of_values_teach_too(tmp_path: Path, algo: str) -> None:
+    """That of R2D2 has memory."""
+    options = (f"algo.name={algo}", *(("model.core=gru",) if algo == "r2d2" else ()))
+    path = a_run(tmp_path / "run", "three", *options)
+    config, info = student("three", f"algo.teachers=[{path}]", "algo.q_temperature=1")
+    batch = unrolls(info)
+    batch["alive"][:] = True
+    found = taught(Teachers(config, info, CPU), batch)[OUTPUTS]
+    policy = load_policy(path)
+    state: Any = None
+    for t, obs in enumerate(batch["obs"][:-1].numpy()):
+        details = policy.details(obs, state)
+        state = details.state
+        np.testing.assert_allclose(found[t], details.q, atol=1e-5)
+
+
+def test_the_value_of_several_choices_is_the_mean_of_the_best_of_each(tmp_path: Path) -> None:
+    path = a_run(tmp_path / "run", "several", "algo.name=dqn")
+    config, info = student("several", f"algo.teachers=[{path}]", "algo.q_temperature=1")
+    batch = unrolls(info)
+    found = taught(Teachers(config, info, CPU), batch)
+    q = load_policy(path).details(batch["obs"][:-1].flatten(0, 1).numpy()).q
+    np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 5), q, atol=1e-5)
+    best = (q[:, :2].max(1) + q[:, 2:].max(1)) / 2
+    np.testing.assert_allclose(found[VALUE].reshape(-1), best, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("game", "teacher", "options", "message"),
     [
         ("two", ("three",), (), r"other observations or actions than .*: actions Discrete\(3\)"),
+        ("numbers", ("numbers", "algo.name=td3"), (), r"td3, which has no probabilities to learn"),
         ("numbers", ("numbers", "algo.name=sac"), (), r"are squashed.*set model\.gaussian=squash"),
         ("heroes", ("heroes",), ("algo.part=villain",), r"whose parts are hero, seen; name one"),
         ("heroes", ("heroes",), ("algo.part=seen",), r"has 4 choices, and algo\.teachers 2 pol"),

@@ -214,7 +214,13 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
 @pytest.mark.parametrize(
     ("algo", "kind", "observation_space", "action_space", "words"),
     [
-        ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
+        (
+            "dqn",
+            "auto",
+            VECTOR,
+            TORQUES,
+            ["algo.name dqn", "neither Discrete", "set algo.name=sac"],
+        ),
         ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
         ("sac", "auto", STACKS, TORQUES, ["[4, 84, 84, 3]", "look like frames"]),
         ("impala", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "GrayscaleObs", "model.kind=mlp"]),
@@ -226,7 +232,7 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
         ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
         ("impala", "auto", VECTOR, spaces.Text(3), ["Text", "Discrete, MultiDiscrete and Box"]),
-        ("dqn", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "algo.name=ppo"]),
+        ("dqn", "auto", VECTOR, spaces.Text(3), ["Text", "nor MultiDiscrete", "algo.name=ppo"]),
     ],
 )
 def test_spaces_that_fit_no_network_are_refused_in_one_sentence(

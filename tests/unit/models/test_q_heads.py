@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ FRAMES = spaces.Box(0, 255, (2, 40, 40), np.uint8)
 BOARD = spaces.Box(0, 1, (3, 9, 9), np.uint8)
 PARTS = spaces.Dict({"speed": VECTOR, "action_mask": spaces.Box(0, 1, (5,), np.int8)})
 FIVE, PAIR = spaces.Discrete(5), spaces.MultiDiscrete([3, 2])
-CELLS = {
+CELLS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
     "vector": (VECTOR, FIVE),
     "frames": (FRAMES, FIVE),
     "board": (BOARD, PAIR),
@@ -115,12 +114,12 @@ def test_actors_decide_by_the_mean_of_the_learners_quantiles(cell: str, duelling
 def test_duelling_heads_have_a_value_for_each_quantile_and_means_for_each_choice() -> None:
     """Wang et al. 2016, equation 9, quantile by quantile, for each choice (Tavakoli et al.)."""
     _, info, shape = case("pair", "algo.quantiles=2", "model.activation=relu")
-    net = net_of(shape)
+    net: Any = net_of(shape)
     obs = torch.from_numpy(observations(info))
     features = obs
-    for layer in net.hidden:  # type: ignore[union-attr]
-        features = torch.relu(features @ layer.weight[0] + layer.bias[0])  # type: ignore
-    value = net.value(features[:, :8])[:, None]  # type: ignore[misc]
+    for layer in net.hidden:
+        features = torch.relu(features @ layer.weight[0] + layer.bias[0])
+    value = net.value(features[:, :8])[:, None]
     advantages = net.head(features[:, 8:]).view(ROWS, 5, 2)
     expected = torch.cat(
         [value + part - part.mean(1, keepdim=True) for part in advantages.split((3, 2), 1)], 1
@@ -245,4 +244,3 @@ def test_without_the_options_the_layout_is_as_ever() -> None:
         *(f"hidden.{i}.{kind}" for i in (0, 1) for kind in ("weight", "bias")),
         *(f"{head}.{kind}" for head in ("head", "value") for kind in ("weight", "bias")),
     ]
-    assert replace(shape, quantiles=1, noisy=False) == shape

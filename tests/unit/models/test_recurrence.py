@@ -123,7 +123,7 @@ def test_the_learner_of_pqn_reproduces_the_actors_values(
     inference.refresh(given(wide_awake(net), Stamp(0, 1)))
     rollout = Rollout(game, inference, 0, TimeLedger())  # type: ignore[arg-type]
     spec = slot_spec(cfg, game.info)
-    options = with_values(cfg.algo, 0)
+    options: Any = with_values(cfg.algo, 0)
     for index in range(UNROLLS):
         columns = spec.views(spec.zeros())
         rollout.fill(columns, index)
