@@ -76,9 +76,10 @@ class ReplayUpdate(Protocol):
 
         Args:
             batch: transitions ``[B, ...]``, or sequences ``[length, B, ...]`` whose samples are the
-                steps that ``mask`` names, without the burn-in. ``state`` ``[B, ...]`` is the
-                recurrent state before a sequence, where actors record a column of that name. None
-                if this learner has no batch.
+                steps that ``mask`` names, without the burn-in, unless the algorithm counts them
+                otherwise (`ReplayAlgorithm.samples_of`). ``state`` ``[B, ...]`` is the recurrent
+                state before a sequence, where actors record a column of that name. None if this
+                learner has no batch.
             total: samples in the batches of all learners.
             number: of the optimizer step, from 1.
             env_steps: agent steps so far, by which the learning rate is scheduled.

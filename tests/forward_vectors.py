@@ -110,6 +110,9 @@ NETWORKS = {
         {"filters": [3], "hidden": [4]},
         DUELLING,
     ),
+    "r2d2": Cell(
+        box(-2, 2, 3), THREE, {"hidden": [4], "core": "gru", "core_size": 3}, {"name": "r2d2"}
+    ),
     "rainbow": Cell(
         spaces.Dict({"speed": box(-2, 2, 2), "action_mask": spaces.MultiBinary(5)}),
         spaces.MultiDiscrete([2, 3]),
@@ -226,7 +229,7 @@ def program_outputs(cell: Cell) -> dict[str, Array]:
     The program is exported of other weights than those that it is fed with.
     """
     welcome = welcome_of(cell)
-    is_drawn = cell.algo["name"] != "dqn"
+    is_drawn = cell.algo["name"] not in ("dqn", "r2d2")
     with tempfile.TemporaryDirectory() as folder:
         graph = written(cell.policy(), Path(folder), sampled=is_drawn, program=True)
 

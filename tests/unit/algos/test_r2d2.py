@@ -89,8 +89,8 @@ def test_the_learner_reproduces_the_actors_values_over_episode_ends(
         assert slot is not None
         steps = rollout.fill(slot.columns, slot.index)
         for t, env in np.ndindex(UNROLL, ENVS):
-            obs = slot.columns["obs"][t, env].tobytes()
-            q_max[obs] = float(slot.columns["q_max"][t, env])
+            key = slot.columns["obs"][t, env].tobytes()
+            q_max[key] = float(slot.columns["q_max"][t, env])
         process(cfg.algo, slot.columns)
         slot.header["sequence"], slot.header["steps"] = sequence, steps
         writer.publish(slot)
@@ -262,8 +262,9 @@ def test_loss_gradient_and_priorities_equal_the_papers_loops(
     made = Sequences(cfg)
     for parameter in made.net.parameters():
         parameter.requires_grad_()
-    nets: Any = made.net, made.target
-    total, priorities, sums = update.loss(*nets, made.batch, cfg)
+    net: Any = made.net
+    target: Any = made.target
+    total, priorities, sums = update.loss(net, target, made.batch, cfg)
     gradient = torch.autograd.grad(total, list(made.net.parameters()))
 
     expected_total = torch.zeros(())
@@ -306,7 +307,8 @@ class Table:
 @pytest.mark.parametrize("double", [True, False])
 def test_a_masked_action_is_in_no_target(double: bool) -> None:
     cfg = R2d2Config(sequence_length=1, burn_in=0, overlap=0, n_step=1, double=double, discount=0.5)
-    nets: Any = Table(0.0, 9.0, 2.0), Table(1.0, 9.0, 3.0)
+    net: Any = Table(0.0, 9.0, 2.0)
+    target: Any = Table(1.0, 9.0, 3.0)
     batch = {
         "obs": torch.zeros(1, 1, 4),
         "next_obs": torch.zeros(1, 1, 4),
@@ -317,7 +319,7 @@ def test_a_masked_action_is_in_no_target(double: bool) -> None:
         "state": torch.zeros(1, 2),
         "weights": torch.ones(1),
     }
-    _, priorities, _ = update.loss(*nets, batch, cfg)
+    _, priorities, _ = update.loss(net, target, batch, cfg)
     assert priorities.item() == pytest.approx(h(0.5 * h_inverse(3.0)), rel=1e-6)
 
 
