@@ -164,7 +164,7 @@ class _Occupant:
         """The weights have become those of ``draw``."""
         self.draw = draw
         if draw != NO_DRAW:
-            self.policy.load(self.weights)
+            self.policy.load(self.weights, number=self.draw)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,8 @@ steps before it are bootstrapped from its observation. In a game of several seat
 says which rows play, and the others are of that kind too (penstock.envs.seats). Rewards and returns
 are raw here. Where Atari's lives are episodes, returns and lengths are those of games, and a length
 of 0 marks the end of a life that does not end its game, and of a first episode that was shortened
-(penstock.envs.first_episodes). A column ``core_state`` holds the state before ``obs[0]``.
+(penstock.envs.first_episodes). A column ``core_state`` holds the recurrent state before ``obs[0]``,
+a column ``state`` that before each row.
 
 A slot may hold only the newest frame of each frame stack; the environments then play in memory of
 their own. With a column ``older`` it also holds the rest of the first stack, and ``begins``
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.algos.recorded import ActiveRecorder
-from penstock.algos.slots import BEGINS, OLDER, REPEATS
+from penstock.algos.slots import BEGINS, CORE_STATE, OLDER, REPEATS, STATE
 from penstock.configs.errors import UserError
 from penstock.core.interfaces import Environments, Inference, Step
 from penstock.core.params import Stamp
@@ -53,6 +54,8 @@ class StepRow(NamedTuple):
     episode_length: npt.NDArray[Any]
     recorded: Rows
     """The columns of the inference, then those of the recorders."""
+    state: npt.NDArray[np.float32] | None
+    """The recurrent state before the row; None where it is not recorded."""
 
 
 @dataclass
@@ -156,8 +159,8 @@ class Rollout:
         obs = columns["obs"]
         rows = self._rows_of(columns, slot_index)
         self._unroll = _Unroll(columns["policy_version"], beat)
-        if "core_state" in columns:
-            np.copyto(columns["core_state"], self._inference.state())
+        if CORE_STATE in columns:
+            np.copyto(columns[CORE_STATE], self._inference.state())
 
         self._writes_frames = OLDER in columns or "pad" in columns
         self._refuse_frames()
@@ -291,6 +294,8 @@ class Rollout:
 
         # Decide and step.
         self._ledger.switch(Part.INFER)
+        if row.state is not None:
+            np.copyto(row.state, self._inference.state())
         actions, recorded = self._inference.decide(obs)
         stamp = self._inference.stamp
         if stamp is not unroll.stamp:
@@ -401,6 +406,7 @@ class Rollout:
         """Return views of each step's row, made once per slot, since slots are fixed memory."""
         if slot_index not in self._rows:
             recorded_columns = [columns[name] for name in self._recorded]
+            states = columns.get(STATE)
             self._rows[slot_index] = [
                 StepRow(
                     action=columns["action"][t],
@@ -411,6 +417,7 @@ class Rollout:
                     episode_return=columns["episode_return"][t],
                     episode_length=columns["episode_length"][t],
                     recorded=tuple(column[t] for column in recorded_columns),
+                    state=None if states is None else states[t],
                 )
                 for t in range(len(columns["action"]))
             ]

@@ -40,4 +40,4 @@ def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) ->
 def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, *, seed: int, actor: int) -> Policy:
     """Returns the policy that computes the network ``shape`` and samples actions by its outputs."""
     sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
-    return policy.make_policy(config, spaces, shape, sampler)
+    return policy.make_policy(config, spaces, shape, sampler, seed=seed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.algorithms import ActorCriticConfig, AlgoConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import (
     Dataset,
@@ -28,7 +28,7 @@ from penstock.models.acting.categorical import (
 )
 from penstock.models.acting.gaussian import GaussianSampler
 from penstock.models.actions import Choices, Numbers, action_spec
-from penstock.models.fitting import ActorCriticShape, HeadShape, actor_critic_shape
+from penstock.models.fitting import AnyShape, HeadShape, actor_critic_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
+
+TEACHER_KL = "teacher_kl"
+"""Name of a statistic: the divergence of the teachers from the policy that is trained, in nats."""
 
 
 class RecordedColumns(NamedTuple):
@@ -49,14 +52,34 @@ class RecordedColumns(NamedTuple):
     """Makes the recorder that fills these columns on one actor."""
 
 
+def policy_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> ActionSampler:
+    """Returns what draws the actions of an actor's environments by the outputs of an actor-critic.
+
+    Raises UserError for an action space that an actor-critic cannot play. ``actor`` has no effect:
+    every actor explores alike.
+    """
+    envs = config.actor_envs
+    rng = np.random.default_rng(seed)
+
+    match action_spec(config, spaces):
+        case Choices(counts=(count,), shape=()):
+            return CategoricalSampler(count, envs, rng)
+        case Choices(counts=counts, shape=shape):
+            return MultiCategoricalSampler(counts, shape, envs, rng)
+        case Numbers(shape=shape, squashed=squashed):
+            return GaussianSampler(shape, envs, squashed, rng)
+
+
 @dataclass(frozen=True)
 class UnrollAlgorithm(Generic[Cfg]):
-    """An actor-critic that trains on fresh unrolls: an `Algorithm` with its loss.
+    """An algorithm that trains on fresh unrolls: an `Algorithm` with its loss.
+
+    It is an actor-critic unless it has a ``network`` and an ``action_sampler`` of its own.
 
     Functions that take a network or a batch import torch when they are called. The arguments that
     several of them have:
 
-        net         the `models.torch_heads.ActorCritic` that is trained
+        net         the network that is trained, a `models.torch_heads.ActorCritic` by default
         batch       columns by name, tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``
         cfg         the settings that `resolve_options` returned
         parts       slices of the environments, each as large as is to be computed at once
@@ -64,7 +87,8 @@ class UnrollAlgorithm(Generic[Cfg]):
     """
 
     statistics: tuple[str, ...]
-    """Names of the sums that `loss` returns."""
+    """Names of the sums that `loss` returns. `TEACHER_KL` follows where the options are an
+    `ActorCriticConfig` with a teacher."""
     columns: Callable[[Any, Any], tuple[Column, ...]]
     """(observation space, action space) -> the columns that actors record."""
     check: Callable[[Columns, Spaces], None]
@@ -92,37 +116,29 @@ class UnrollAlgorithm(Generic[Cfg]):
     resolve_options: Callable[[Cfg], Cfg] = lambda cfg: cfg
     """Returns the settings that all these functions get, given those of the config."""
 
+    network: Callable[[Config, Spaces], AnyShape] = actor_critic_shape
+    """Returns the shape of the network; UserError if none fits the environment."""
+    action_sampler: Callable[[Config, Spaces, int, int], ActionSampler] = policy_sampler
+    """(config, spaces, seed, actor) -> what draws the actions of the environments of an actor."""
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
     """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
     those of all algorithms."""
 
     def for_config(self, cfg: Cfg) -> Self:
+        if isinstance(cfg, ActorCriticConfig) and cfg.teacher is not None:
+            return replace(self, statistics=(*self.statistics, TEACHER_KL))
         return self
 
     def data(self, cfg: Cfg) -> Unrolls:
         return Unrolls()
 
-    def network(self, config: Config, spaces: Spaces) -> ActorCriticShape:
-        return actor_critic_shape(config, spaces)
 
-    def action_sampler(
-        self, config: Config, spaces: Spaces, seed: int, actor: int
-    ) -> ActionSampler:
-        """Returns what draws the actions of an actor's environments by the network's outputs.
-
-        Raises UserError for an action space that an actor-critic cannot play. ``actor`` has no
-        effect: every actor explores alike.
-        """
-        envs = config.actor_envs
-        rng = np.random.default_rng(seed)
-
-        match action_spec(config, spaces):
-            case Choices(counts=(count,), shape=()):
-                return CategoricalSampler(count, envs, rng)
-            case Choices(counts=counts, shape=shape):
-                return MultiCategoricalSampler(counts, shape, envs, rng)
-            case Numbers(shape=shape, squashed=squashed):
-                return GaussianSampler(shape, envs, squashed, rng)
+def samples_of(batch: Mapping[str, Any]) -> int:
+    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
+    after the burn-in."""
+    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
+        return len(batch["reward"])
+    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,11 @@ class ReplayAlgorithm(Generic[Cfg]):
     """(config, spaces, seed, actor) -> what draws the actions of the environments of an actor."""
     make_update: Callable[[Cfg, UpdateContext], ReplayUpdate]
     """Makes the networks and optimizers on a learner; imports torch when it is called."""
+    least_exploring: Callable[[Config, int], npt.NDArray[np.bool_] | None] = lambda config, actor: (
+        None
+    )
+    """(config, actor) -> which environments of an actor are among those of the run that explore
+    least, bool ``[envs]``; None where all explore alike. Their returns are the run's."""
     data: Callable[[Cfg], SampleSpec | Dataset] = lambda cfg: Transitions()
     """Returns the kind of data of which the update gets batches."""
     batch_columns: tuple[str, ...] = ()
@@ -148,6 +169,8 @@ class ReplayAlgorithm(Generic[Cfg]):
     recorded: Mapping[str, RecordedColumns] = field(default_factory=dict)
     """Further columns with their recorders, in the form of `algos.recorded.RECORDED`, which has
     those of all algorithms."""
+    samples_of: Callable[[Mapping[str, Any]], int] = samples_of
+    """Returns the number of samples of a batch, by which the gradient is divided."""
 
     def for_config(self, cfg: Cfg) -> Self:
         return self

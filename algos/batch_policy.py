@@ -16,6 +16,7 @@ from penstock.core.observations import Spaces, views
 from penstock.core.params import Array, Float32
 from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.critic import Critic, make_critic, state_values
+from penstock.models.acting.exploration import ExploringWeights, exploration_of
 from penstock.models.acting.policy import (
     ActingNetwork,
     core_inputs_of,
@@ -99,6 +100,7 @@ class BatchPolicy:
         self._spaces = spaces
         self._weights = weights
         self._untrained = False
+        self._epsilon: float | None = None
         self._shape = network_shape(config, spaces)
         self.state_size = state_size_of(self._shape)
         self.core_inputs = core_inputs_of(self._shape)
@@ -108,8 +110,11 @@ class BatchPolicy:
         self._seeds = np.random.SeedSequence(seed)
         sampler, memory = self._memory(1)
         network = make_network(config.actors, self._shape, sampler.outputs, memory)
-        network.load(weights)
         self._workspaces = {1: Workspace(network, sampler, memory)}
+
+        exploration = exploration_of(self._shape, seed)
+        self._exploring = None if exploration is None else ExploringWeights(exploration)
+        self._load(number=0)
 
     def decide(self, observations: Array, state: Float32, *, sample: bool) -> tuple[Array, Float32]:
         """Decide for each of B observations.
@@ -133,21 +138,22 @@ class BatchPolicy:
             actions = np.concatenate([part for part, _ in parts])
             return actions, np.concatenate([next_state for _, next_state in parts])
 
-        workspace = self._compute(observations, state)
+        workspace = self._compute(observations, state, explores=sample)
         decided = workspace.sampler.decide(sample=sample)[:count].copy()
         return decided, self._next_state(workspace, decided)
 
-    def load(self, weights: Float32, *, untrained: bool) -> None:
+    def load(self, weights: Float32, *, untrained: bool, number: int = 0) -> None:
         """Decide by other weights from now on, which are copied.
 
-        ``untrained``: whether they are those before the network's first update, for which some
-        algorithms act at random.
+        Args:
+            weights: flat vector of the network's parameters.
+            untrained: whether they are those before the network's first update, for which some
+                algorithms act at random.
+            number: of the weights, on which the noise of noisy layers depends.
         """
         self._weights = weights.copy()
-        self._workspaces[1].network.load(self._weights)
         self._untrained = untrained
-        for workspace in self._workspaces.values():
-            workspace.sampler.on_new_weights(untrained=untrained)
+        self._load(number)
         self.__dict__.pop("_critic", None)
 
     def act(self, observations: Array, state: Float32, numbers: Indices) -> RecordedBatch:
@@ -171,7 +177,7 @@ class BatchPolicy:
                 {name: _joined([batch.recorded[name] for batch in batches]) for name in names},
             )
 
-        workspace = self._compute(observations, state)
+        workspace = self._compute(observations, state, explores=True)
         workspace.sampler.explore_as(numbers)
         actions = workspace.sampler.sample()[:count].copy()
         columns = workspace.sampler.recorded.items()
@@ -197,17 +203,36 @@ class BatchPolicy:
                 _joined([batch.next_state for batch in batches]),
             )
 
-        workspace = self._compute(observations, state)
+        workspace = self._compute(observations, state, explores=sample)
         explanation = workspace.sampler.explain(sample=sample).first(count)
         values = state_values(self._critic, explanation, observations, state)
         next_state = self._next_state(workspace, explanation.actions)
         return ExplainedBatch(explanation, values, next_state)
 
-    def _compute(self, observations: Array, state: Float32) -> Workspace:
+    def _load(self, number: int) -> None:
+        """Load `_weights` into the network, and tell the samplers of them."""
+        network = self._workspaces[1].network
+        if self._exploring is None:
+            network.load(self._weights)
+        else:
+            self._epsilon = self._exploring.take(network, self._weights, number)
+        for workspace in self._workspaces.values():
+            self._tell(workspace.sampler)
+
+    def _tell(self, sampler: ActionSampler) -> None:
+        """Tell a sampler of the present weights."""
+        sampler.on_new_weights(untrained=self._untrained, epsilon=self._epsilon)
+
+    def _compute(self, observations: Array, state: Float32, *, explores: bool) -> Workspace:
         """Returns the workspace whose sampler has the outputs for the observations, in its first
-        columns."""
+        columns.
+
+        ``explores``: whether noisy layers have noise.
+        """
         count = len(observations)
         workspace = self._workspace(count)
+        if self._exploring is not None:
+            self._exploring.prepare(workspace.network, explores=explores)
         outputs = workspace.sampler.outputs
         workspace.state[:count] = state
         workspace.network.forward(observations)
@@ -244,7 +269,7 @@ class BatchPolicy:
         [seeds] = self._seeds.spawn(1)
         seed = int(seeds.generate_state(1)[0])
         sampler = algorithm(config.algo).action_sampler(config, self._spaces, seed, 0)
-        sampler.on_new_weights(untrained=self._untrained)
+        self._tell(sampler)
         return sampler, np.zeros((rows, self.state_size), np.float32)
 
     @cached_property

@@ -52,20 +52,25 @@ def slot_spec(config: Config, spaces: Spaces) -> SlotSpec:
     """
     shape = network_shape(config, spaces)
     algo = algorithm(config.algo)
+    trains_on_unrolls = isinstance(algo.data(config.algo), Unrolls)
     columns = algo.columns(spaces.observation_space, spaces.action_space)
+
+    # A network with memory starts a sequence at any row from the state that the actor had.
+    state_size = shape.state_size if isinstance(shape, GeneralShape) else 0
+    if state_size and not trains_on_unrolls:
+        columns = (*columns, Column(slots.STATE, "<f4", (state_size,)))
     columns = (*columns, *_unique(columns_of(config, spaces), columns))
 
     # Each frame of a stack is written once. Unrolls are trained on alone and keep all their frames;
     # a replay finds older frames in other slots.
     stack = config.transport.frame_stack
     if stack and stack > 1:
-        trains_on_unrolls = isinstance(algo.data(config.algo), Unrolls)
         store_frames = slots.frames_of_unroll if trains_on_unrolls else slots.newest_frames
         columns = store_frames(columns, stack)
 
-    # A network with memory starts an unroll from the state that the actor had.
-    if isinstance(shape, GeneralShape) and shape.state_size:
-        columns = (*columns, Column("core_state", "<f4", (shape.state_size,), rows="slot"))
+    # It starts an unroll from that before the first row.
+    if state_size and trains_on_unrolls:
+        columns = (*columns, Column(slots.CORE_STATE, "<f4", (state_size,), rows="slot"))
     return SlotSpec(config.actors.unroll, config.actor_envs, columns)
 
 

@@ -24,6 +24,8 @@ FLAGS = ("terminated", "truncated", "alive")
 OPPONENT = "opponent"  # column: number of the draw that plays against the row (`core.draws`)
 OUTCOME = "outcome"  # column: result of an episode in its last row; -1 lost, 0 drawn, 1 won
 RETURN = "discounted_return"  # column: discounted sum of raw rewards since the episode began
+CORE_STATE = "core_state"  # column: the recurrent state before the first row of an unroll
+STATE = "state"  # column: the recurrent state before each row, of which replay's sequences begin
 OLDER = "older"  # column: the frames of an unroll's first stack except the newest
 BEGINS = "begins"  # column: at row t, whether and how an episode begins with obs[t + 1]
 # Values of the column `BEGINS`. At 0 no episode begins, and the stack moves on by one frame. An
@@ -67,6 +69,9 @@ class UnrollSummary(NamedTuple):
     """Raw returns of the episodes that ended."""
     lengths: list[int]
     """Agent steps of the same episodes."""
+    least_exploring: list[bool] | None = None
+    """Whether the same episodes were of environments that explore least; None where all explore
+    alike."""
     recorded: Mapping[str, tuple[RecordedSum, RecordedSum]] = MappingProxyType({})
     """For each key of `env.record`, the sum over all agent steps, and the sum over those that ended
     an episode."""
@@ -76,13 +81,17 @@ class UnrollSummary(NamedTuple):
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, npt.NDArray[Any]], record: Sequence[str] = ()
+        cls,
+        columns: Mapping[str, npt.NDArray[Any]],
+        record: Sequence[str] = (),
+        least_exploring: npt.NDArray[np.bool_] | None = None,
     ) -> UnrollSummary:
         """Summarises a slot or a batch of unrolls; the result shares no memory with it.
 
         Args:
             columns: arrays ``[T, E]`` by name.
             record: keys of `env.record`.
+            least_exploring: which environments explore least, ``[E]``; None if all explore alike.
         """
         alive = columns["alive"]
         versions = columns["policy_version"]
@@ -100,12 +109,24 @@ class UnrollSummary(NamedTuple):
             returns = columns["episode_return"][ends_episode].tolist()
             lengths = columns["episode_length"][ends_episode].tolist()
 
+        of_least: list[bool] | None = None
+        if least_exploring is not None:
+            of_least = np.broadcast_to(least_exploring, alive.shape)[ends_episode].tolist()
+
         recorded = {
             key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))
             for key in record
         }
         results = {} if OPPONENT not in columns else _results(columns, ends_episode)
-        return cls(versions.astype(np.int64), steps, returns, lengths, recorded, results)
+        return cls(
+            versions=versions.astype(np.int64),
+            steps=steps,
+            returns=returns,
+            lengths=lengths,
+            least_exploring=of_least,
+            recorded=recorded,
+            results=results,
+        )
 
 
 def _results(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.algos.core_inputs import REWARD, unrolled_inputs
 from penstock.algos.ops.frame_stacks import observations
-from penstock.models.torch_heads import ActorCritic
+from penstock.models.torch_heads import ActorCritic, HeadNet
 
 
 class Unrolled(NamedTuple):
@@ -45,8 +45,32 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         outputs, values = net(obs)
         return Unrolled(outputs, values, net.mask(obs))
 
-    begins_episode = torch.zeros(obs.shape[:2], dtype=torch.bool, device=obs.device)
-    torch.logical_not(batch["alive"][:, envs], out=begins_episode[1:])
+    outputs, values = net(obs, *memory_of(net, batch, envs))
+    return Unrolled(outputs, values, net.mask(obs))
+
+
+class UnrolledMemory(NamedTuple):
+    """What a network with memory needs besides the observations of ``T + 1`` rows."""
+
+    state: Tensor
+    """The actor's state before the first row, float32 ``[E, state_size]``."""
+    first: Tensor
+    """The rows with which an episode begins, bool ``[T + 1, E]``."""
+    inputs: Tensor | None
+    """What the core reads besides the features, float32 ``[T + 1, E, width]``."""
+
+
+def memory_of(
+    net: ActorCritic | HeadNet, batch: Mapping[str, Tensor], envs: slice | Tensor
+) -> UnrolledMemory:
+    """Returns what a network with memory needs of some environments of a batch of unrolls.
+
+    The arguments are those of `unrolled`.
+    """
+    alive = batch["alive"][:, envs]
+    first = torch.zeros(len(alive) + 1, alive.shape[1], dtype=torch.bool, device=alive.device)
+    torch.logical_not(alive, out=first[1:])
+
     state = batch["core_state"][envs]
     inputs = None
     if net.core_inputs is not None:
@@ -56,7 +80,6 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
             state,
             actions=batch["action"][:, envs],
             rewards=rewards[:, envs],
-            first=begins_episode,
+            first=first,
         )
-    outputs, values = net(obs, state, begins_episode, inputs)
-    return Unrolled(outputs, values, net.mask(obs))
+    return UnrolledMemory(state, first, inputs)

@@ -25,7 +25,7 @@ from penstock.configs.model import ModelConfig
 from penstock.configs.schedules import over_run, with_values
 from penstock.configs.schema import Config
 from penstock.configs.value_types import MemoryFormat
-from penstock.core.interfaces import Unrolls
+from penstock.core.interfaces import TransitionSequences, Unrolls
 from penstock.core.machine import processor
 from penstock.core.observations import Spaces
 from penstock.core.user_cache import cached_times, digest, timed_once
@@ -202,7 +202,7 @@ def with_training_form(
             model=config.model,
             learns=True,
             threads=learner.first_threads,
-            unroll=config.actors.unroll + 1 if is_recurrent else 1,
+            unroll=update.unit if is_recurrent else 1,
             most_rows=update.rows,
         )
         timing = time_forms(task, forms)
@@ -235,7 +235,11 @@ def _updates_in_one_pass(config: Config) -> bool:
 
 def update_size(config: Config, spaces: Spaces) -> UpdateSize:
     """Returns the number of observations in one update of a learner."""
-    if not isinstance(algorithm(config.algo).data(config.algo), Unrolls):
+    data = algorithm(config.algo).data(config.algo)
+    if isinstance(data, TransitionSequences):
+        rows = data.length + 1
+        return UpdateSize(config.replay.batch_size * rows, rows)
+    if not isinstance(data, Unrolls):
         return UpdateSize(config.replay.batch_size)
 
     spec = slot_spec(config, spaces)
@@ -398,6 +402,8 @@ def _pass(task: Task, net: Any, rows: int) -> tuple[Callable[[], object], int]:
     """
     import torch
 
+    from penstock.models.torch_heads import HeadNet
+
     size, dtype = task.observation
     rows = max(1, min(rows, task.most_rows))
     memory = task.shape.state_size if isinstance(task.shape, GeneralShape) else 0
@@ -410,7 +416,8 @@ def _pass(task: Task, net: Any, rows: int) -> tuple[Callable[[], object], int]:
     call: Callable[[], object]
     if task.learns:
         inputs = (obs, state) if memory else (obs,)
-        call = partial(_learn, net, *inputs)
+        forward = net.unroll if memory and isinstance(net, HeadNet) else net
+        call = partial(_learn, forward, *inputs)
     elif isinstance(task.shape, GeneralShape):
         call = torch.inference_mode()(partial(net.act, obs, state))
     else:
@@ -434,7 +441,7 @@ def cached_timings() -> dict[str, str]:
 
 
 def _learn(net: Any, *inputs: Any) -> None:
-    """Compute forward and backward pass; an actor-critic returns outputs and values."""
+    """Compute forward and backward pass; a network returns outputs, or these and others."""
     result = net(*inputs)
     outputs = result if isinstance(result, tuple) else (result,)
     sum(output.square().mean() for output in outputs).backward()

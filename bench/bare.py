@@ -120,7 +120,7 @@ class BareNetwork:
         """Returns the network of a config, for the learner or for inference on an actor.
 
         None unless it is an actor-critic of one `mlp`, `nature_cnn` or `impala_cnn` over one array,
-        without recurrent core.
+        without recurrent core and without layer normalisation.
         """
         info = probe(config.env)
         shape = network_shape(config, info)
@@ -128,11 +128,11 @@ class BareNetwork:
 
         net: nn.Module
         match shape:
-            case MlpShape():
+            case MlpShape(layer_norm=False):
                 net = _SideBySide(_mlp(shape, shape.outputs), _mlp(shape, 1))
                 return cls(net, (shape.inputs,), scale=shape.obs_scale, device=device)
 
-            case CnnShape(channels=channels, height=height, width=width):
+            case CnnShape(channels=channels, height=height, width=width, layer_norm=False):
                 net = nn.Sequential(_nature(channels, height, width), _heads(shape, FEATURES))
                 image = (channels, height, width)
                 return cls(net, image, scale=shape.obs_scale, device=device)
@@ -353,9 +353,9 @@ def _heads(shape: CnnShape | GeneralShape[Any], width: int) -> nn.Linear:
 
 
 def _is_impala(shape: GeneralShape[Any]) -> bool:
-    """Whether the network is IMPALA's over one image, channels first, without memory."""
+    """Whether the network is IMPALA's over one image, channels first, and nothing besides."""
     model = shape.model
     first = shape.inputs[0]
-    is_plain = model.core == "none" and model.entry is None and not shape.is_separate
+    is_plain = model.core == "none" and model.entry is None and not model.layer_norm
     is_image = len(shape.inputs) == 1 and first.is_image and not channels_last(first.shape)
-    return model.kind == "impala_cnn" and is_plain and is_image
+    return model.kind == "impala_cnn" and is_plain and is_image and not shape.is_separate

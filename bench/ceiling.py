@@ -6,6 +6,7 @@ and used again and again with a learning rate of next to nothing, so that the we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.algos.registry import algorithm
+from penstock.algos.slots import STATE
 from penstock.autotune.forms import with_training_form
 from penstock.bench.rates import Work, as_json, rounds_of
 from penstock.configs.schema import Config
+from penstock.core.interfaces import TransitionSequences
 from penstock.core.observations import MASK, ObservationPart, views
 from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of, pick_device
@@ -65,8 +69,12 @@ def work(config: Config) -> Work:
         batch = staged(trainer, info)
         return Work(lambda: trainer.step(batch), batch.steps, settle)
 
+    draws = algorithm(config.algo).data(config.algo)
     batch_size = config.replay.batch_size
     samples_per_step = config.replay.samples_per_insert or 1.0
+    if isinstance(draws, TransitionSequences):
+        update = drawn_sequences(trainer, info, batch_size, draws)
+        return Work(update, batch_size * draws.length / samples_per_step, settle)
     return Work(drawn(trainer, info, batch_size), batch_size / samples_per_step, settle)
 
 
@@ -123,6 +131,39 @@ def drawn(trainer: OffPolicyTrainer, info: EnvInfo, size: int) -> Callable[[], o
         "discount": np.full(size, 0.99, np.float32),
     }
     tensors = {name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()}
+    return lambda: trainer.update(tensors)
+
+
+def drawn_sequences(
+    trainer: OffPolicyTrainer, info: EnvInfo, size: int, draws: TransitionSequences
+) -> Callable[[], object]:
+    """Make ``size`` sequences up, on the trainer's device, of full length and within an episode.
+
+    Returns:
+        A call that makes one update on them.
+    """
+    rng = np.random.default_rng(0)
+    space = info.observation_space
+    dtype = np.float32 if np.issubdtype(space.dtype, np.floating) else space.dtype
+    shape = (draws.length, size)
+    obs = like(np.empty((draws.length + 1, size, *space.shape), dtype), rng, info.parts)
+    actions = draw(info.action_space, math.prod(shape), rng)
+    batch = {
+        "obs": obs[:-1],
+        "action": actions.reshape(*shape, *actions.shape[1:]),
+        "reward": rng.random(shape, np.float32),
+        "next_obs": obs[1:],
+        "discount": np.full(shape, 0.99, np.float32),
+        "mask": np.ones(shape, np.bool_),
+    }
+    for column in trainer.spec.columns:
+        if column.name == STATE:
+            batch[STATE] = rng.random((size, *column.shape), np.float32)
+
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(array).to(trainer.device) for name, array in batch.items()
+    }
+    tensors["burn_in"] = draws.burn_in
     return lambda: trainer.update(tensors)
 
 

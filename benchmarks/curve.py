@@ -2,12 +2,16 @@
 
 python benchmarks/curve.py RUN_FOLDER OUT.svg        # one run; a .csv is written beside it
 python benchmarks/curve.py results/lunarlander.json OUT.svg    # every seed that games.py has run
+python benchmarks/curve.py results/bars.json OUT.svg --bars pendulum_sac OTHER    # of bars.py
+
+Of a bar each seed's mean return in training is a line and its evaluations are dots.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,11 @@ def main() -> None:
     )
     args.add_argument("source", type=Path, help="a run's folder, or what games.py --save wrote")
     args.add_argument("out", type=Path, help="an .svg or .png file")
+    args.add_argument("--bars", nargs="+", metavar="BAR", help="of a result of bars.py, these")
     options = args.parse_args()
+    if options.bars:
+        draw_bars(json.loads(options.source.read_text())["tasks"], options.bars, options.out)
+        return
     curves = of_run(options.source) if options.source.is_dir() else of_result(options.source)
     draw(curves, options.out)
     if options.source.is_dir():
@@ -48,6 +56,30 @@ def of_result(file: Path) -> list[Curve]:
     """A curve of each seed."""
     result = json.loads(file.read_text())
     return [[p for p in run["curve"] if p["return"] is not None] for run in result["runs"]]
+
+
+def draw_bars(tasks: dict[str, Any], names: Sequence[str], out: Path) -> None:
+    """Write the picture of some bars, each in a colour."""
+    mpl.rcParams["svg.hashsalt"] = "penstock"
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
+    units = {"steps": (1e6, "million agent steps"), "seconds": (60.0, "minutes")}
+    for cell, (key, (unit, label)) in zip(axes, units.items(), strict=True):
+        for index, name in enumerate(names):
+            colour = f"C{index}"
+            cell.plot([], [], color=colour, label=name)
+            for seed in tasks[name]["seeds"].values():
+                course = [point for point in seed["training"] if "episode_return_mean" in point]
+                xs = [point[key] / unit for point in course]
+                cell.plot(xs, [p["episode_return_mean"] for p in course], color=colour, lw=0.9)
+                evaluated = sorted(seed["evaluations"].values(), key=lambda point: point["steps"])
+                xs = [point[key] / unit for point in evaluated]
+                cell.plot(xs, [p["return"] for p in evaluated], "o", color=colour, markersize=3)
+        cell.set(xlabel=label)
+        cell.grid(alpha=0.3)
+    axes[0].set(ylabel="return: line in training, dots greedy")
+    axes[0].legend(fontsize="small")
+    figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
 def draw(curves: list[Curve], out: Path) -> None:

@@ -284,7 +284,7 @@ def has_ended(folder: Path, steps: int, goal: float | None) -> bool:
     summary = json.loads((folder / SUMMARY).read_text())
     if summary["exit_reason"] == "return":
         return load_run(folder).stop.return_ == goal
-    return bool(summary["trained_steps"] >= steps)
+    return bool(summary.get("trained_steps", 0) >= steps)  # absent if it was cut at its start
 
 
 def against(

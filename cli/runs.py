@@ -239,9 +239,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the policy of a run to one file."""
-    from penstock.evaluation import exported, onnx_export
+    from penstock.evaluation import onnx_export
     from penstock.evaluation.estimates import way_of
     from penstock.evaluation.loaded_policy import stored_policy
+    from penstock.learner.checkpoints import exported
 
     path = Path(file)
     is_onnx = path.suffix.lower() == exported.ONNX_SUFFIX

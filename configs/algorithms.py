@@ -10,18 +10,35 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from penstock.configs.registry import Registry
+from penstock.configs.schedules import Weight
 from penstock.configs.section import Contradiction, Section
-from penstock.configs.value_types import Fraction, Positive, Switch
+from penstock.configs.value_types import Folder, Fraction, Positive, Switch
 
 DEFAULT = "impala"
 
 Data = Literal["unrolls", "transitions"]
+
+Q_TEMPERATURE = 0.01
+"""Default of what the Q-values of a teacher are divided by (Rusu et al. 2015)."""
+
+
+class Teaching(NamedTuple):
+    """The policies that teach a run."""
+
+    option: str
+    """The option that names them, for messages."""
+    policies: tuple[str, ...]
+    """Exported policies and folders of runs."""
+    part: str | None = None
+    """The part of an observation that tells which of them teaches a row; None: all together."""
+    q_temperature: float = Q_TEMPERATURE
+    """What Q-values are divided by to be logits."""
 
 
 class AlgoConfig(Section):
@@ -43,11 +60,23 @@ class AlgoConfig(Section):
 
     modules: ClassVar[tuple[str, ...]] = ()
     """Options whose values name modules, which every process imports."""
+    learner_files: ClassVar[tuple[str, ...]] = ()
+    """Options whose values are files or folders, which only learners open."""
 
     @property
     @abstractmethod
     def trains_on(self) -> Data:
         """Fresh unrolls, or transitions from replay."""
+
+    @property
+    def can_remember(self) -> bool:
+        """Whether its network may have a recurrent core (`model.core`)."""
+        return self.trains_on == "unrolls"
+
+    @property
+    def is_actor_critic(self) -> bool:
+        """Whether its network has heads for a policy and a value."""
+        return self.trains_on == "unrolls"
 
     @property
     def passes(self) -> int:
@@ -58,6 +87,11 @@ class AlgoConfig(Section):
     def normalizes_rewards(self) -> bool:
         """Whether rewards are divided by the running deviation of the discounted return."""
         return False
+
+    @property
+    def teaching(self) -> Teaching | None:
+        """The policies that teach the present batch; None where none does."""
+        return None
 
     def by_steps(self, has_core: bool) -> bool:
         """Whether minibatches are of steps instead of whole unrolls.
@@ -72,7 +106,7 @@ class AlgoConfig(Section):
 
 
 class OnPolicyConfig(AlgoConfig):
-    """Base of the config of an actor-critic that trains on fresh unrolls."""
+    """Base of the config of an algorithm that trains on fresh unrolls."""
 
     normalize_rewards: Switch = False
     """Whether rewards are divided by the running standard deviation of the discounted return."""
@@ -86,12 +120,59 @@ class OnPolicyConfig(AlgoConfig):
         return self.normalize_rewards
 
 
+class ActorCriticConfig(OnPolicyConfig):
+    """Base of the config of an actor-critic that learns by rewards, and may be kick-started."""
+
+    teacher: Folder | None = None
+    """A policy that teaches this one beside the rewards (kick-starting): a file that `penstock
+    export` wrote, or the folder of a run. The environment has the same observations and actions.
+    Only learners read it."""
+    teacher_cost: Weight = 0.0
+    """Weight in the loss of the divergence of `teacher` from the policy, in nats. Larger values
+    keep the policy nearer to its teacher. At 0 the teacher is not computed. With a teacher the
+    default is the schedule `{from: 1, to: 0}`: give it `steps` of the order of those in which the
+    student should reach its teacher, as it takes `stop.env_steps` otherwise."""
+
+    learner_files: ClassVar[tuple[str, ...]] = ("teacher",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_falling_cost(cls, options: Any) -> Any:
+        """Add the default weight of a teacher to the options that name one."""
+        if isinstance(options, dict) and options.get("teacher") is not None:
+            return {"teacher_cost": {"from": 1.0, "to": 0.0}, **options}
+        return options
+
+    @property
+    def teaching(self) -> Teaching | None:
+        if self.teacher is None or self.teacher_cost == 0:
+            return None
+        return Teaching("algo.teacher", (self.teacher,))
+
+
 class OffPolicyConfig(AlgoConfig):
     """Base of the config of an algorithm that trains on transitions from replay."""
+
+    hindsight: Fraction = 0.0
+    """Fraction of the sampled transitions whose goal is replaced by one that was achieved later in
+    the same episode (hindsight replay; 0.8 as published). Only for environments with
+    `achieved_goal`, `desired_goal` and `compute_reward`. Larger values train more on goals that
+    were reached, and less on those that were asked for."""
 
     @property
     def trains_on(self) -> Data:
         return "transitions"
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Yields the options that contradict each other, with the message for the user."""
+        n_step = getattr(self, "n_step", 1)
+        if self.hindsight and n_step != 1:
+            yield Contradiction(
+                ("algo.hindsight", "algo.n_step"),
+                f"algo.hindsight {self.hindsight:g} computes the reward of a single step for "
+                f"another goal, and algo.n_step {n_step} sums several; set algo.n_step=1 or "
+                "algo.hindsight=0",
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,7 @@ def references(config: Config) -> list[Reference]:
         named.append(Reference("model.entry", config.model.entry))
         named += _texts("model.settings", config.model.settings)
 
-    for name, value in config.algo.model_dump(exclude={"name"}).items():
+    for name, value in config.algo.model_dump(exclude={"name", *config.algo.learner_files}).items():
         if name in config.algo.modules:
             named.append(Reference(f"algo.{name}", value))
         else:
@@ -69,6 +69,10 @@ def references_in_training(config: Config) -> list[Reference]:
     the run's folder from which it reads, or to which it writes or sends.
     """
     named = references(config)
+    for option in config.algo.learner_files:
+        value = getattr(config.algo, option)
+        paths = value if isinstance(value, list) else [value]
+        named += [Reference(f"algo.{option}", path) for path in paths if path is not None]
     named += [Reference("run.callbacks", name) for name in config.run.callbacks]
 
     places = {

@@ -243,6 +243,9 @@ def _check_unused_replay(cfg: Sections) -> Iterator[Contradiction]:
     replay = cfg.replay
     defaults = type(replay)()
     keys = [key for key in type(replay).model_fields if _differ(key, replay, defaults)]
+    # Without a replay no checkpoint contains one. Runs of version 0.1.0 say so in their configs.
+    if replay.checkpoint is False:
+        keys.remove("checkpoint")
     if not keys:
         return
 
@@ -490,13 +493,15 @@ def _check_sinks(cfg: Sections) -> Iterator[Contradiction]:
         yield from spec.check(cfg.run)
 
 
+# The options of `model` that have an effect only on algorithms that can remember.
+CORES = ("core", "core_size", "core_inputs")
 # The options of `model` that have no effect on other algorithms than actor-critics.
-ACTOR_CRITICS = ("core", "core_size", "core_inputs", "critic", "gaussian", "log_std_init")
+ACTOR_CRITICS = ("critic", "gaussian", "log_std_init")
 
 
 def _check_network(cfg: Sections) -> Iterator[Contradiction]:
     """Check the network with the algorithm and with the actors' inference."""
-    yield from _check_off_policy_network(cfg)
+    yield from _check_one_headed_network(cfg)
     yield from _check_numpy_network(cfg)
 
     model = cfg.model
@@ -514,21 +519,29 @@ def _check_network(cfg: Sections) -> Iterator[Contradiction]:
         )
 
 
-def _check_off_policy_network(cfg: Sections) -> Iterator[Contradiction]:
-    """Check that no option for actor-critics is set with another algorithm; yields the first."""
-    if cfg.algo.trains_on == "unrolls":
+def _check_one_headed_network(cfg: Sections) -> Iterator[Contradiction]:
+    """Check that no option of an actor-critic is set for another network; yields the first."""
+    if cfg.algo.is_actor_critic:
         return
 
     defaults = ModelConfig()
-    for key in ACTOR_CRITICS:
-        value = getattr(cfg.model, key)
-        default = getattr(defaults, key)
-        if value != default:
+    for key in CORES:
+        if _differ(key, cfg.model, defaults) and not cfg.algo.can_remember:
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
-                f"model.{key} {_as_yaml(value)} is for actor-critics, and algo.name "
-                f"{cfg.algo.name} is not one; set algo.name=ppo or "
-                f"model.{key}={_as_yaml(default)}",
+                f"model.{key} {getattr(cfg.model, key)} is for actor-critics and r2d2, and "
+                f"algo.name {cfg.algo.name} is neither; set algo.name=ppo, or for actions to "
+                f"choose from algo.name=r2d2, or model.{key}={getattr(defaults, key)}",
+            )
+            return
+
+    for key in ACTOR_CRITICS:
+        if _differ(key, cfg.model, defaults):
+            yield Contradiction(
+                (f"model.{key}", "algo.name"),
+                f"model.{key} {_as_yaml(getattr(cfg.model, key))} is for actor-critics, and "
+                f"algo.name {cfg.algo.name} is not one; set algo.name=ppo or "
+                f"model.{key}={_as_yaml(getattr(defaults, key))}",
             )
             return
 

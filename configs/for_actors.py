@@ -21,8 +21,12 @@ OPPONENTS = ("mirror", "bots", "chairs", "seats")
 LEARNERS_ALONE = {
     "env": ("kind",),
     "run": ("log", "metrics_host", "metrics_insecure", "metrics_port", "restarts"),
-    "impala": ("entropy_cost",),
-    "ppo": ("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+    "impala": ("entropy_cost", "teacher", "teacher_cost"),
+    "ppo": (
+        *("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
+        *("teacher", "teacher_cost"),
+    ),
+    "distill": ("epochs", "part", "q_temperature", "teachers", "value_cost"),
 }
 """Options that no actor reads, and that 0.1.0 did not have or not with all of their values, by
 their section or algorithm."""
@@ -31,8 +35,9 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
     "env": {"record": [], "embed_above": ALL_ONE_HOT, "on_error": "fail"},
     "transport": {"connectors": 1},
     "actors": {"memory_format": "auto", "games": False},
-    "model": {"scale": "bytes", "filters": [], "core_inputs": []},
+    "model": {"scale": "bytes", "filters": [], "layer_norm": False, "core_inputs": []},
     "custom": {"data": "unrolls", "n_step": 1},
+    "dqn": {"quantiles": 1, "noisy": False},
 }
 """Options added after 0.1.0 with the value at which an actor plays as one without the option does,
 by their section or algorithm. Each later option of `SECTIONS` has its place here or above."""

@@ -62,10 +62,15 @@ class ModelConfig(Section):
     without this option."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation between the layers of `mlp`; convolutions always use relu."""
+    layer_norm: Switch = False
+    """Whether the outputs of each layer and each convolution of the encoder are shifted and scaled
+    to mean 0 and variance 1 for each observation, before the activation (layer normalisation). It
+    keeps Q-learning without a target network stable (`algo.name` `pqn`). A step takes longer with
+    it. A network of `entry` is not changed by it."""
     core: Literal["none", "lstm", "gru"] = "none"
     """Recurrent layer after the encoder, for environments whose observations do not show the whole
-    state; PPO and IMPALA only. It runs step by step: `learner.micro_batch` should hold the unrolls
-    of many environments."""
+    state; not with DQN, SAC and TD3. It runs step by step: `learner.micro_batch` should hold the
+    unrolls of many environments, or all sequences of a batch."""
     core_size: Large = 128
     """Width of the recurrent layer; not used with `core` `none`."""
     core_inputs: CoreInputNames = Field(default_factory=list)

@@ -68,6 +68,10 @@ _REPLAY = {
     "algo.epsilon with algo.epsilon_alpha": "end_e exploration_fraction exploration_final_eps",
     "algo.tune_alpha": "autotune",
     "algo.alpha": "ent_coef",
+    "algo.policy_delay": "policy_frequency policy_freq",
+    "algo.exploration_noise": "expl_noise action_noise",
+    "algo.target_noise": "policy_noise target_policy_noise",
+    "algo.target_noise_clip": "noise_clip",
     "learner.lr": "policy_lr q_lr",
 }
 

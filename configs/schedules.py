@@ -1,7 +1,8 @@
 """Options whose value may change during a run: a number, or a schedule by agent steps.
 
-`Rate`, `Clip` and `Weight` are the types of such options. A trainer takes a section `over_run` at
-its start, and then reads present values: `value_at` of one, `with_values` of a whole section.
+`Rate`, `Clip`, `Chance` and `Weight` are the types of such options. A trainer takes a section
+`over_run` at its start, and then reads present values: `value_at` of one, `with_values` of a whole
+section.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from penstock.configs.section import Section
-from penstock.configs.value_types import Count, NotNegative, Part, Positive, ValueDescription
+from penstock.configs.value_types import (
+    Count,
+    Fraction,
+    NotNegative,
+    Part,
+    Positive,
+    ValueDescription,
+)
 
 
 class LinearSchedule(Section):
@@ -61,6 +69,13 @@ def _below_one(value: float | LinearSchedule) -> float | LinearSchedule:
     return _from_above_zero(value)
 
 
+def _up_to_one(value: float | LinearSchedule) -> float | LinearSchedule:
+    """Returns the value of an option. Raises ValueError for a schedule that is above 1."""
+    if isinstance(value, LinearSchedule) and max(value.from_, value.to) > 1:
+        raise ValueError("the schedule is above 1")
+    return value
+
+
 _FORM = "or a schedule {from: A, to: B, steps: N}"
 Rate = Annotated[
     Positive | LinearSchedule,
@@ -73,6 +88,12 @@ Clip = Annotated[
     BeforeValidator(_schedule),
     AfterValidator(_below_one),
     ValueDescription(f"a number above 0 and below 1 {_FORM}"),
+]
+Chance = Annotated[
+    Fraction | LinearSchedule,
+    BeforeValidator(_schedule),
+    AfterValidator(_up_to_one),
+    ValueDescription(f"a number from 0 to 1 {_FORM}"),
 ]
 Weight = Annotated[
     NotNegative | LinearSchedule,

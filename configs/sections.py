@@ -159,7 +159,7 @@ class ActorsConfig(Section):
 
 
 class ReplayConfig(Section):
-    """The replay buffer of off-policy algorithms (`dqn`, `sac`, `custom` with
+    """The replay buffer of off-policy algorithms (`dqn`, `r2d2`, `sac`, `custom` with
     `algo.data=transitions`). Other algorithms do not use it."""
 
     capacity: Count = 1_000_000
@@ -169,7 +169,7 @@ class ReplayConfig(Section):
     """Agent steps in the buffer before the first optimizer step. A larger value makes the first
     batches more varied, and training starts later."""
     batch_size: Large = 256
-    """Transitions in one optimizer step."""
+    """Transitions in one optimizer step, or sequences of `r2d2`."""
     samples_per_insert: Positive | None = 8.0
     """Average number of times that each agent step is sampled. The learner waits when it is above
     the ratio, the actors wait when it is below. A larger value learns more from each environment
@@ -195,10 +195,12 @@ class ReplayConfig(Section):
     not correct, 1 corrects in full."""
     beta_steps: Count | None = None
     """Optimizer steps over which `beta` rises linearly to 1; null keeps it constant."""
-    checkpoint: Switch = False
-    """Whether checkpoints contain the replay buffer. Without it, a resumed run starts with an empty
-    buffer. It needs the buffer's size on disk, and twice that while a checkpoint is written;
-    `run.grace_s` must be long enough to write it at the end of the run."""
+    checkpoint: Literal["auto"] | Switch = "auto"
+    """Whether checkpoints contain the replay buffer, so that a resumed run continues with it.
+    `auto`: where the disk has room for three times the buffer, as far as writing it takes little of
+    the time, and at the end of the run if that takes less than three tenths of `run.grace_s`. true:
+    every checkpoint does; the disk needs twice the buffer, and `run.grace_s` must be long enough.
+    false: a resumed run starts with an empty buffer."""
 
 
 class WeightsConfig(Section):
@@ -273,7 +275,8 @@ class StopConfig(Section, validate_by_name=True):
         default=None, validation_alias="return", serialization_alias="return"
     )
     """Mean raw return to reach. When the mean of the last 100 episodes in training reaches it, an
-    evaluation must confirm it (`confirm_episodes`)."""
+    evaluation must confirm it (`confirm_episodes`). Where environments explore at different rates,
+    as with `dqn`, it is that of the last 25 episodes of the quarter that explores least."""
     confirm_episodes: Natural = 100
     """Episodes of the evaluation that confirms `return`: the run ends if the lower end of the 95 %
     confidence interval of their mean reaches it, and otherwise continues. 0: the run ends by the

@@ -44,6 +44,9 @@ gymnasium.register("penstock/CarRacing-v0", entry_point="penstock.envs.games.car
 gymnasium.register("penstock/Doom-v0", entry_point="penstock.envs.games.doom:DoomEnv")
 gymnasium.register("penstock/MinAtar-v0", entry_point="penstock.envs.games.minatar:MinAtarEnv")
 gymnasium.register(
+    "penstock/BitFlip-v0", vector_entry_point="penstock.envs.games.bit_flip:BitFlipVectorEnv"
+)
+gymnasium.register(
     "penstock/RockPaperScissors-v0",
     vector_entry_point="penstock.envs.games.rock_paper_scissors:RockPaperScissors",
 )

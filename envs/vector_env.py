@@ -462,6 +462,13 @@ class BatchedEnv:
         self._on_users_side = True
         self._has_mask_in_info = False
 
+    def function(self, name: str) -> Callable[..., Any] | None:
+        """Returns a function of the first environment, or of its vector form, or None."""
+        if isinstance(self._vector, SyncVectorEnv):
+            env = self._vector.envs[0]
+            return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+        return getattr(self._vector, name, None)
+
     def pack_as(self, space: Space[Any]) -> None:
         """Pack observations in the order of the parts of ``space``, which has the same parts.
 

@@ -30,10 +30,10 @@ from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.space_difference import brief, difference
 from penstock.envs.vector_env import action_map
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.exported import Exported, read, write
-from penstock.evaluation.policy_source import checkpoint_folder, trained_info
+from penstock.evaluation.policy_source import trained_info
 from penstock.learner.checkpoints.checkpoint_format import load
-from penstock.learner.checkpoints.checkpoint_history import PLAY
+from penstock.learner.checkpoints.checkpoint_history import PLAY, checkpoint_folder
+from penstock.learner.checkpoints.exported import Exported, read, write
 
 Array = npt.NDArray[Any]
 
@@ -61,16 +61,16 @@ class ActionDetails:
     q: Array | None
     """Q-values, ``[actions]``; -1e9 if masked."""
     mean: Array | None
-    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, and
+    """Of normal numbers, ``[numbers]``, before tanh if they are squashed (SAC, TD3, and
     `model.gaussian` squashed)."""
     std: Array | None
-    """Standard deviations of the same numbers."""
+    """Standard deviations of the same numbers. None for TD3, whose actions have no distribution."""
     log_prob: float | Array | None
     """Log-probability of the action, or its log-density if it is numbers; of the most probable
-    action too. None for DQN."""
+    action too. None for DQN and TD3."""
     entropy: float | Array | None
-    """Of that distribution, in nats. None for DQN, and for squashed numbers, whose entropy has no
-    closed form."""
+    """Of that distribution, in nats. None for DQN and TD3, and for squashed numbers, whose entropy
+    has no closed form."""
 
 
 class PackedObservations(NamedTuple):

@@ -19,7 +19,7 @@ import penstock
 from penstock.configs.errors import UserError
 from penstock.envs.space_json import to_json
 from penstock.evaluation.estimates import way_of
-from penstock.evaluation.exported import ONNX_SUFFIX, Exported, check_path, replace_file
+from penstock.learner.checkpoints.exported import ONNX_SUFFIX, Exported, check_path, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,6 @@ Random numbers are an input. Rows are independent of each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from penstock.algos.action_rule import action_rule
 from penstock.algos.core_inputs import encoded_actions
-from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
@@ -32,14 +31,8 @@ from penstock.core.observations import MASK
 from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.envs.packing import leaves_of
-from penstock.models.acting.categorical import (
-    CategoricalSampler,
-    EpsilonGreedySampler,
-    MultiCategoricalSampler,
-)
-from penstock.models.acting.gaussian import GaussianSampler, SquashedGaussianSampler
 from penstock.models.acting.policy import core_inputs_of, state_size_of
-from penstock.models.actions import ActionSpec, Choices, Numbers, action_spec, discrete
+from penstock.models.actions import Choices, Numbers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.distributions import FORBIDDEN, distribution
 from penstock.models.general import GeneralShape
@@ -89,17 +82,6 @@ class GraphArray(NamedTuple):
         """Returns the array for as many rows, full of zeros."""
         leading = (rows,) if self.has_batch else ()
         return torch.from_numpy(np.zeros((*leading, *self.shape), self.dtype))
-
-
-@dataclass(frozen=True)
-class ActionRule:
-    """How the outputs of a network decide an action."""
-
-    actions: ActionSpec
-    has_values: bool = False
-    """Whether the outputs are Q-values, of which the highest counts."""
-    log_std: tuple[float, float] | None = None
-    """Bounds of the logarithms of standard deviations."""
 
 
 class _Decision(NamedTuple):
@@ -154,6 +136,12 @@ class PolicyModule(nn.Module):
                 f"algo.name {config.algo.name} draws no action from probabilities: it takes the "
                 "action of the highest q, or with a small probability any; leave out --sampled, "
                 "and draw in your program"
+            )
+        if sampled and self._rule.deterministic:
+            raise UserError(
+                f"algo.name {config.algo.name} draws no action from probabilities: it takes that "
+                "of its network, to which training adds noise; leave out --sampled, and add noise "
+                "in your program"
             )
 
         # Frames in another order would only add copies to the graph.
@@ -287,6 +275,9 @@ class PolicyModule(nn.Module):
     def _decide(self, outputs: Tensor, mask: Tensor | None) -> _Decision:
         """Returns the most probable action, and what the network's outputs mean."""
         actions = self._rule.actions
+        if isinstance(actions, Numbers) and self._rule.deterministic:
+            numbers = _bounded(outputs, actions)
+            return _Decision(numbers, {"action": self.to_env(numbers), "mean": outputs})
         if isinstance(actions, Numbers):
             mean, log_std = outputs.chunk(2, 1)
             if self._rule.log_std is not None:
@@ -297,7 +288,7 @@ class PolicyModule(nn.Module):
 
         if self._rule.has_values:
             name = "q"
-            allowed_outputs = of_allowed(outputs, mask, FORBIDDEN)
+            allowed_outputs = of_allowed(outputs, mask, FORBIDDEN, actions.counts)
         else:
             name = "logits"
             allowed_outputs = outputs
@@ -330,34 +321,6 @@ class PolicyModule(nn.Module):
         log_prob = distribution(actions, logits).logp(choices)
         arrays = {"sampled_action": self.to_env(choices), "log_prob": log_prob}
         return _Decision(choices, arrays)
-
-
-def action_rule(config: Config, info: EnvInfo) -> ActionRule:
-    """Returns how a run's algorithm decides actions.
-
-    Raises:
-        UserError: if it does so by a sampler of its own.
-    """
-    sampler = algorithm(config.algo).action_sampler(config, info, 0, 0)
-    # A class derived from one of these samplers may decide in another way.
-    if type(sampler) is EpsilonGreedySampler:
-        return ActionRule(discrete(len(sampler.outputs)), has_values=True)
-    if type(sampler) in (CategoricalSampler, MultiCategoricalSampler):
-        return ActionRule(action_spec(config, info))
-
-    shape = info.action_space.shape
-    assert shape is not None
-    if type(sampler) is GaussianSampler:
-        return ActionRule(Numbers(shape, sampler.squashed))
-    if type(sampler) is SquashedGaussianSampler:
-        return ActionRule(Numbers(shape, squashed=True), log_std=sampler.log_std_bounds)
-
-    name = type(sampler).__name__
-    raise UserError(
-        f"algo.name {config.algo.name} decides actions by {name}, a sampler of its own, "
-        "which only Python computes; export a .safetensors file, or use a sampler of "
-        "penstock.models.acting"
-    )
 
 
 class _Network(nn.Module):

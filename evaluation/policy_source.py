@@ -18,11 +18,10 @@ from penstock.core import used_names
 from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, EnvInfo
 from penstock.envs.space_difference import difference
-from penstock.evaluation import exported
 from penstock.evaluation.estimates import way_of
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
-from penstock.learner.checkpoints.checkpoint_history import PLAY
+from penstock.learner.checkpoints.checkpoint_history import PLAY, checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_spaces import check_spaces
 from penstock.models.acting.policy import Policy
 
@@ -68,17 +67,6 @@ class PolicySource(NamedTuple):
         policy = make_policy(self.config.model_copy(update={"actors": actors}), envs.info, seed)
         policy.load(weights)
         return policy
-
-
-def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
-    """Returns the folder of the checkpoint "best" or "last" of a run.
-
-    For "best" that is the last one if there is no best yet.
-    """
-    folder = Path(run_dir) / "checkpoints" / which
-    if which == "best" and not checkpoint_format.exists(folder):
-        folder = folder.with_name("last")
-    return folder
 
 
 def find_policy(source: str | Path, which: str, allow: Sequence[str] = ()) -> PolicySource:

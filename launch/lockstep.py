@@ -358,8 +358,11 @@ class LockstepSource:
             ledger=self._ctx.ledger,
             shared=False,
         )
+        folder = self._checkpoints.replay_folder()
+        if plan := replay.plan_checkpoints(folder):
+            logger.info("%s", plan)
         if self._resumes:
-            self.note = replay.restore(self._checkpoints.replay_folder())
+            self.note = replay.restore(folder, self._ctx.status.beat)
         return replay
 
     def _make_player(self, actor: int, link: InprocLink) -> Player:
@@ -385,7 +388,7 @@ class LockstepSource:
         """Save a replay to ``folder``, and call ``beat`` again and again meanwhile."""
         self.inner.save(folder, beat)
 
-    def restore(self, folder: Path) -> str:
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
         """Do nothing, as a source is restored when it is made."""
         return ""
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penstock.algos.samples import scales, slot_spec
 from penstock.configs.policy_lag import lent_by_batch
-from penstock.configs.schedules import over_run
+from penstock.configs.schedules import over_run, schedules
 from penstock.configs.schema import Config
 from penstock.core.interfaces import B_contra, HostValues, StepHooks, StepResult, Update
 from penstock.device.choice import device_of, pick_device
@@ -120,12 +120,17 @@ class BaseTrainer(Update[B_contra], ABC):
         """Returns means over the updates since the last call, without skipped ones.
 
         On a GPU they are over the updates of the interval before, unless ``wait`` is set.
-        ``learning_rate`` is that of the last update.
+        ``learning_rate`` is that of the last update. ``epsilon`` is the present rate of
+        exploration, if it is a schedule.
         """
         means = self.device_statistics.take(wait=wait) | self._batch_statistics()
         rates = [each.lr for each in self._optimizers.values() if each.lr is not None]
         if means and rates:
             means["learning_rate"] = rates[0]  # the same for all optimizers
+        algo = over_run(self.config.algo, self.config.stop.env_steps)
+        epsilon = schedules(algo).get("epsilon")
+        if means and epsilon is not None:
+            means["epsilon"] = epsilon.at(self.progress.trained_steps)
         return means
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:

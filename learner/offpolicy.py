@@ -18,6 +18,7 @@ from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.replay_update import ReplayUpdate, UpdateContext, UpdateResult
 from penstock.configs.errors import UserError
+from penstock.configs.schedules import over_run
 from penstock.configs.schema import Config
 from penstock.core.interfaces import BatchPlan, StepHooks, StepResult
 from penstock.core.params import Floats
@@ -54,9 +55,12 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
         assert isinstance(algo, ReplayAlgorithm), config.algo
         shape = in_memory_format(algo.network(config, info), config.learner.memory_format)
         super().__init__(config, info, ledger, shape)
+        if algo.least_exploring(config, 0) is not None:
+            self.progress.follow_least_exploring()
 
         self._columns = (*NAMES, *OPTIONAL_NAMES, *algo.batch_columns)
         """The columns of a batch that an update takes."""
+        self._samples_of = algo.samples_of
         self._prioritized = config.replay.prioritized
         self._stack = config.transport.frame_stack or 1
         self.step_hooks = NO_HOOKS
@@ -85,7 +89,8 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             optimizer=lambda name, named: SyncedOptimizer(self._add_optimizer(name, named), self),
             network=make_network,
         )
-        self._update: ReplayUpdate = algo.make_update(config.algo, context)
+        cfg = over_run(config.algo, config.stop.env_steps)
+        self._update: ReplayUpdate = algo.make_update(cfg, context)
         if config.model.normalize_observations and self._network is None:
             raise UserError(
                 f"model.normalize_observations true does nothing for algo.name {config.algo.name}, "
@@ -104,7 +109,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
 
     def plan_updates(self, batch: ReplayBatch | None) -> BatchPlan:
         """Count the samples of the one update on a batch."""
-        return BatchPlan(np.array([0.0 if batch is None else samples_of(batch.data)]))
+        return BatchPlan(np.array([0.0 if batch is None else self._samples_of(batch.data)]))
 
     def step(
         self,
@@ -142,7 +147,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             ]
             data["obs"], data["next_obs"] = unstack(frames, self._stack)
 
-        samples = samples_of(data)
+        samples = self._samples_of(data)
         tensors = batch.tensors or self.tensors_of(data)
         errors = self._take_update(tensors, samples=samples, total=total)
         return self._result(samples, Download(errors) if self._prioritized else None)
@@ -178,7 +183,7 @@ class OffPolicyTrainer(BaseTrainer[ReplayBatch]):
             need not be waited for. A difference that is not finite is 0 in it, and its update is
             skipped.
         """
-        samples = 0 if batch is None else samples_of(batch)
+        samples = 0 if batch is None else self._samples_of(batch)
         tensors = None if batch is None else self.tensors_of(batch)
         return self._take_update(
             tensors, samples=samples, total=samples if total is None else total
@@ -321,14 +326,6 @@ def check_result(result: object, batch: Mapping[str, Tensor] | None) -> None:
             f"{'with' if result.errors.requires_grad else 'without'} a gradient; return floats "
             "without one: errors.abs().detach()"
         )
-
-
-def samples_of(batch: Mapping[str, Any]) -> int:
-    """Returns the number of samples of a batch: its transitions, or the steps of its sequences
-    after the burn-in."""
-    if batch["reward"].ndim == 1:  # transitions, one of whose columns may be named so, too
-        return len(batch["reward"])
-    return int(batch["mask"][batch.get("burn_in", 0) :].sum())
 
 
 class SyncedOptimizer:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ MAX_LAG = 1 << 16
 UNCOUNTED = 64
 # With a larger share of its time with data, a learner's rate in that time is shown as its ceiling.
 LEAST_FED = 0.01
-# Returns and lengths are means over the last hundred episodes.
+# Returns and lengths are means over the last hundred episodes, of environments that explore alike.
 EPISODES = 100
 # Counters of the run in a checkpoint.
 COUNTERS = ("env_steps", "trained_steps", "learner_steps", "episodes", "version")
@@ -57,6 +58,8 @@ class ReturnWindow:
     """The last episodes of this learner, and the means over those of all learners."""
 
     def __init__(self) -> None:
+        self._most = EPISODES
+        """The episodes of all learners in the window."""
         self.returns: deque[float] = deque(maxlen=EPISODES)
         """Raw returns of this learner's last episodes."""
         self.lengths: deque[int] = deque(maxlen=EPISODES)
@@ -76,12 +79,22 @@ class ReturnWindow:
         """Take the sums over all learners' windows."""
         self.agreed = sums
 
+    def limit(self, most: int) -> None:
+        """Shorten the window to ``most`` episodes of all learners; called before `share`."""
+        self._most = most
+        self.share(learners=1)
+
     def share(self, learners: int) -> None:
-        """Shorten the window to this learner's share of a hundred episodes among ``learners``."""
-        most = -(-EPISODES // learners)
+        """Shorten the window to this learner's share of its episodes among ``learners``."""
+        most = -(-self._most // learners)
         self.returns = deque(self.returns, most)
         self.lengths = deque(self.lengths, most)
         self._sum_up()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are as many episodes as the window holds: the mean of fewer may be luck."""
+        return self.agreed.episodes >= self._most
 
     @property
     def mean(self) -> float | None:
@@ -201,12 +214,12 @@ class ReturnGoal:
         self.solved_at_s = None
 
     def _is_met(self) -> bool:
-        """Whether the mean of a hundred episodes in training reaches `stop.return`, or that of the
-        last evaluation."""
+        """Whether the mean of the last episodes in training, once enough have ended, reaches
+        `stop.return`, or that of the last evaluation."""
         mean = self.evaluated_mean if self.by_evaluations else self._returns.mean
         if self._return is None or mean is None:
             return False
-        if not self.by_evaluations and self._returns.agreed.episodes < EPISODES:
+        if not self.by_evaluations and not self._returns.is_full:
             return False
         return mean >= self._return
 
@@ -343,6 +356,10 @@ class Progress:
 
         self.clock = TrainingClock()
         self.returns = ReturnWindow()
+        """The last episodes, of the environments that explore least where these differ."""
+        self.all_returns: deque[float] | None = None
+        """Raw returns of this learner's last episodes in all environments; None where all explore
+        alike."""
         self.goal = ReturnGoal(stop, self.returns, self.clock)
         self.lag = LagHistogram()
         """Policy lag of what was trained on since the last `interval`."""
@@ -366,13 +383,17 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last hundred episodes; None before the first episode."""
+        """Mean raw return of the last episodes; None before the first episode."""
         return self.returns.mean
 
-    @property
-    def recent_episodes(self) -> int:
-        """The number of episodes in `return_mean`."""
-        return int(self.returns.agreed.episodes)
+    def follow_least_exploring(self) -> None:
+        """Take the return of the environments that explore least for that of the run.
+
+        These are a quarter of all, so the window has a quarter of the episodes: it covers about as
+        many agent steps as in other runs.
+        """
+        self.returns.limit(EPISODES // 4)
+        self.all_returns = deque(maxlen=EPISODES)
 
     def start(self, at_s: float) -> None:
         """Start the clock at the first unroll, begun at ``at_s`` (CLOCK_MONOTONIC, seconds).
@@ -391,7 +412,12 @@ class Progress:
         """Count unrolls of ``steps`` agent steps, which are trained on now or later from replay."""
         self._recorded.add(unrolls)
         if unrolls.returns:
-            self.returns.add(unrolls.returns, unrolls.lengths)
+            returns, lengths = unrolls.returns, unrolls.lengths
+            if self.all_returns is not None and unrolls.least_exploring is not None:
+                self.all_returns.extend(returns)
+                returns = list(compress(returns, unrolls.least_exploring))
+                lengths = list(compress(lengths, unrolls.least_exploring))
+            self.returns.add(returns, lengths)
             self._local.add("episodes", len(unrolls.returns))
         for number, counts in unrolls.results.items():
             earlier = self._results.get(number)
@@ -479,7 +505,7 @@ class Progress:
         self._follows_server = True
 
     def share_window(self, learners: int) -> None:
-        """Make the last hundred episodes this learner's share of them among ``learners``."""
+        """Shorten the window to this learner's share of its episodes among ``learners``."""
         self.returns.share(learners)
 
     def publish_due(self, every: int) -> bool:
@@ -536,6 +562,7 @@ class Progress:
             "learner_ceiling_steps_per_s": ceiling_per_s,
             "episode_return_mean": self.returns.mean,
             "episode_length_mean": self.returns.length_mean,
+            **self._all_returns(),
             "policy_lag_mean": lag_sum / lag.total() if lag else None,
             "policy_lag_max": max(lag, default=None),
             "policy_lag_histogram": {str(k): lag[k] for k in sorted(lag)},
@@ -547,6 +574,13 @@ class Progress:
             "solved_at_s": self.goal.solved_at_s,
             **self._recorded.interval(),
         }
+
+    def _all_returns(self) -> dict[str, float | None]:
+        """Returns the mean over all environments where only those that explore least count."""
+        if self.all_returns is None:
+            return {}
+        count = len(self.all_returns)
+        return {"episode_return_all_mean": sum(self.all_returns) / count if count else None}
 
     def counts(self) -> dict[str, int]:
         """Returns the counters of the run, by their names in metrics.jsonl."""
@@ -561,17 +595,22 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Returns JSON values for `load_state_dict`."""
         counters = {name: getattr(self, name) for name in COUNTERS}
-        return counters | {
-            "generation": self.generation,
-            "lr_factor": self.lr_factor,
-            "rollbacks": self.rollbacks,
-            "time_s": self.time_s,
-            "returns": list(self.returns.returns),
-            "lengths": list(self.returns.lengths),
-            "reached_at_s": self.goal.reached_at_s,
-            "solved_at_s": self.goal.solved_at_s,
-            "goal": self._stop.return_,
-        }
+        all_returns = {} if self.all_returns is None else {"all_returns": list(self.all_returns)}
+        return (
+            counters
+            | all_returns
+            | {
+                "generation": self.generation,
+                "lr_factor": self.lr_factor,
+                "rollbacks": self.rollbacks,
+                "time_s": self.time_s,
+                "returns": list(self.returns.returns),
+                "lengths": list(self.returns.lengths),
+                "reached_at_s": self.goal.reached_at_s,
+                "solved_at_s": self.goal.solved_at_s,
+                "goal": self._stop.return_,
+            }
+        )
 
     def load_state_dict(self, state: dict[str, Any], *, same_env: bool = True) -> None:
         """Continue from a checkpoint, as the next generation of the run.
@@ -585,6 +624,8 @@ class Progress:
 
         if same_env:
             self.returns.add(state["returns"], state["lengths"])
+            if self.all_returns is not None:
+                self.all_returns.extend(state.get("all_returns", ()))
         self.returns.agree(self.returns.local)
 
     def join(self, state: dict[str, Any]) -> None:

@@ -239,9 +239,14 @@ class LearnerProcess(TrainingLoop[Any]):
         )
         self._actor_source = source
         self._replay_folder = checkpoints.replay_folder(ctx.learner)
+        plan = source.plan_checkpoints(self._replay_folder)
+        if plan and ctx.learner == 0:
+            logger.info("%s", plan)
         resumes_replay = trainer.progress.generation and checkpoints.resumes_same_env()
-        if resumes_replay and (note := source.restore(self._replay_folder)):
-            logger.info("%s", note)
+        if resumes_replay:
+            note = source.restore(self._replay_folder, ctx.status.beat)
+            if note:
+                logger.info("%s", note)
 
         self._board = WeightsBoard.create(trainer.layout.size)
         super().__init__(

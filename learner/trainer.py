@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from penstock.configs.schedules import over_run, schedules, with_values
 from penstock.configs.schema import Config
 from penstock.core.interfaces import BatchPlan, Share, StepHooks, StepResult
 from penstock.core.params import Floats
-from penstock.core.specs import SlotSpec
+from penstock.core.specs import HEADER, SlotSpec
 from penstock.device.choice import device_of
 from penstock.envs import EnvInfo
 from penstock.learner.base_trainer import (
@@ -49,6 +49,9 @@ from penstock.learner.sources.staging import StagingBatch, torch_dtype
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
+
+if TYPE_CHECKING:
+    from penstock.learner.teachers import Teachers
 
 # Name of the sums of `RewardScale` in a checkpoint.
 REWARDS = "rewards/sums"
@@ -98,6 +101,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         self.optimizer = self._add_optimizer("model", self.model.named_parameters())
         self._accumulation = Accumulation(config.learner.accumulate)
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
+        self._teachers = _load_teachers(config, info, self.device)
 
         self._early_stops: list[bool] = []
         """Whether each batch since the last `statistics` was left before its last epoch."""
@@ -143,13 +147,15 @@ class Trainer(BaseTrainer[StagingBatch]):
         shares: Sequence[Share | None] = plan.shares
         if batch is None:
             columns = self._empty_columns
+            headers = np.empty(0, HEADER)
             shares = [None] * len(totals)
         else:
             columns = self._receive(batch)
+            headers = batch.headers
 
         self._accumulation.begin_batch(self._copy_shared)
         self._options.follow(self.progress.trained_steps)
-        columns = self._prepare_columns(columns)
+        columns = self._prepare_columns(columns, headers)
         steps = BatchSteps(columns, self._per_slot, self._uploader) if self._by_steps else None
         data = BatchColumns(columns, steps)
 
@@ -240,14 +246,20 @@ class Trainer(BaseTrainer[StagingBatch]):
         batch.wait_on_device()
         return batch.tensors
 
-    def _prepare_columns(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Scale rewards, update the observations' normaliser, and add the algorithm's columns.
+    def _prepare_columns(
+        self, columns: dict[str, Tensor], headers: npt.NDArray[np.void]
+    ) -> dict[str, Tensor]:
+        """Add the columns of teachers, scale rewards, update the observations' normaliser, and add
+        the algorithm's columns.
 
         Returns the columns of the batch for all of its updates. All learners call this in the same
-        turn, as each of the three sums values over them.
+        turn, as it sums values over them. ``headers`` are those of the batch's slots.
         """
         columns = dict(columns)
         self._ledger.switch(Part.FORWARD)
+        if self._teachers is not None and self._options.current.teaching is not None:
+            columns |= self._teachers(columns, headers, self._batch_parts(columns))
+
         if self._rewards is not None:
             if self.model.core_inputs is not None:
                 columns[REWARD] = columns["reward"]
@@ -410,6 +422,16 @@ class Trainer(BaseTrainer[StagingBatch]):
             any_taken = torch.stack(accumulation.norms).isfinite().any()
             self._restore_shared(accumulation.shared, any_taken)
             accumulation.forget_shared()
+
+
+def _load_teachers(config: Config, info: EnvInfo, device: torch.device) -> Teachers | None:
+    """Returns the teachers of a run, None if it has none. Raises UserError as `Teachers`."""
+    if config.algo.teaching is None:
+        return None
+    # Few runs have teachers, and the others need not wait for these imports.
+    from penstock.learner.teachers import Teachers
+
+    return Teachers(config, info, device)
 
 
 class ScheduledOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
@@ -21,13 +21,12 @@ from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     channels_last,
     is_small,
     plain_mlp,
     sides,
 )
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 
 LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn": 8}
 """Least height and width, in pixels, of an image that the convolutions of each kind can read."""
@@ -103,6 +102,7 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
             obs_scale=observation.scale,
             log_std_init=model.log_std_init,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
         )
 
     if array.is_image or model.critic == "shared":
@@ -115,39 +115,69 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
         obs_scale=observation.scale,
         normalize=model.normalize_observations,
         log_std_init=model.log_std_init,
+        layer_norm=model.layer_norm,
     )
 
 
-def q_shape(config: Config, spaces: Spaces, *, duelling: bool = False) -> HeadShape:
-    """Returns the network of Q-values of actions to choose from.
+def q_shape(
+    config: Config,
+    spaces: Spaces,
+    *,
+    duelling: bool = False,
+    quantiles: int = 1,
+    noisy: bool = False,
+    shows_epsilon: bool = False,
+) -> HeadShape:
+    """Returns the network of Q-values of actions to choose from; `SingleHead` has the options.
 
     Where observations have an action mask, the values of what it forbids must not be part of a
     target: `models.torch_heads.HeadNet.allowed_outputs` leaves them out.
 
     Raises:
-        UserError: if actions are not Discrete, or no network fits the observations.
+        UserError: if actions are no choices, or no network fits the observations.
     """
     model = config.model
-    actions = _choices(spaces, config.algo.name)
+    counts = _counts(spaces, config.algo.name)
+    head = SingleHead(
+        sum(counts),
+        duelling,
+        quantiles=quantiles,
+        noisy=noisy,
+        counts=counts if len(counts) > 1 else (),
+        shows_epsilon=shows_epsilon,
+    )
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
-    if not _needs_general(model, array) and _is_fast_cnn(model, array):
+    needs_general = _needs_general(model, array) or model.core != "none"
+    if not needs_general and _is_fast_cnn(model, array):
         channels, height, width = array.shape
         return QCnnShape(
             channels=channels,
             height=height,
             width=width,
-            outputs=actions,
             obs_scale=observation.scale,
-            duelling=duelling,
             normalize=model.normalize_observations,
+            layer_norm=model.layer_norm,
+            **vars(head),
         )
-    return _head_shape(model, observation, SingleHead(actions, duelling))
+    core_inputs = CoreInputs.of(config, action_spec(config, spaces))
+    return _head_shape(model, observation, head, core_inputs)
 
 
 def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[SingleHead]:
     """Returns the network of means, then logarithms of standard deviations, of an action's values.
+
+    Raises:
+        UserError: if actions are no Box, or no network fits the observations.
+    """
+    return numbers_shape(config, spaces, of_each=2)
+
+
+def numbers_shape(
+    config: Config, spaces: Spaces, *, of_each: int = 1
+) -> DenseShape | GeneralShape[SingleHead]:
+    """Returns the network with ``of_each`` outputs for each of an action's values.
 
     Raises:
         UserError: if actions are no Box, or no network fits the observations.
@@ -158,32 +188,36 @@ def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
 
-    head = SingleHead(2 * action_size(spaces))
+    head = SingleHead(of_each * action_size(spaces))
     return _head_shape(config.model, _read(config, spaces), head)
 
 
 def _head_shape(
-    model: ModelConfig, observation: NetworkInputs, head: SingleHead
+    model: ModelConfig,
+    observation: NetworkInputs,
+    head: SingleHead,
+    core_inputs: CoreInputs | None = None,
 ) -> DenseShape | GeneralShape[SingleHead]:
-    """Returns the network with one head: a fused one for a vector of numbers."""
+    """Returns the network with one head: a fused one for a vector of numbers without memory."""
     array = observation.arrays[0]
-    if _needs_general(model, array) or array.is_image:
+    if _needs_general(model, array) or array.is_image or model.core != "none":
         return GeneralShape(
             inputs=observation.arrays,
             mask=observation.mask,
             heads=head,
             model=model,
             make_layout=_layout,
+            core_inputs=core_inputs,
         )
 
     return DenseShape(
         inputs=math.prod(array.shape),
-        outputs=head.outputs,
         hidden=tuple(model.hidden),
         activation=model.activation,
         obs_scale=observation.scale,
-        duelling=head.duelling,
         normalize=model.normalize_observations,
+        layer_norm=model.layer_norm,
+        **vars(head),
     )
 
 
@@ -199,16 +233,18 @@ def action_size(spaces: Spaces) -> int:
     return math.prod(spaces.action_space.shape)
 
 
-def _choices(spaces: Spaces, algo: str) -> int:
-    """Returns the number of actions of a Discrete space; UserError for another space."""
+def _counts(spaces: Spaces, algo: str) -> tuple[int, ...]:
+    """Returns the number of actions of each choice; UserError for actions that are no choices."""
     space = spaces.action_space
     if isinstance(space, Discrete):
-        return int(space.n)
+        return (int(space.n),)
+    if isinstance(space, MultiDiscrete):
+        return tuple(int(count) for count in space.nvec.flat)
 
     other_algo = "sac" if isinstance(space, Box) else "ppo"
     raise UserError(
-        f"action space {space} is not Discrete, the only kind that algo.name {algo} plays; "
-        f"set algo.name={other_algo}"
+        f"action space {space} is neither Discrete nor MultiDiscrete, the kinds that algo.name "
+        f"{algo} plays; set algo.name={other_algo}"
     )
 
 

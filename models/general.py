@@ -31,7 +31,10 @@ from penstock.models.layout import (
     Activation,
     Entry,
     Layer,
+    Scaling,
+    SingleHead,
     actor_critic,
+    norm_entries,
     normalizer_entries,
     policy_head,
 )
@@ -69,17 +72,6 @@ class ActorCriticHeads:
     def outputs(self) -> int:
         """Numbers that decide an action."""
         return self.actions.outputs
-
-
-@dataclass(frozen=True)
-class SingleHead:
-    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
-
-    outputs: int
-    """Numbers that decide an action."""
-    duelling: bool = False
-    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
-    layer of its own."""
 
 
 H = TypeVar("H", bound=ActorCriticHeads | SingleHead, covariant=True)
@@ -160,6 +152,8 @@ class PlainMlp:
     activation: Activation
     normalize: bool
     """Whether observations are normalised by their statistics."""
+    layer_norm: bool
+    """Whether the outputs of each hidden layer are normalised."""
     layout: ParamLayout
     embeddings: tuple[tuple[int, int], ...]
     """Choices and width of the embedding of each number of the array, which are the inputs; empty
@@ -175,6 +169,7 @@ class PlainMlp:
         self.widths = (inputs, *model.hidden)
         self.activation = model.activation
         self.normalize = model.normalize_observations and not array.choices
+        self.layer_norm = model.layer_norm
         self._actions = shape.heads.actions
         # Numbers that are normalised are not scaled as well.
         self._factor = np.float32(1.0 if self.normalize else 1 / array.span)
@@ -186,17 +181,23 @@ class PlainMlp:
             for i, (fan_in, fan_out) in enumerate(pairwise(self.widths)):
                 towers.append((f"{_layer(body, i)}.weight", (fan_out, fan_in)))
                 towers.append((f"{_layer(body, i)}.bias", (fan_out,)))
+                if model.layer_norm:
+                    towers += norm_entries(_layer(body, i), (fan_out,))
         statistics = normalizer_entries(self.widths[0]) if self.normalize else ()
         self.layout = ParamLayout(actor_critic(towers, self.widths[-1], self._actions, statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the policy's layers, given the parameters by name."""
-        layers = [
-            (named[f"{_layer(POLICY, i)}.weight"], named[f"{_layer(POLICY, i)}.bias"])
-            for i in range(len(self.widths) - 1)
-        ]
-        first_weight, first_bias = layers[0]
-        layers[0] = (first_weight * self._factor, first_bias)
+        layers = []
+        for i in range(len(self.widths) - 1):
+            name = _layer(POLICY, i)
+            layer = Layer(named[f"{name}.weight"], named[f"{name}.bias"])
+            if self.layer_norm:
+                norm = Scaling(named[f"{name}.norm.weight"], named[f"{name}.norm.bias"])
+                layer = layer._replace(norm=norm)
+            layers.append(layer)
+
+        layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)
         return [*layers, policy_head(named, self._actions)]
 
     def acting_tables(self, named: Mapping[str, Float32]) -> list[Float32]:

@@ -15,10 +15,10 @@ other network is a `penstock.models.general.GeneralShape`, with the same heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,12 +32,82 @@ POLICY = 0
 VALUE = -1
 CONVS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Nature CNN: filters, kernel, stride
 CLIP = 10.0  # bound of normalised observations
-EPSILON = 1e-8  # is added to variances
+EPSILON = 1e-8  # is added to variances of observations
+NORM_EPSILON = 1e-6  # is added to variances of a layer's outputs (`model.layer_norm`), as in flax
 FEATURES = 512  # Nature CNN: width of the layer after the convolutions
+
+WEIGHT_SIGMA = "weight_sigma"  # entry of a noisy layer: deviations of its weight
+BIAS_SIGMA = "bias_sigma"  # entry of a noisy layer: deviations of its bias
+EPSILON_RATE = "epsilon"  # entry of the rate of exploration, where it is a schedule
 
 Activation = Literal["tanh", "relu"]
 Entry = tuple[str, tuple[int, ...]]
-Layer = tuple[Float32, Float32]  # weight [out, in], bias [out]
+
+
+class Scaling(NamedTuple):
+    """What normalised outputs of a layer are multiplied by, and what is added; each ``[out]``."""
+
+    weight: Float32
+    bias: Float32
+
+
+class Layer(NamedTuple):
+    """A layer of an MLP."""
+
+    weight: Float32
+    """``[out, in]``."""
+    bias: Float32
+    """``[out]``."""
+    norm: Scaling | None = None
+    """Of normalised outputs (`model.layer_norm`); None where they are not normalised."""
+
+
+@dataclass(frozen=True)
+class SingleHead:
+    """One head: Q-values of actions (DQN), or means and logarithms of deviations (SAC)."""
+
+    outputs: int
+    """Numbers that decide an action."""
+    duelling: bool = False
+    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
+    layer of its own."""
+    quantiles: int = 1
+    """Quantiles of the return that are learned for each output, whose mean decides (Dabney et al.
+    2017). With 1 it is the expected return."""
+    noisy: bool = False
+    """Whether linear layers have noise in their weights (Fortunato et al. 2017)."""
+    counts: tuple[int, ...] = ()
+    """Number of actions of each choice, where an action is several choices; the outputs of the
+    first choice come first."""
+    shows_epsilon: bool = False
+    """Whether the present rate of exploration travels with the weights."""
+
+    @property
+    def branches(self) -> tuple[int, ...]:
+        """Number of outputs of each choice; one number where an action is a single choice."""
+        return self.counts or (self.outputs,)
+
+    def entries(self, features: int) -> tuple[Entry, ...]:
+        """Returns the entries of the head's parameters, for so many features."""
+        rows = self.outputs * self.quantiles
+        head = layer_entries("head", (rows, features), (rows,), noisy=self.noisy)
+        if not self.duelling:
+            return head
+        value_shape = (self.quantiles, features)
+        return head + layer_entries("value", value_shape, value_shape[:1], noisy=self.noisy)
+
+    @property
+    def buffers(self) -> tuple[Entry, ...]:
+        """Returns the entries of the head's buffers, which come before those of the statistics."""
+        return ((EPSILON_RATE, (1,)),) if self.shows_epsilon else ()
+
+
+class OneHeaded:
+    """Base of the fused shapes that have the fields of a `SingleHead` among their own."""
+
+    @property
+    def head(self) -> SingleHead:
+        return SingleHead(**{field.name: getattr(self, field.name) for field in fields(SingleHead)})
 
 
 @dataclass(frozen=True)
@@ -58,6 +128,8 @@ class MlpShape:
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
     log_std_init: float = 0.0
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -71,7 +143,7 @@ class MlpShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        towers = tower_entries(TOWERS, self.widths)
+        towers = tower_entries(TOWERS, self.widths, layer_norm=self.layer_norm)
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout(actor_critic(towers, self.hidden[-1], self.actions, statistics))
 
@@ -81,7 +153,7 @@ class MlpShape:
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the value's layers, given the parameters by name."""
-        head = (named["value.weight"], named["value.bias"])
+        head = Layer(named["value.weight"], named["value.bias"])
         return [*self._tower(named, VALUE), head]
 
     def _tower(self, named: Mapping[str, Float32], tower: int) -> list[Layer]:
@@ -103,6 +175,8 @@ class CnnShape:
     """Whether observations are normalised by their statistics."""
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -111,14 +185,14 @@ class CnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, features=FEATURES)
+        trunk = _conv_entries(self, features=FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
 
 
 @dataclass(frozen=True)
-class DenseShape:
+class DenseShape(OneHeaded):
     """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values."""
 
     inputs: int
@@ -133,6 +207,12 @@ class DenseShape:
     state, the second for the advantages of the actions."""
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
+    quantiles: int = 1
+    noisy: bool = False
+    counts: tuple[int, ...] = ()
+    shows_epsilon: bool = False
+    layer_norm: bool = False
+    """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
@@ -143,27 +223,19 @@ class DenseShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        tower = tower_entries(1, self.widths)
-        head = _heads(self.hidden[-1], self.outputs, self.duelling)
+        tower = tower_entries(1, self.widths, noisy=self.noisy, layer_norm=self.layer_norm)
+        head = self.head.entries(self.hidden[-1])
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
-        return ParamLayout((*tower, *head, *statistics))
+        return ParamLayout((*tower, *head, *self.head.buffers, *statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
-        """Returns the layers, given the parameters by name; a duelling head becomes one product."""
-        weight = named["head.weight"]
-        bias = named["head.bias"]
-        if self.duelling:
-            # Q = V + A - mean(A), with V of the first half of the features and A of the second.
-            value = np.broadcast_to(named["value.weight"], weight.shape)
-            weight = np.concatenate([value, weight - weight.mean(0)], 1)
-            bias = named["value.bias"] + bias - bias.mean()
-
+        """Returns the layers, given the parameters by name; the head becomes one product."""
         tower = _tower(named, layers=len(self.hidden), tower=0, obs_scale=self.obs_scale)
-        return [*tower, (weight, bias)]
+        return [*tower, acting_head(self.head, named)]
 
 
 @dataclass(frozen=True)
-class QCnnShape:
+class QCnnShape(OneHeaded):
     """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action."""
 
     channels: int
@@ -177,8 +249,14 @@ class QCnnShape:
     of the state, the second for the advantages of the actions (Wang et al. 2016)."""
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
+    quantiles: int = 1
+    noisy: bool = False
+    counts: tuple[int, ...] = ()
+    shows_epsilon: bool = False
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
+    layer_norm: bool = False
+    """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
 
     @property
@@ -188,11 +266,11 @@ class QCnnShape:
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self.channels, self.height, self.width, features=self.features)
-        head = _heads(FEATURES, self.outputs, self.duelling)
+        trunk = _conv_entries(self, features=self.features, noisy=self.noisy)
+        head = self.head.entries(FEATURES)
         pixels = self.channels * self.height * self.width
         statistics = normalizer_entries(pixels) if self.normalize else ()
-        return ParamLayout((*trunk, *head, *statistics))
+        return ParamLayout((*trunk, *head, *self.head.buffers, *statistics))
 
 
 ActorCriticShape = MlpShape | CnnShape
@@ -208,25 +286,51 @@ def flat_features(height: int, width: int) -> int:
     return filters * height * width
 
 
-def tower_entries(towers: int, widths: tuple[int, ...]) -> list[Entry]:
+def tower_entries(
+    towers: int, widths: tuple[int, ...], *, noisy: bool = False, layer_norm: bool
+) -> list[Entry]:
     """Returns the entries of the hidden layers of ``towers`` networks side by side."""
     entries: list[Entry] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        entries.append((f"hidden.{i}.weight", (towers, fan_in, fan_out)))
-        entries.append((f"hidden.{i}.bias", (towers, fan_out)))
+        weight_shape = (towers, fan_in, fan_out)
+        entries += layer_entries(f"hidden.{i}", weight_shape, (towers, fan_out), noisy=noisy)
+        if layer_norm:
+            entries += norm_entries(f"hidden.{i}", (towers, fan_out))
     return entries
 
 
-def _conv_entries(channels: int, height: int, width: int, *, features: int) -> list[Entry]:
+def layer_entries(
+    name: str, weight_shape: tuple[int, ...], bias_shape: tuple[int, ...], *, noisy: bool
+) -> tuple[Entry, ...]:
+    """Returns the entries of a linear layer, with those of its noise if it is ``noisy``."""
+    means = ((f"{name}.weight", weight_shape), (f"{name}.bias", bias_shape))
+    if not noisy:
+        return means
+    return (*means, (f"{name}.{WEIGHT_SIGMA}", weight_shape), (f"{name}.{BIAS_SIGMA}", bias_shape))
+
+
+def norm_entries(layer: str, shape: tuple[int, ...]) -> list[Entry]:
+    """Returns the entries that normalise the outputs of a layer, whose bias has a ``shape``."""
+    return [(f"{layer}.norm.weight", shape), (f"{layer}.norm.bias", shape)]
+
+
+def _conv_entries(
+    shape: CnnShape | QCnnShape, *, features: int, noisy: bool = False
+) -> list[Entry]:
     """Returns the entries of the convolutions, and of the layer of ``features`` after them."""
     entries: list[Entry] = []
+    channels = shape.channels
     for i, (filters, kernel, _) in enumerate(CONVS):
         entries.append((f"convs.{i}.weight", (filters, channels, kernel, kernel)))
         entries.append((f"convs.{i}.bias", (filters,)))
+        if shape.layer_norm:
+            entries += norm_entries(f"convs.{i}", (filters,))
         channels = filters
 
-    entries.append(("linear.weight", (features, flat_features(height, width))))
-    entries.append(("linear.bias", (features,)))
+    weight_shape = (features, flat_features(shape.height, shape.width))
+    entries += layer_entries("linear", weight_shape, (features,), noisy=noisy)
+    if shape.layer_norm:
+        entries += norm_entries("linear", (features,))
     return entries
 
 
@@ -267,7 +371,7 @@ def policy_head(named: Mapping[str, Float32], actions: ActionSpec) -> Layer:
         # Deviations do not depend on the observation: their weights are 0.
         weight = np.concatenate([weight, np.zeros_like(weight)])
         bias = np.concatenate([bias, named["log_std"]])
-    return weight, bias
+    return Layer(weight, bias)
 
 
 def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
@@ -279,18 +383,46 @@ def normalizer_entries(inputs: int) -> tuple[Entry, ...]:
     )
 
 
-def _heads(features: int, outputs: int, duelling: bool) -> tuple[Entry, ...]:
-    """Returns the entries of the head, and of the value's if it is duelling."""
-    head: tuple[Entry, ...] = (("head.weight", (outputs, features)), ("head.bias", (outputs,)))
-    if not duelling:
-        return head
-    return (*head, ("value.weight", (1, features)), ("value.bias", (1,)))
+def acting_head(head: SingleHead, named: Mapping[str, Float32]) -> Layer:
+    """Returns the layer that gives the outputs of a head, from the parameters by name.
+
+    `models.torch_heads.HeadNet` says how a duelling head and quantiles become one product.
+    """
+    weight = named["head.weight"]
+    bias = named["head.bias"]
+    if head.duelling:
+        value = np.tile(named["value.weight"], (head.outputs, 1))
+        weight = np.concatenate([value, weight - _means(head, weight)], 1)
+        bias = np.tile(named["value.bias"], head.outputs) + bias - _means(head, bias)
+
+    if head.quantiles > 1:
+        weight = weight.reshape(head.outputs, head.quantiles, -1).mean(1)
+        bias = bias.reshape(head.outputs, head.quantiles).mean(1)
+    return Layer(weight, bias)
+
+
+def _means(head: SingleHead, rows: Float32) -> Float32:
+    """Returns for each row of a head the mean over the actions of its choice, in ``rows``."""
+    by_output = rows.reshape(head.outputs, head.quantiles, -1)
+    parts = np.split(by_output, np.cumsum(head.branches[:-1], dtype=np.intp))
+    means = [np.broadcast_to(part.mean(0), part.shape) for part in parts]
+    return np.concatenate(means).reshape(rows.shape)
 
 
 def _tower(
     named: Mapping[str, Float32], *, layers: int, tower: int, obs_scale: float
 ) -> list[Layer]:
     """Returns the hidden layers of one tower; the first includes the factor on observations."""
-    weights = [named[f"hidden.{i}.weight"][tower].T for i in range(layers)]
-    weights[0] = weights[0] * np.float32(obs_scale)
-    return [(weight, named[f"hidden.{i}.bias"][tower]) for i, weight in enumerate(weights)]
+    tower_layers = []
+    for i in range(layers):
+        weight = named[f"hidden.{i}.weight"][tower].T
+        if i == 0:
+            weight = weight * np.float32(obs_scale)
+        layer = Layer(weight, named[f"hidden.{i}.bias"][tower])
+
+        if f"hidden.{i}.norm.weight" in named:
+            norm_weight = named[f"hidden.{i}.norm.weight"][tower]
+            norm_bias = named[f"hidden.{i}.norm.bias"][tower]
+            layer = layer._replace(norm=Scaling(norm_weight, norm_bias))
+        tower_layers.append(layer)
+    return tower_layers

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from penstock.configs.errors import UserError
 from penstock.core.loading import load
-from penstock.models.general import GeneralShape, SingleHead
+from penstock.models.general import GeneralShape
+from penstock.models.layout import SingleHead
 
 ROWS = 3  # observations of the batch by which a network is tried
 

@@ -33,10 +33,10 @@ def _general(shape: GeneralShape[Any], model: ModelConfig) -> list[str]:
     """Returns encoders, core and critic of a network, those that it has."""
     encoders = [model.entry] if model.entry is not None else _encoders(shape, model)
     encoders_text = " and ".join(encoders)
-    if not isinstance(shape.heads, ActorCriticHeads):
-        return [encoders_text]
-
     core = [f"{model.core} {model.core_size}"] if model.core != "none" else []
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return [encoders_text, *core]
+
     critic = "separate critic" if shape.is_separate else "shared critic"
     return [encoders_text, *core, critic]
 

@@ -9,7 +9,7 @@ layers, beside the numbers, so that a number may decide how an image is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from penstock.models.frame_order import in_order
 from penstock.models.general import channels_last, embedding_width, is_small
 from penstock.models.layout import CONVS, FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
+from penstock.models.torch_norm import conv_type, make_hidden
 from penstock.models.torch_trunks import activate
 
 IMPALA_CHANNELS = (16, 32, 32)
@@ -40,6 +41,7 @@ class Encoder(nn.Module):
         cfg: the options of the network.
         memory_format: order of the images in memory; `auto` is by rule.
         choices: of the arrays that are embedded, by name: the number of choices of each number.
+        noisy: whether the weights of linear layers have noise.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Encoder(nn.Module):
         numbers: dict[str, tuple[int, ...]],
         cfg: ModelConfig,
         memory_format: MemoryFormat = "auto",
+        *,
         choices: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        noisy: bool = False,
     ) -> None:
         super().__init__()
         self._images = images
@@ -59,7 +63,7 @@ class Encoder(nn.Module):
         rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
         self._memory_format = rule if memory_format == "auto" else memory_format
 
-        encoders = [_image_encoder(shape, cfg) for shape in images.values()]
+        encoders = [_image_encoder(shape, cfg, noisy=noisy) for shape in images.values()]
         self.images = nn.ModuleList(encoders)
         small_widths = [encoder.width for encoder in encoders if isinstance(encoder, SmallConvs)]
         large_widths = [
@@ -71,7 +75,8 @@ class Encoder(nn.Module):
         # The layers read the numbers, the embeddings and the features of small images.
         inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
         inputs += sum(embeddings.width for embeddings in self.embeddings)
-        self.layers = DenseLayers((inputs, *cfg.hidden), cfg) if inputs else None
+        widths = (inputs, *cfg.hidden)
+        self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0
         self.width = sum(large_widths) + layers_width
 
@@ -119,15 +124,17 @@ class Embeddings(nn.Module):
 
 
 class DenseLayers(nn.Module):
-    """Linear layers, each followed by `model.activation`.
+    """Linear layers, normalised if `model.layer_norm`, each followed by `model.activation`.
 
-    ``widths`` are those of the inputs and of each layer.
+    ``widths`` are those of the inputs and of each layer. If ``noisy``, weights have noise.
     """
 
-    def __init__(self, widths: tuple[int, ...], cfg: ModelConfig) -> None:
+    def __init__(self, widths: tuple[int, ...], cfg: ModelConfig, *, noisy: bool = False) -> None:
         super().__init__()
         self.linears = nn.ModuleList(
-            orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2))
+            orthogonal(
+                make_hidden(fan_in, fan_out, noisy=noisy, layer_norm=cfg.layer_norm), math.sqrt(2)
+            )
             for fan_in, fan_out in pairwise(widths)
         )
         self._activate = activate(cfg.activation)
@@ -145,12 +152,13 @@ class SmallConvs(nn.Module):
     features; the layers of `Encoder` follow.
     """
 
-    def __init__(self, filters: Sequence[int], channels: int, height: int, pixels: int) -> None:
+    def __init__(self, cfg: ModelConfig, channels: int, height: int, pixels: int) -> None:
         super().__init__()
-        all_channels = (channels, *filters)
-        strides = [1 if i == 0 else 2 for i in range(len(filters))]
+        all_channels = (channels, *cfg.filters)
+        strides = [1 if i == 0 else 2 for i in range(len(cfg.filters))]
+        conv = conv_type(cfg.layer_norm)
         self.convs = nn.ModuleList(
-            orthogonal(nn.Conv2d(entering, leaving, 3, stride, padding=1), math.sqrt(2))
+            orthogonal(conv(entering, leaving, 3, stride, padding=1), math.sqrt(2))
             for (entering, leaving), stride in zip(pairwise(all_channels), strides, strict=True)
         )
 
@@ -170,14 +178,25 @@ class NatureEncoder(nn.Module):
 
     width = FEATURES
 
-    def __init__(self, channels: int, height: int, pixels: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        height: int,
+        pixels: int,
+        *,
+        noisy: bool = False,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         convs: list[nn.Module] = []
         for filters, kernel, stride in CONVS:
-            convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
+            conv = conv_type(layer_norm)(channels, filters, kernel, stride)
+            convs.append(orthogonal(conv, math.sqrt(2)))
             channels = filters
         self.convs = nn.ModuleList(convs)
-        self.linear = orthogonal(nn.Linear(flat_features(height, pixels), FEATURES), math.sqrt(2))
+        flat = flat_features(height, pixels)
+        linear = make_hidden(flat, FEATURES, noisy=noisy, layer_norm=layer_norm)
+        self.linear = orthogonal(linear, math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
         for conv in self.convs:
@@ -191,18 +210,28 @@ class ImpalaEncoder(nn.Module):
 
     width = IMPALA_FEATURES
 
-    def __init__(self, channels: int, height: int, pixels: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        height: int,
+        pixels: int,
+        *,
+        noisy: bool = False,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         all_channels = (channels, *IMPALA_CHANNELS)
         self.sections = nn.ModuleList(
-            ConvSection(entering, leaving) for entering, leaving in pairwise(all_channels)
+            ConvSection(entering, leaving, layer_norm=layer_norm)
+            for entering, leaving in pairwise(all_channels)
         )
 
         for _ in IMPALA_CHANNELS:
             height = _strided(height, 2)
             pixels = _strided(pixels, 2)
         flat = IMPALA_CHANNELS[-1] * height * pixels
-        self.linear = orthogonal(nn.Linear(flat, IMPALA_FEATURES), math.sqrt(2))
+        linear = make_hidden(flat, IMPALA_FEATURES, noisy=noisy, layer_norm=layer_norm)
+        self.linear = orthogonal(linear, math.sqrt(2))
 
     def forward(self, frames: Tensor) -> Tensor:
         for section in self.sections:
@@ -214,10 +243,12 @@ class ImpalaEncoder(nn.Module):
 class ConvSection(nn.Module):
     """A convolution, a pooling that halves each direction, and two residual blocks."""
 
-    def __init__(self, entering: int, channels: int) -> None:
+    def __init__(self, entering: int, channels: int, *, layer_norm: bool = False) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(entering, channels, 3, padding=1)
-        self.blocks = nn.ModuleList(ResidualBlock(channels) for _ in range(2))
+        self.conv = conv_type(layer_norm)(entering, channels, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            ResidualBlock(channels, layer_norm=layer_norm) for _ in range(2)
+        )
 
     def forward(self, frames: Tensor) -> Tensor:
         frames = F.max_pool2d(self.conv(frames), kernel_size=3, stride=2, padding=1)
@@ -229,10 +260,11 @@ class ConvSection(nn.Module):
 class ResidualBlock(nn.Module):
     """``x + conv(relu(conv(relu(x))))``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, *, layer_norm: bool = False) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        conv = conv_type(layer_norm)
+        self.first = conv(channels, channels, 3, padding=1)
+        self.second = conv(channels, channels, 3, padding=1)
 
     def forward(self, frames: Tensor) -> Tensor:
         residual: Tensor = self.second(self.first(frames.relu()).relu_())
@@ -240,14 +272,14 @@ class ResidualBlock(nn.Module):
 
 
 def _image_encoder(
-    shape: tuple[int, ...], cfg: ModelConfig
+    shape: tuple[int, ...], cfg: ModelConfig, *, noisy: bool
 ) -> SmallConvs | NatureEncoder | ImpalaEncoder:
     """Makes the convolutions that read an image."""
     channels, height, pixels = _channels_first(shape)
     if is_small(cfg, shape):
-        return SmallConvs(cfg.filters, channels, height, pixels)
+        return SmallConvs(cfg, channels, height, pixels)
     kind = ImpalaEncoder if cfg.kind == "impala_cnn" else NatureEncoder
-    return kind(channels, height, pixels)
+    return kind(channels, height, pixels, noisy=noisy, layer_norm=cfg.layer_norm)
 
 
 def _side_by_side(rows: list[Tensor]) -> Tensor:

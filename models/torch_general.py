@@ -27,14 +27,15 @@ from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
     Input,
-    SingleHead,
     is_small,
 )
+from penstock.models.layout import SingleHead
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
 from penstock.models.torch_encoders import DenseLayers, Embeddings, Encoder
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
+from penstock.models.torch_norm import make_hidden
 from penstock.models.torch_trunks import activate
 
 
@@ -269,21 +270,35 @@ class GeneralHeadNet(GeneralNet, HeadNet):
 
         self.halves = None
         if head.duelling:
-            self.halves = orthogonal(nn.Linear(width, 2 * width), math.sqrt(2))
+            layer_norm = shape.model.layer_norm
+            halves = make_hidden(width, 2 * width, noisy=head.noisy, layer_norm=layer_norm)
+            self.halves = orthogonal(halves, math.sqrt(2))
             is_mlp = not shape.convolutional and shape.model.entry is None
             self._activate = activate(shape.model.activation if is_mlp else "relu")
-        self._make_head(width, head.outputs, head.duelling)
+        self._make_head(width, head)
         self.normalizer = normalizer_of(shape)
 
-    def acting_weights(self) -> list[Tensor]:
-        return [*self._head_weights()]
+    def _body_weights(self) -> Sequence[Tensor]:
+        return ()
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         features, _ = self.features(obs)
         return self._apply_head(features[0], *weights)
 
+    def unroll(
+        self,
+        obs: Tensor,
+        state: Tensor,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        features, next_state = self.features(obs, state, first, inputs)
+        assert next_state is not None
+        rows = self._apply_head(features[0], *self.training_weights())
+        return self.by_quantile(rows), next_state
+
     def outputs_of(self, features: Tensor) -> Tensor:
-        return self._apply_head(features, *self._head_weights())
+        return self._apply_head(features, *self.acting_weights())
 
     def _apply_head(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         if self.halves is not None:
@@ -302,6 +317,8 @@ class GeneralCritics(nn.Module):
         actor: the shape of the policy whose actions they value.
         normalizer: that of the policy.
         dtype: precision of the bodies.
+        action_size: number of values in an action; by default half of the policy's outputs, as of
+            a Gaussian one.
     """
 
     def __init__(
@@ -309,38 +326,49 @@ class GeneralCritics(nn.Module):
         actor: GeneralShape[SingleHead],
         normalizer: Normalizer | None,
         dtype: torch.dtype = torch.float32,
+        *,
+        action_size: int | None = None,
     ) -> None:
         super().__init__()
         self._shape = actor
         self._dtype = dtype
         self.normalizer = normalizer
-        self.critics = nn.ModuleList(_Critic(actor, dtype) for _ in range(2))
+        values = action_size or actor.outputs // 2
+        self.critics = nn.ModuleList(_Critic(actor, values, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
         1."""
-        recorded = recorded_arrays(self._shape, obs)
-        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
-        actions = action.reshape(len(action), -1)
-        return torch.stack([critic(arrays, actions) for critic in self.critics])
+        return self._values(obs, action, count=2)
 
-    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Returns what `forward` does; the gradient reaches the action alone."""
+    def of_action(self, obs: Tensor, action: Tensor, count: int = 2) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``.
+
+        The gradient reaches the action alone.
+        """
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.requires_grad_(False)
         try:
-            values: Tensor = self(obs, action)
+            return self._values(obs, action, count)
         finally:
             for parameter in trained:
                 parameter.requires_grad_()
-        return values
+
+    def _values(self, obs: Tensor, action: Tensor, count: int) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``."""
+        recorded = recorded_arrays(self._shape, obs)
+        arrays = scaled_arrays(self._shape, recorded, self.normalizer, self._dtype)
+        actions = action.reshape(len(action), -1)
+        return torch.stack([critic(arrays, actions) for critic in self.critics[:count]])
 
 
 class _Critic(nn.Module):
     """One Q-function of `GeneralCritics`."""
 
-    def __init__(self, actor: GeneralShape[SingleHead], dtype: torch.dtype) -> None:
+    def __init__(
+        self, actor: GeneralShape[SingleHead], action_size: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self._dtype = dtype
         model = actor.model
@@ -367,7 +395,6 @@ class _Critic(nn.Module):
         self.embeddings = nn.ModuleList(Embeddings(counts, model) for counts in choices.values())
         numbers_width = sum(math.prod(array.shape) for array in numbers)
         numbers_width += sum(embeddings.width for embeddings in self.embeddings)
-        action_size = actor.outputs // 2
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)
@@ -538,7 +565,10 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
         for array in shape.inputs
         if not array.is_image and not array.choices
     }
-    encoder = Encoder(images, numbers, shape.model, shape.memory_format, choices)
+    noisy = isinstance(shape.heads, SingleHead) and shape.heads.noisy
+    encoder = Encoder(
+        images, numbers, shape.model, shape.memory_format, choices=choices, noisy=noisy
+    )
     return Body(encoder, encoder.width)
 
 

@@ -2,7 +2,7 @@
 
 PolicyNetwork   the network that actors get: how it reads observations, masks and normalisation
 ActorCritic     heads for policy and value, buffers, memory
-HeadNet         one head: Q-values (duelling or not), or a Gaussian policy
+HeadNet         one head: Q-values (duelling or not, quantiles, noise), or a Gaussian policy
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from penstock.models.actions import ActionSpec, Numbers
 from penstock.models.core_inputs import CoreInputs
+from penstock.models.layout import EPSILON_RATE, SingleHead
 from penstock.models.normalizer import Normalizer
+from penstock.models.torch_noise import Noisy, make_linear, weights_of
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -118,61 +120,158 @@ class HeadNet(PolicyNetwork):
 
     In a duelling network the value head reads the first half of the features, and the head of the
     advantages the second. Both are linear, so that ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv
-    1511.06581, equation 9) is one product: weights are combined, not outputs.
+    1511.06581, equation 9) is one product: weights are combined, not outputs. Where an action is
+    several choices, the mean is over the actions of each (Tavakoli et al. 2018, arXiv 1711.08946).
 
-    It computes in two stages, `acting_weights` and `acting_outputs`, so that weights that do not
-    change are prepared once.
+    A head of quantiles has a row for each quantile of each output, and a duelling one a value for
+    each quantile. What decides is their mean, which is one product again.
+
+    It computes in two stages, so that weights that do not change are prepared once:
+    `acting_weights` or `training_weights`, and then `acting_outputs` or `values`.
     """
 
+    head_shape: SingleHead
     head: nn.Linear
     value: nn.Linear | None
     """The value head of a duelling network."""
+    state_size: int = 0
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
+    core_inputs: CoreInputs | None = None
+    """What its core reads besides the features."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
         return self.acting_outputs(obs, self.acting_weights())
 
-    @abstractmethod
     def acting_weights(self) -> list[Tensor]:
         """Returns what `acting_outputs` needs of the parameters, ready to use."""
+        weight, bias = self._head_weights()
+        quantiles = self.head_shape.quantiles
+        if quantiles > 1:
+            weight = weight.unflatten(0, (-1, quantiles)).mean(1)
+            bias = bias.unflatten(0, (-1, quantiles)).mean(1)
+        return [*self._body_weights(), weight, bias]
+
+    def training_weights(self) -> list[Tensor]:
+        """Returns what `values` needs of the parameters, ready to use."""
+        return [*self._body_weights(), *self._head_weights()]
 
     @abstractmethod
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """Returns what `forward` does, by prepared weights."""
+        """Returns what `forward` does, by weights that `acting_weights` has prepared."""
+
+    def values(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Returns what is learned of observations ``[..., *shape]``, by `training_weights`.
+
+        The result is ``[B, outputs]``, or of a head of quantiles ``[B, outputs, quantiles]``.
+        """
+        return self.by_quantile(self.acting_outputs(obs, weights))
+
+    def by_quantile(self, rows: Tensor) -> Tensor:
+        """Returns ``[B, outputs * quantiles]`` as ``[B, outputs, quantiles]``; of a head without
+        quantiles unchanged."""
+        quantiles = self.head_shape.quantiles
+        return rows if quantiles == 1 else rows.unflatten(1, (-1, quantiles))
+
+    def unroll(
+        self,
+        obs: Tensor,
+        state: Tensor,
+        first: Tensor | None = None,
+        inputs: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `values` does of rows in their order, and the state after the last row.
+
+        Args:
+            obs: observations ``[T, B, *shape]``.
+            state: of the memory before the first row, float32 ``[B, state_size]``.
+            first: bool ``[T, B]``; the state is forgotten before each row where it is true. None:
+                before none.
+            inputs: what the core reads besides the features, float32 ``[T, B, width]``. None: what
+                the state has, for a single row.
+        """
+        assert not self.state_size
+        return self.values(obs, self.training_weights()), state
 
     def allowed_outputs(self, obs: Tensor, least: float = -torch.inf) -> Tensor:
         """Returns what `forward` does, with ``least`` for what the observations' action mask
         forbids."""
-        return of_allowed(self(obs), self.mask(obs), least)
+        return of_allowed(self(obs), self.mask(obs), least, self.head_shape.branches)
+
+    def draw_noise(self) -> None:
+        """Draw other noise for the weights of noisy layers, which then compute with it."""
+        for layer in self.modules():
+            if isinstance(layer, Noisy):
+                layer.draw_noise()
+
+    @abstractmethod
+    def _body_weights(self) -> Sequence[Tensor]:
+        """Returns the prepared weights of what comes before the head."""
 
     def _head_weights(self) -> tuple[Tensor, Tensor]:
-        """Returns weight and bias of the head, which include the value head's if there is one."""
-        weight = self.head.weight
-        bias = self.head.bias
+        """Returns weight and bias of the head, which include the value head's if there is one.
+
+        They have ``outputs * quantiles`` rows.
+        """
+        weight, bias = weights_of(self.head)
         if self.value is None:
             return weight, bias
 
-        value_weight = self.value.weight.expand(weight.shape)
-        combined_weight = torch.cat([value_weight, weight - weight.mean(0)], 1)
-        combined_bias = self.value.bias + bias - bias.mean()
+        value_weight, value_bias = weights_of(self.value)
+        outputs = self.head_shape.outputs
+        value_weight = value_weight.expand(outputs, -1, -1).flatten(0, 1)
+        value_bias = value_bias.expand(outputs, -1).flatten()
+        combined_weight = torch.cat([value_weight, weight - self._means(weight)], 1)
+        combined_bias = value_bias + bias - self._means(bias)
         return combined_weight, combined_bias
 
-    def _make_head(self, width: int, outputs: int, duelling: bool) -> None:
+    def _means(self, rows: Tensor) -> Tensor:
+        """Returns for each row of the head the mean over the actions of its choice, in ``rows``."""
+        head = self.head_shape
+        by_output = rows.unflatten(0, (head.outputs, head.quantiles))
+        means = [
+            part.mean(0, keepdim=True).expand(part.shape) for part in by_output.split(head.branches)
+        ]
+        return torch.cat(means).flatten(0, 1)
+
+    def _make_head(self, width: int, head: SingleHead) -> None:
         """Make the head on features of a width; if duelling, on each half of them."""
-        self.head = orthogonal(nn.Linear(width, outputs), 0.01)
-        self.value = orthogonal(nn.Linear(width, 1), 0.01) if duelling else None
+        self.head_shape = head
+        rows = head.outputs * head.quantiles
+        self.head = orthogonal(make_linear(width, rows, noisy=head.noisy), 0.01)
+        self.value = None
+        if head.duelling:
+            value = make_linear(width, head.quantiles, noisy=head.noisy)
+            self.value = orthogonal(value, 0.01)
+        if head.shows_epsilon:
+            self.register_buffer(EPSILON_RATE, torch.ones(1))
 
 
-def of_allowed(values: Tensor, mask: Tensor | None, least: float = -torch.inf) -> Tensor:
-    """Returns values ``[B, choices]`` with ``least`` where ``mask`` ``[B, choices]`` is 0.
+def of_allowed(
+    values: Tensor,
+    mask: Tensor | None,
+    least: float = -torch.inf,
+    branches: tuple[int, ...] = (),
+) -> Tensor:
+    """Returns values ``[B, outputs]`` with ``least`` where ``mask`` ``[B, outputs]`` is 0.
 
-    A row of the mask that allows nothing, as the last observation of an episode may have it,
-    forbids nothing.
+    A choice of which the mask allows nothing, as the last observation of an episode may have it,
+    has nothing forbidden.
+
+    Args:
+        values: of all actions.
+        mask: None forbids nothing.
+        least: in place of what is forbidden.
+        branches: number of actions of each choice; empty for a single choice.
     """
     if mask is None:
         return values
     allowed = mask != 0
-    return values.masked_fill(~allowed & allowed.any(1, keepdim=True), least)
+    if len(branches) < 2:
+        return values.masked_fill(~allowed & allowed.any(1, keepdim=True), least)
+
+    forbidden = [~part & part.any(1, keepdim=True) for part in allowed.split(branches, 1)]
+    return values.masked_fill(torch.cat(forbidden, 1), least)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

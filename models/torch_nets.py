@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from penstock.core.params import Float32
 from penstock.models.fitting import AnyShape, HeadShape
-from penstock.models.general import ActorCriticHeads, GeneralShape, SingleHead
+from penstock.models.general import ActorCriticHeads, GeneralShape
 from penstock.models.layout import (
     FEATURES,
     POLICY,
@@ -31,6 +31,7 @@ from penstock.models.layout import (
     DenseShape,
     MlpShape,
     QCnnShape,
+    SingleHead,
 )
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.torch_general import GeneralActorCritic, GeneralCritics, general_net
@@ -42,6 +43,7 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
+    climb_normalized,
     towers_in_turn,
 )
 
@@ -113,6 +115,7 @@ class Mlp(MlpTrunk, Net):
             towers=TOWERS,
             widths=shape.widths,
             activation=shape.activation,
+            layer_norm=shape.layer_norm,
             obs_scale=shape.obs_scale,
             dtype=dtype,
         )
@@ -151,17 +154,18 @@ class NatureCnn(CnnTrunk, Net):
             obs_scale=shape.obs_scale,
             dtype=dtype,
             memory_format=shape.memory_format,
+            layer_norm=shape.layer_norm,
         )
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 
-class FusedHead(Trunk, HeadNet):
+class FusedHead(HeadNet, Trunk):
     """A trunk of one tower with one head."""
 
-    def acting_weights(self) -> list[Tensor]:
-        return [*self.weights(), *self._head_weights()]
+    def _body_weights(self) -> list[Tensor]:
+        return self.weights()
 
     def acting_outputs(self, obs: Tensor, weights: Sequence[Tensor]) -> Tensor:
         *trunk, weight, bias = weights
@@ -176,10 +180,12 @@ class Dense(MlpTrunk, FusedHead):
             towers=1,
             widths=shape.widths,
             activation=shape.activation,
+            layer_norm=shape.layer_norm,
             obs_scale=shape.obs_scale,
             dtype=dtype,
+            noisy=shape.noisy,
         )
-        self._make_head(shape.hidden[-1], shape.outputs, shape.duelling)
+        self._make_head(shape.hidden[-1], shape.head)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
 
@@ -194,8 +200,10 @@ class QCnn(CnnTrunk, FusedHead):
             obs_scale=shape.obs_scale,
             dtype=dtype,
             memory_format=shape.memory_format,
+            layer_norm=shape.layer_norm,
+            noisy=shape.noisy,
         )
-        self._make_head(FEATURES, shape.outputs, shape.duelling)
+        self._make_head(FEATURES, shape.head)
         self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
 
 
@@ -206,18 +214,29 @@ class TwinCritics(nn.Module):
         actor: the shape of the policy whose actions they value. They have the same observations,
             layers and activation.
         normalizer: that of the policy.
+        action_size: number of values in an action; by default half of the policy's outputs, as of
+            a Gaussian one.
     """
 
-    def __init__(self, actor: DenseShape, normalizer: Normalizer | None = None) -> None:
+    def __init__(
+        self,
+        actor: DenseShape,
+        normalizer: Normalizer | None = None,
+        *,
+        action_size: int | None = None,
+    ) -> None:
         super().__init__()
         self._inputs = actor.inputs
         self._obs_scale = actor.obs_scale
         self._activate = activate(actor.activation)
 
-        action_size = actor.outputs // 2
+        action_size = action_size or actor.outputs // 2
         widths = (actor.inputs + action_size, *actor.hidden, 1)
+        head = len(actor.hidden)
+        self._climb = climb_normalized if actor.layer_norm else climb
         self.layers = nn.ModuleList(
-            Towers(2, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+            Towers(2, fan_in, fan_out, layer_norm=actor.layer_norm and i != head)
+            for i, (fan_in, fan_out) in enumerate(pairwise(widths))
         )
         self.normalizer = normalizer
 
@@ -226,13 +245,16 @@ class TwinCritics(nn.Module):
         1."""
         return self._values(obs, action, list(self.layers.parameters()))
 
-    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Returns what `forward` does; the gradient reaches the action alone."""
-        fixed = [weight.detach() for weight in self.layers.parameters()]
+    def of_action(self, obs: Tensor, action: Tensor, count: int = 2) -> Tensor:
+        """Returns the Q-values of the first ``count``, ``[count, B]``.
+
+        The gradient reaches the action alone.
+        """
+        fixed = [weight.detach()[:count] for weight in self.layers.parameters()]
         return self._values(obs, action, fixed)
 
     def _values(self, obs: Tensor, action: Tensor, weights: list[Tensor]) -> Tensor:
-        """Returns Q-values ``[2, B]``, given weight and bias of each layer in turn."""
+        """Returns Q-values ``[critics, B]``, given their parameters of each layer in turn."""
         *hidden, head_weight, head_bias = weights
         rows = obs.float().reshape(-1, self._inputs)
         if self._obs_scale != 1:
@@ -241,7 +263,7 @@ class TwinCritics(nn.Module):
             rows = self.normalizer(rows)
 
         inputs = torch.cat([rows, action.reshape(len(rows), -1)], 1)
-        features = climb(inputs.expand(2, -1, -1), hidden, self._activate)
+        features = self._climb(inputs.expand(len(head_weight), -1, -1), hidden, self._activate)
         return torch.baddbmm(head_bias[:, None], features, head_weight)[..., 0]
 
 
@@ -249,6 +271,8 @@ def build_critics(
     actor: DenseShape | GeneralShape[SingleHead],
     normalizer: Normalizer | None,
     dtype: torch.dtype = torch.float32,
+    *,
+    action_size: int | None = None,
 ) -> TwinCritics | GeneralCritics:
     """Makes the critics of a policy's actions, initialised from torch's global random generator.
 
@@ -256,7 +280,8 @@ def build_critics(
         actor: the shape of the policy.
         normalizer: that of the policy, which the critics use.
         dtype: precision of bodies that read images.
+        action_size: as of `TwinCritics`.
     """
     if isinstance(actor, DenseShape):
-        return TwinCritics(actor, normalizer)
-    return GeneralCritics(actor, normalizer, dtype)
+        return TwinCritics(actor, normalizer, action_size=action_size)
+    return GeneralCritics(actor, normalizer, dtype, action_size=action_size)

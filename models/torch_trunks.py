@@ -34,6 +34,14 @@ from penstock.models.frame_order import (
 from penstock.models.layout import CONVS, Activation, flat_features
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
+from penstock.models.torch_noise import Noisy, weights_of
+from penstock.models.torch_norm import (
+    LayerNorm,
+    conv_type,
+    make_hidden,
+    normalized_layer,
+    normalized_towers,
+)
 
 
 class Trunk(PolicyNetwork):
@@ -51,7 +59,10 @@ class Trunk(PolicyNetwork):
 
     @abstractmethod
     def weights(self) -> list[Tensor]:
-        """Returns the trunk's weights and biases as `features` uses them."""
+        """Returns the trunk's weights and biases as `features` uses them.
+
+        With layer normalisation a layer also has the weight and the bias of its `LayerNorm`.
+        """
 
     @abstractmethod
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
@@ -85,8 +96,10 @@ class MlpTrunk(Trunk):
         towers: number of towers.
         widths: of the inputs and of each layer.
         activation: after each layer.
+        layer_norm: whether the outputs of each layer are normalised.
         obs_scale: factor on the observations.
         dtype: precision of the products.
+        noisy: whether weights have noise.
     """
 
     def __init__(
@@ -95,16 +108,20 @@ class MlpTrunk(Trunk):
         towers: int,
         widths: tuple[int, ...],
         activation: Activation,
+        layer_norm: bool,
         obs_scale: float,
         dtype: torch.dtype,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._inputs = widths[0]
         self._activation = activation
         self._activate = activate(activation)
+        self._layer_norm = layer_norm
 
         self.hidden = nn.ModuleList(
-            Towers(towers, fan_in, fan_out) for fan_in, fan_out in pairwise(widths)
+            Towers(towers, fan_in, fan_out, noisy=noisy, layer_norm=layer_norm)
+            for fan_in, fan_out in pairwise(widths)
         )
 
     def weights(self) -> list[Tensor]:
@@ -112,11 +129,18 @@ class MlpTrunk(Trunk):
         tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            tensors += (layer.weight, layer.bias)
+            tensors += layer.weights() if layer.has_noise else (layer.weight, layer.bias)
+            if layer.norm is not None:
+                tensors += (layer.norm.weight, layer.norm.bias)
         return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         rows = self._rows(obs)
+        if self._layer_norm:
+            towers = len(weights[0])
+            hidden = rows.expand(towers, -1, -1)
+            return climb_normalized(hidden, weights, self._activate).float().unbind(0)
+
         if self.dtype == torch.bfloat16:
             hidden = self._activate(linear_of_all(rows, *weights[:2]))
             return climb(hidden, weights[2:], self._activate).float().unbind(0)
@@ -138,21 +162,35 @@ class MlpTrunk(Trunk):
 
     def _computes_in_turn(self, rows: Tensor) -> bool:
         """Returns whether towers are computed one after the other."""
-        is_cpu = rows.device.type == "cpu" and self.dtype == torch.float32
+        is_cpu = rows.device.type == "cpu" and self.dtype == torch.float32 and not self._layer_norm
         # `towers_in_turn` has no derivatives by the rows; torch computes these.
         return is_cpu and not rows.requires_grad and not torch.compiler.is_compiling()
 
 
-class Towers(nn.Module):
-    """One hidden layer of every tower: ``weight [towers, in, out]``, ``bias [towers, out]``."""
+class Towers(Noisy):
+    """One layer of every tower: ``weight [towers, in, out]``, ``bias [towers, out]``.
 
-    def __init__(self, towers: int, fan_in: int, fan_out: int) -> None:
+    With ``layer_norm``, ``norm`` has the gains and biases ``[towers, out]`` of its outputs.
+    """
+
+    def __init__(
+        self,
+        towers: int,
+        fan_in: int,
+        fan_out: int,
+        *,
+        noisy: bool = False,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(towers, fan_in, fan_out))
         self.bias = nn.Parameter(torch.zeros(towers, fan_out))
+        self.norm = LayerNorm(towers, fan_out) if layer_norm else None
         with torch.no_grad():
             for tower in self.weight:
                 nn.init.orthogonal_(tower, math.sqrt(2))
+        if noisy:
+            self._add_noise(fan_in)
 
 
 class CnnTrunk(Trunk):
@@ -164,6 +202,8 @@ class CnnTrunk(Trunk):
         obs_scale: factor on the observations.
         dtype: precision of the products.
         memory_format: order of the frames in memory.
+        layer_norm: whether the outputs of each layer are normalised.
+        noisy: whether the weights of the linear layer have noise.
     """
 
     def __init__(
@@ -174,22 +214,30 @@ class CnnTrunk(Trunk):
         obs_scale: float,
         dtype: torch.dtype,
         memory_format: MemoryFormat,
+        layer_norm: bool,
+        noisy: bool = False,
     ) -> None:
         super().__init__(obs_scale, dtype)
         self._frames = frames
+        self._layer_norm = layer_norm
         self._memory_format = memory_format
         self._gains_by_depth = dtype == torch.bfloat16 and memory_format == "channels_last"
 
         channels, height, pixels = frames
         convs: list[nn.Module] = []
         for filters, kernel, stride in CONVS:
-            convs.append(orthogonal(nn.Conv2d(channels, filters, kernel, stride), math.sqrt(2)))
+            conv = conv_type(layer_norm)(channels, filters, kernel, stride)
+            convs.append(orthogonal(conv, math.sqrt(2)))
             channels = filters
         self.convs = nn.ModuleList(convs)
-        self.linear = orthogonal(nn.Linear(flat_features(height, pixels), width), math.sqrt(2))
+        flat = flat_features(height, pixels)
+        linear = make_hidden(flat, width, noisy=noisy, layer_norm=layer_norm)
+        self.linear = orthogonal(linear, math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
-        tensors: list[Tensor] = [*self.convs.parameters(), *self.linear.parameters()]
+        tensors: list[Tensor] = [*self.convs.parameters(), *weights_of(self.linear)]
+        if self._layer_norm:
+            tensors += self.linear.get_submodule("norm").parameters()
         first_kernel = tensors[0]
         if self._is_over_depth(first_kernel):
             tensors[0] = kernel_over_depth(first_kernel)
@@ -208,11 +256,18 @@ class CnnTrunk(Trunk):
         else:
             hidden = in_order(hidden, self.dtype, self._memory_format)
 
-        # Weights and biases are in turn: three convolutions, then the linear layer.
-        for i, stride in enumerate(strides):
-            hidden = F.conv2d(hidden, weights[2 * i], weights[2 * i + 1], stride).relu_()
-        linear_weight, linear_bias = weights[6:8]
-        return (F.linear(hidden.flatten(1), linear_weight, linear_bias).relu_().float(),)
+        # The tensors of three convolutions, then those of the linear layer.
+        *convs, (linear_weight, linear_bias, *linear_norm) = layers_of(weights, self._layer_norm)
+        for (weight, bias, *norm), stride in zip(convs, strides, strict=True):
+            hidden = F.conv2d(hidden, weight, bias, stride)
+            if norm:
+                hidden = normalized_layer(hidden, *norm)
+            hidden = hidden.relu_()
+
+        features = F.linear(hidden.flatten(1), linear_weight, linear_bias)
+        if linear_norm:
+            features = normalized_layer(features, *linear_norm)
+        return (features.relu_().float(),)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, math.prod(self._frames))
@@ -234,6 +289,25 @@ def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], 
         product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
         hidden = activation(product)
     return hidden
+
+
+def climb_normalized(
+    hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Returns what `climb` does, of layers whose outputs are normalised.
+
+    ``weights`` has of each layer also the gains and biases of its normalisation, ``[towers, out]``.
+    """
+    for weight, bias, norm_weight, norm_bias in layers_of(weights, layer_norm=True):
+        product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
+        hidden = activation(normalized_towers(product, norm_weight, norm_bias))
+    return hidden
+
+
+def layers_of(weights: Sequence[Tensor], layer_norm: bool) -> list[Sequence[Tensor]]:
+    """Returns the tensors of each layer: weight and bias, and those of its normalisation if any."""
+    count = 4 if layer_norm else 2
+    return [weights[first : first + count] for first in range(0, len(weights), count)]
 
 
 def linear_of_all(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 
 RECENT = 100  # the most episodes whose mean is `episode_return_mean`
+# The mean over all environments, where `episode_return_mean` is of those that explore least.
+ALL = "episode_return_all_mean"
+EXPLORING = "where exploration is least"
 # More learners would fill a terminal; `metrics.jsonl` has all.
 SHOWN_RANKS = 8
 BEST = "return_best"  # the highest mean return that a view has seen
@@ -77,6 +80,8 @@ def _training_return(metrics: Metrics, goal: float | None) -> str:
     """Returns the mean return in training as text, with the best one so far and the goal."""
     mean = number(metrics.get("episode_return_mean"))
     text = f"{mean} in training, {_recent_episodes(metrics.get('episodes'))}"
+    if ALL in metrics:
+        text = f"{mean} in training {EXPLORING}, {number(metrics[ALL])} over all environments"
     if BEST in metrics:
         text += f", best {number(metrics[BEST])}"
     if goal is not None:
@@ -192,7 +197,8 @@ def line(metrics: Metrics, stop: StopConfig | None) -> str:
     parts = [
         figures(metrics, stop)["time"],
         f"{count(m('env_steps'))} steps, {count(m('steps_per_s'))}/s",
-        f"training return {number(m('episode_return_mean'))}",
+        f"training return {number(m('episode_return_mean'))}"
+        + (f" ({number(m(ALL))} over all environments)" if ALL in metrics else ""),
         *([_league(metrics)] if "league_games" in metrics else []),
         f"trained {count(m('trained_steps_per_s'))}/s",
         f"lag {number(m('policy_lag_mean'))}",

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "eval": ("eval_*", "closing_evaluation"),
     "return": ("episode_*", "episodes", "solved_at_s", "return_reached_at_s", "env_*_mean"),
     "loss": ("*_loss", "loss"),
-    "policy": ("entropy*", "kl*", "ratio*", "rho*", "alpha*", "policy_std*"),
+    "policy": ("entropy*", "kl*", "teacher_kl", "ratio*", "rho*", "alpha*", "policy_std*"),
     "value": (
         *("explained_variance*", "advantage*", "return_*", "value_*", "td_error*"),
         *("q_mean*", "q_target*"),
@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("learner_steps", "updates_skipped", "rollbacks"),
     ),
     "league": ("league_*", "win_rate*", "bot_win_rates", "opponent_age_s"),
-    "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share"),
+    "lag": ("policy_lag*", "latency*", "queue_fill", "effective_sample_share", "q_lag"),
     "throughput": (
         *("*_per_s", "env_steps", "env_frames", "trained_steps", "received"),
         *("replay_size", "samples_per_insert"),

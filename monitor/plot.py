@@ -33,6 +33,7 @@ from penstock.monitor.curves import (
     run_curve,
     strata,
 )
+from penstock.monitor.figures import ALL
 from penstock.monitor.intervals import Floats
 from penstock.monitor.run_folder.columns import Points
 from penstock.monitor.run_folder.reader import evaluation_curve, is_evaluation, mean_return
@@ -44,7 +45,8 @@ INSTALL = 'pip install "penstock[plot]"'
 AXES = {"steps": "env_steps", "time": "time_s"}
 PANELS = (RETURN, "steps_per_s", "policy_lag_mean", "learner_wait_fraction")
 LABELS = {
-    RETURN: "return, mean of 100 episodes",
+    RETURN: "return, mean of the last episodes",
+    ALL: "return, all environments",
     "episode_length_mean": "episode length, steps",
     "eval_return_mean": "return in evaluation",
     "steps_per_s": "agent steps / s",
@@ -106,7 +108,7 @@ def plot(
 
     panels = metrics or PANELS
     user_ranges = parse_ranges(ranges)
-    settings = load(folders, panels)
+    settings = load(folders, {*panels, ALL})
     for name in metrics:
         check_metric(settings, name)
     check_ranges(settings, panels, user_ranges)
@@ -211,6 +213,8 @@ def draw(
 ) -> None:
     """Draws a metric of the settings, each in a colour; evaluations of the return as dots.
 
+    Where environments explore at different rates, the mean return over all is a faint line.
+
     Args:
         cell: matplotlib's axes.
         settings: see `curves.load`.
@@ -235,6 +239,9 @@ def draw(
         )
         if y == RETURN and scales is None:
             for run in setting.runs:
+                everywhere = thinned(*run_curve(run, x, ALL, smooth=smooth))
+                if len(everywhere[0]):
+                    cell.plot(*everywhere, color=style["color"], linewidth=0.8, alpha=0.4)
                 xs, ys = thinned(*evaluation_curve(run.files.evaluations, x, mean_return))
                 cell.plot(xs, ys, color=style["color"], **DOTS, linestyle="")
 

@@ -81,7 +81,12 @@ GAUGES = (
         "learner_ceiling_steps_per_second",
         "Trained steps per second if data were always in place.",
     ),
-    _Figure("episode_return_mean", "episode_return_mean", "Mean raw return, last 100 episodes."),
+    _Figure("episode_return_mean", "episode_return_mean", "Mean raw return, last episodes."),
+    _Figure(
+        "episode_return_all_mean",
+        "episode_return_all_mean",
+        "Mean raw return of all environments, where these explore at different rates.",
+    ),
     _Figure("episode_length_mean", "episode_length_mean", "Mean length of these, in agent steps."),
     _Figure("policy_lag_mean", "policy_lag_mean", "Mean policy lag, in optimizer steps."),
     _Figure("policy_lag_max", "policy_lag_max", "Greatest policy lag, in optimizer steps."),

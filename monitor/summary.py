@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from penstock.core.formatting import clock, count, falls_short, number, percent, reasons
 from penstock.core.run_dir import has_checkpoint, is_temporary
-from penstock.monitor.figures import RECENT, Metrics, evaluated, frames_per_s
+from penstock.monitor.figures import ALL, EXPLORING, RECENT, Metrics, evaluated, frames_per_s
 from penstock.monitor.run_folder.checkpoints import Best, best
 from penstock.monitor.student_t import NORMAL_95
 
@@ -233,6 +233,9 @@ def _return(summary: Metrics) -> str:
         covered = f"the last {RECENT} of {count(episodes)} episodes"
     else:
         covered = f"all {episodes} episodes"
+    if ALL in summary:
+        everywhere = number(summary[ALL])
+        return f"{number(mean)} in training {EXPLORING}, {everywhere} over {covered}"
     return f"{number(mean)} in training, over {covered}"
 
 

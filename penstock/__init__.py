@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from penstock.algos.custom.config import CustomConfig as CustomConfig
+    from penstock.algos.distill.config import DistillConfig as DistillConfig
     from penstock.algos.dqn.config import DqnConfig as DqnConfig
     from penstock.algos.impala.config import ImpalaConfig as ImpalaConfig
     from penstock.algos.ppo.config import PpoConfig as PpoConfig
@@ -54,6 +55,7 @@ _HOMES = {
     "CheckpointConfig": "penstock.configs.sections",
     "Config": "penstock.configs.schema",
     "CustomConfig": "penstock.algos.custom.config",
+    "DistillConfig": "penstock.algos.distill.config",
     "DqnConfig": "penstock.algos.dqn.config",
     "EnvConfig": "penstock.configs.sections",
     "EvalConfig": "penstock.configs.sections",

@@ -592,16 +592,23 @@ class Replay:
         source = ReplaySource(self, positive_int("batch size", count), stacked)
         return batches(source, prefetch=prefetch, device=device, timeout_s=timeout_s)
 
-    def save(self, folder: str | Path, *, more: Callable[[], dict[str, Any]] | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        more: Callable[[], dict[str, Any]] | None = None,
+        give_up: threading.Event | None = None,
+    ) -> None:
         """Write a snapshot, complete or not at all, while other threads add and sample.
 
         Args:
             folder: to write to; the snapshot there before is replaced only by a complete one.
             more: returns JSON values to store with the snapshot. Called once, under `lock`, at the
                 instant of the snapshot.
+            give_up: ends the writing once it is set.
 
         Raises:
-            ReplayError: it cannot be written. The previous snapshot stays.
+            ReplayError: it cannot be written, or was given up. The previous snapshot stays.
         """
 
         def describe_replay() -> dict[str, Any]:
@@ -617,7 +624,7 @@ class Replay:
 
         with self.lock:
             self.collect()
-        snapshot.save(Path(folder), self.table, self.lock, describe_replay)
+        snapshot.save(Path(folder), self.table, self.lock, describe_replay, give_up)
 
     def _options(self) -> dict[str, Any]:
         """Returns the constructor's options of this replay, as JSON values.
@@ -649,16 +656,17 @@ class Replay:
             What ``more`` returned to `save`.
 
         Raises:
-            DamagedSnapshotError: the snapshot is damaged.
-            ReplayError: it was saved with other options. Do not use this replay afterwards.
+            DamagedSnapshotError: the snapshot is damaged. Do not use this replay afterwards.
+            ReplayError: it was saved with other options, and nothing was loaded.
         """
         return self._restore(FolderReader(Path(folder)))
 
     def _restore(self, reader: FolderReader) -> dict[str, Any]:
         """Load the snapshot of ``reader``, as `restore` does."""
         with self.lock, reader.reporting_damage():
+            snapshot.check_new(reader, self.table)
+            self._check_sampler_options(reader.folder, reader.about["others"])
             saved, origin = snapshot.restore(reader, self.table)
-            self._check_sampler_options(reader.folder, saved)
 
             self.slots_moved = origin is not None
             if origin is None:

@@ -28,15 +28,17 @@ from penstock.replay.errors import ReplayError
 from penstock.replay.frames import FrameWindow, find_window
 from penstock.replay.gather import Gather
 from penstock.replay.layout import Layout, Observation
-from penstock.replay.nstep import continues_episode, ends_episode, follow
+from penstock.replay.nstep import ends_episode, follow
 from penstock.replay.samplers import Sampler, Valid, Weights, load_moved
-from penstock.replay.table import NONE, Array, RecordReader, Rows, Table
+from penstock.replay.table import NONE, Array, Rows, Table
 
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
 # A batch has this column only of the first step of each sequence: the recurrent state.
 STATE = "state"
+# Future rows are looked for among so many rows first, then among twice as many.
+FIRST_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -775,17 +777,69 @@ def draw_future(table: Table, rows: Rows, horizon: int, rng: np.random.Generator
     Returns:
         The rows that were drawn, ``[B]``.
     """
-    following = follow(table, rows, horizon)
-    shape = following.shape
-    records = RecordReader(table.records).take(following.reshape(-1))
+    # Episodes are followed block by block, each twice as long as the one before: most of them end
+    # long before the horizon.
+    blocks: list[FollowedBlock] = []
+    counts = np.ones(len(rows), np.int64)
+    columns = np.arange(len(rows))
+    starts = rows
+    first_step = 0
+    length = FIRST_BLOCK
+    while len(columns) and first_step < horizon - 1:
+        length = min(length, horizon - 1 - first_step)
+        following = follow(table, starts, 1 + length)
+        blocks.append(FollowedBlock(first_step, columns, following))
 
-    # Whether each row but the last is followed by one of the same episode, and all before it too.
-    is_last = ends_episode(records).reshape(shape)
-    exists = continues_episode(records).reshape(shape) & (following != NONE)
-    continuing = ~is_last[:-1] & exists[1:]
-    np.logical_and.accumulate(continuing, axis=0, out=continuing)
+        further = _continuing(table, following).sum(axis=0)
+        counts[columns] += further
+        is_whole = further == length
+        columns = columns[is_whole]
+        starts = following[-1, is_whole]
+        first_step += length
+        length *= 2
 
-    counts = 1 + continuing.sum(axis=0)
     steps = (rng.random(len(rows)) * counts).astype(np.int64)
-    drawn: Rows = following[steps, np.arange(len(rows))]
+    drawn: Rows = rows.copy()
+    for block in blocks:
+        steps_into_block = steps[block.columns] - block.first_step
+        lies_here = (steps_into_block >= 0) & (steps_into_block < len(block.following))
+        places = np.flatnonzero(lies_here)
+        drawn[block.columns[places]] = block.following[steps_into_block[places], places]
     return drawn
+
+
+class FollowedBlock(NamedTuple):
+    """Rows that follow each other, of some columns of a draw."""
+
+    first_step: int
+    """Steps from the row of the draw to the first row here."""
+    columns: Rows
+    """``[K]``, the numbers of the columns in the draw."""
+    following: Rows
+    """``[length, K]``"""
+
+
+def _continuing(table: Table, following: Rows) -> Mask:
+    """Returns whether each row but the first continues the episode of the first row.
+
+    Args:
+        table: of the rows.
+        following: ``[length, K]``, as `follow` returns them.
+
+    Returns:
+        ``[length - 1, K]``.
+    """
+    # Only the flags are read: a record may hold whole observations.
+    flags = {
+        name: table.records[name][following]
+        for name in ("terminated", "truncated", "alive", "age")
+        if name in (table.records.dtype.names or ())
+    }
+    is_last = (flags["terminated"] | flags["truncated"]).astype(np.bool_)
+    continuing: Mask = ~is_last[:-1]
+    continuing &= following[1:] != NONE
+    for name in ("alive", "age"):
+        if name in flags:
+            continuing &= flags[name][1:] != 0
+    np.logical_and.accumulate(continuing, axis=0, out=continuing)
+    return continuing

@@ -29,6 +29,7 @@ import json
 import os
 import re
 import stat
+import threading
 import time
 import zlib
 from collections import Counter, deque
@@ -57,6 +58,10 @@ COUNTS = ("inserted", "stored")
 
 # Bytes that are copied and written together, while the lock is held.
 PIECE_NBYTES = 4 << 20
+
+# Bytes of a file that may wait for the disk. More would delay the files of others, and could not be
+# given up.
+UNSYNCED_NBYTES = 64 << 20
 
 # The least that is copied of a slot at each step that is stored meanwhile.
 LEAST_SHARE_NBYTES = 1 << 18
@@ -96,7 +101,13 @@ class Restored(NamedTuple):
     where each slot has kept its place."""
 
 
-def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, Any]]) -> None:
+def save(
+    folder: Path,
+    table: Table,
+    lock: Lock,
+    others: Callable[[], dict[str, Any]],
+    give_up: threading.Event | None = None,
+) -> None:
     """Replace the snapshot in ``folder``.
 
     Args:
@@ -105,9 +116,10 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
         lock: of the table's buffer.
         others: called under ``lock`` at the same instant; returns JSON values and arrays to keep
             with the table, which must not be changed afterwards.
+        give_up: ends the writing once it is set.
 
     Raises:
-        ReplayError: it cannot be written. The previous snapshot stays complete.
+        ReplayError: it cannot be written, or was given up. The previous snapshot stays complete.
     """
     try:
         writer = FolderWriter(folder)
@@ -126,6 +138,8 @@ def save(folder: Path, table: Table, lock: Lock, others: Callable[[], dict[str, 
             for block in table.spec.blocks:
                 writer.append(block.name, np.empty(0, block.dtype))
             for name, piece in cut.pieces(about["table"]["order"]):
+                if give_up is not None and give_up.is_set():
+                    raise ReplayError(f"snapshot {folder} was given up; any before it is whole")
                 writer.append(name, piece)
         finally:
             with lock:
@@ -169,10 +183,7 @@ def restore(reader: FolderReader, table: Table) -> Restored:
     Raises:
         ReplayError: the table is not new, the snapshot is damaged or of another kind.
     """
-    if table.inserted or table.store.lanes:
-        raise ReplayError(
-            f"{reader.folder} can only be restored into a replay that is new; use Replay.load"
-        )
+    check_new(reader, table)
     with reader.reporting_damage():
         state = reader.about["table"]
         spec = SlotSpec.from_dict(state["spec"])
@@ -189,6 +200,14 @@ def restore(reader: FolderReader, table: Table) -> Restored:
 
         has_moved = saved.slot_count != table.slots
         return Restored(reader.about["others"], moves.origin if has_moved else None)
+
+
+def check_new(reader: FolderReader, table: Table) -> None:
+    """Raise ReplayError unless a table is as it was made."""
+    if table.inserted or table.store.lanes:
+        raise ReplayError(
+            f"{reader.folder} can only be restored into a replay that is new; use Replay.load"
+        )
 
 
 def _read_saved_slots(state: dict[str, Any], table: Table) -> _SavedSlots:
@@ -624,6 +643,7 @@ class _File:
         self.stream: IO[bytes] = _create(path)
         self.nbytes = 0
         self.crc32 = 0
+        self._synced_nbytes = 0
 
     def write(self, array: Array) -> None:
         """Append the bytes of an array."""
@@ -631,6 +651,9 @@ class _File:
         self.stream.write(data)
         self.crc32 = zlib.crc32(data, self.crc32)
         self.nbytes += data.nbytes
+        if self.nbytes - self._synced_nbytes >= UNSYNCED_NBYTES:
+            _sync(self.stream)
+            self._synced_nbytes = self.nbytes
 
 
 class FolderWriter:

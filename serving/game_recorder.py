@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from penstock.algos.batch_policy import RecordedBatch
 from penstock.algos.registry import algorithm
-from penstock.algos.slots import RETURN
+from penstock.algos.slots import CORE_STATE, RETURN, STATE
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SlotProcessor
@@ -227,9 +227,11 @@ class GameRecorder:
         for name, values in batch.recorded.items():
             columns[name].put(row, values)
         columns["policy_version"].items[row] = stamp.version
-        if "core_state" in columns:
+        if CORE_STATE in columns:
             begins = t == 0
-            columns["core_state"].put(seats[begins], state[begins])
+            columns[CORE_STATE].put(seats[begins], state[begins])
+        if STATE in columns:
+            columns[STATE].put(row, state)
         self._stamp = stamp
 
     def outcome(

@@ -164,7 +164,8 @@ class Service:
 
     def load(self, weights: Float32, stamp: Stamp) -> None:
         """Decide by other weights of the learner from the next batch on; between two turns."""
-        self._batch_policy.load(weights, untrained=stamp.version == 0)
+        untrained = stamp.version == 0
+        self._batch_policy.load(weights, untrained=untrained, number=stamp.version)
         self._stamp = stamp
 
     def join(self, hello: Hello, game: int) -> range:

@@ -32,6 +32,7 @@ DEFAULTS = {
     "core_inputs": [],
     "normalize_observations": False,
     "gaussian": "clipped",
+    "layer_norm": False,
 }
 """The options of `config.model` that a block names only where they differ."""
 SOMETIMES = ("scale", "filters")
@@ -86,6 +87,12 @@ NETWORKS = {
         spaces.MultiDiscrete([2, 3]),
         {"hidden": [6], "filters": [3], "normalize_observations": True, "critic": "separate"},
     ),
+    "layer_norm": Cell(box(-2, 2, 3), THREE, {"hidden": [5, 4], "layer_norm": True}),
+    "layer_norm_parts": Cell(
+        spaces.Dict({"board": box(0, 1, 3, 5, 5), "speed": box(-2, 2, 2)}),
+        THREE,
+        {"filters": [3], "hidden": [4], "layer_norm": True},
+    ),
     "embeddings": Cell(
         spaces.Dict({"item": spaces.Discrete(1500, start=1), "speed": box(-2, 2, 2)}),
         THREE,
@@ -116,6 +123,12 @@ NETWORKS = {
         spaces.Discrete(4),
         {"filters": [3], "hidden": [4]},
         DUELLING,
+    ),
+    "rainbow": Cell(
+        spaces.Dict({"speed": box(-2, 2, 2), "action_mask": spaces.MultiBinary(5)}),
+        spaces.MultiDiscrete([2, 3]),
+        {"hidden": [3]},
+        {**DUELLING, "quantiles": 2, "noisy": True, "epsilon": {"from": 1, "to": 0}},
     ),
     "sac": Cell(
         box(-2, 2, 3),

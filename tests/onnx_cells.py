@@ -31,8 +31,8 @@ from penstock.core.params import Float32
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer, leaves_of, value_at
 from penstock.envs.vector_env import action_map, counts_of
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models.acting.critic import make_critic
 from penstock.models.torch_nets import build_net
 
@@ -165,7 +165,9 @@ class Reference:
         explanation = self._policy.explain(packed, sample=False)
         results = {"action": self._to_env(explanation.actions)}
 
-        if explanation.mean is not None:
+        if explanation.mean is not None and explanation.std is None:
+            results["mean"] = outputs
+        elif explanation.mean is not None:
             results["mean"], log_std = np.split(outputs, 2, axis=1)
             results["log_std"] = np.clip(log_std, *self._log_std)
         elif explanation.q is not None:
@@ -346,6 +348,10 @@ def every_cell() -> dict[str, Cell]:
         "core inputs": (OBSERVATIONS["vector"], READS_BOTH),
         "separate parts": (OBSERVATIONS["parts"], {"kind": "impala_cnn", "critic": "separate"}),
     }
+    layer_normed = {
+        f"{encoder}-layer norm": (space, {**model, "layer_norm": True})
+        for encoder, (space, model) in encoders.items()
+    }
     actor_critic_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "choice": (CHOICES, {}),
         "choices": (SEVERAL, {}),
@@ -355,7 +361,9 @@ def every_cell() -> dict[str, Cell]:
     single_heads: dict[str, tuple[Space, dict[str, Any]]] = {
         "q": (CHOICES, {"name": "dqn", "duelling": False}),
         "duelling q": (CHOICES, {"name": "dqn", "duelling": True}),
+        "noisy quantiles": (SEVERAL, {"name": "dqn", "quantiles": 3, "noisy": True}),
         "sac": (NUMBERS, {"name": "sac", "log_std_min": -0.2, "log_std_max": 0.2}),
+        "td3": (NUMBERS, {"name": "td3"}),
     }
 
     cells = {}
@@ -367,8 +375,15 @@ def every_cell() -> dict[str, Cell]:
     for encoder, (space, model) in encoders.items():
         for head, (actions, algo) in single_heads.items():
             cells[f"{encoder}-{head}"] = Cell(space, actions, model, algo)
-    for encoder, (space, model) in variants.items():
+    for core, encoder in (("lstm", "mlp"), ("gru", "small"), ("lstm", "parts")):
+        space, model = encoders[encoder]
+        cells[f"{encoder}-{core}-q"] = Cell(
+            space, CHOICES, {**model, "core": core}, {"name": "r2d2"}
+        )
+    for encoder, (space, model) in (variants | layer_normed).items():
         cells[encoder] = Cell(space, CHOICES, model)
+    for encoder, (space, model) in layer_normed.items():
+        cells[f"{encoder}-duelling q"] = Cell(space, CHOICES, model, single_heads["duelling q"][1])
 
     # A mask of choices beside each of them, and each of them normalised.
     for name, cell in list(cells.items()):

@@ -21,6 +21,7 @@ Space = dict[str, Any]
 
 CLIP = 10.0
 EPSILON = 1e-8
+NORM_EPSILON = 1e-6
 LEAST_BYTE_VARIANCE = 16.0
 FORBIDDEN = -1e9
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -233,9 +234,7 @@ class PlainNetwork:
             return width + 2 * int(np.prod(content))
         return width + int(np.sum(content[0]))
 
-    def __call__(
-        self, observation: Any, state: Array, reward: Array | None = None
-    ) -> PlainOutputs:
+    def __call__(self, observation: Any, state: Array, reward: Array | None = None) -> PlainOutputs:
         """Compute B rows.
 
         Args:
@@ -263,7 +262,8 @@ class PlainNetwork:
         if self.mask_leaf is not None:
             allowed = self.mask_leaf.values(observation).reshape(outputs.shape) != 0
             if "head.weight" in self.arrays:
-                allowed |= ~allowed.any(1, keepdims=True)
+                for choice in self._choices(allowed):
+                    choice |= ~choice.any(1, keepdims=True)
             outputs = np.where(allowed, outputs, np.float32(FORBIDDEN))
         if "action" in self.model.get("core_inputs", []):
             encoded = self._encoded(outputs)
@@ -299,7 +299,7 @@ class PlainNetwork:
     def greedy(self, outputs: Array) -> Array:
         """Returns the most probable actions of B rows of outputs, as the environment gets them."""
         if "Box" in self.action_space:
-            return self._played(np.split(outputs, 2, 1)[0])
+            return self._played(outputs if self.is_deterministic else np.split(outputs, 2, 1)[0])
         return self._played(np.stack([part.argmax(1) for part in self._choices(outputs)], 1))
 
     def drawn(self, outputs: Array, noise: Array) -> tuple[Array, Array]:
@@ -327,15 +327,24 @@ class PlainNetwork:
         return self._played(np.stack(chosen, 1)), logp
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether the outputs are numbers without deviations."""
+        return bool(self.algo["name"] == "td3")
+
+    @property
     def squashes(self) -> bool:
         """Whether numbers are kept within their bounds by tanh."""
         return "head.weight" in self.arrays or self.model["gaussian"] == "squashed"
 
     def _choices(self, outputs: Array) -> list[Array]:
-        """Returns the outputs of each choice, ``[B, n]``."""
+        """Returns the outputs of each choice, ``[B, n, ...]``, as views."""
+        return np.split(outputs, np.cumsum(self._counts())[:-1], 1)
+
+    def _counts(self) -> list[int]:
+        """Returns the number of actions of each choice."""
         kind, content = next(iter(self.action_space.items()))
         counts = np.full(content, 2) if kind == "MultiBinary" else np.ravel(content[0])
-        return np.split(outputs, np.cumsum(counts.ravel())[:-1], 1)
+        return [int(count) for count in counts.ravel()]
 
     def _played(self, actions: Array) -> Array:
         """Returns actions ``[B, ...]`` as the environment gets them, of numbers or choices."""
@@ -397,7 +406,8 @@ class PlainNetwork:
     def _tower(self, x: Array, tower: int) -> Array:
         for layer in range(self._count("hidden.{}.weight")):
             weight = self.arrays[f"hidden.{layer}.weight"][tower]
-            x = self._act(x @ weight + self.arrays[f"hidden.{layer}.bias"][tower])
+            x = x @ weight + self.arrays[f"hidden.{layer}.bias"][tower]
+            x = self._act(self._normalized_layer(x, f"hidden.{layer}", tower))
         return x
 
     def _body(self, inputs: list[Array], prefix: str) -> Array:
@@ -485,25 +495,51 @@ class PlainNetwork:
             x = relu(x) if has_image else self._act(x)
         if "value.weight" in self.arrays:
             of_value, of_advantage = np.split(x, 2, 1)
-            advantage = self._linear(of_advantage, "head")
-            centred = advantage - advantage.mean(1, keepdims=True)
-            return self._linear(of_value, "value") + centred, None
+            value = self._linear(of_value, "value")
+            advantage = self._linear(of_advantage, "head").reshape(len(x), -1, value.shape[1])
+            parts = self._choices(advantage)
+            centred = [part - part.mean(1, keepdims=True) for part in parts]
+            return (value[:, None] + np.concatenate(centred, 1)).mean(2), None
 
         outputs = self._linear(x, "head")
-        if "Box" in self.action_space:
+        if "Box" not in self.action_space:
+            actions = sum(self._counts())
+            return outputs.reshape(len(x), actions, -1).mean(2), None
+        if "Box" in self.action_space and not self.is_deterministic:
             mean, log_std = np.split(outputs, 2, 1)
             log_std = np.clip(log_std, self.algo["log_std_min"], self.algo["log_std_max"])
             outputs = np.concatenate([mean, log_std], 1)
         return outputs, None
 
     def _linear(self, x: Array, name: str) -> Array:
-        return np.asarray(x @ self.arrays[f"{name}.weight"].T + self.arrays[f"{name}.bias"])
+        y = np.asarray(x @ self.arrays[f"{name}.weight"].T + self.arrays[f"{name}.bias"])
+        return self._normalized_layer(y, name)
+
+    def _normalized_layer(self, y: Array, name: str, tower: int | None = None) -> Array:
+        """Returns the outputs ``[B, units]`` or ``[B, channels, h, w]`` of a layer as they go on.
+
+        They are normalised if the layer has a gain and a bias for that.
+        """
+        if f"{name}.norm.weight" not in self.arrays:
+            return y
+        gain = self.arrays[f"{name}.norm.weight"]
+        bias = self.arrays[f"{name}.norm.bias"]
+        if tower is not None:
+            gain = gain[tower]
+            bias = bias[tower]
+
+        axes = tuple(range(1, y.ndim))
+        per_channel = (-1, *(1 for _ in axes[1:]))
+        deviation = np.sqrt(y.var(axes, keepdims=True) + np.float32(NORM_EPSILON))
+        centred = (y - y.mean(axes, keepdims=True)) / deviation
+        return np.asarray(centred * gain.reshape(per_channel) + bias.reshape(per_channel))
 
     def _conv(self, x: Array, name: str, stride: int, pad: int) -> Array:
         weight = self.arrays[f"{name}.weight"]
         windows = windows_of(x, weight.shape[2], stride, pad, 0.0)
         y = np.einsum("bcijuv,ocuv->boij", windows, weight)
-        return np.asarray(y + self.arrays[f"{name}.bias"][:, None, None])
+        y = np.asarray(y + self.arrays[f"{name}.bias"][:, None, None])
+        return self._normalized_layer(y, name)
 
     def _act(self, x: Array) -> Array:
         return np.tanh(x) if self.model["activation"] == "tanh" else relu(x)

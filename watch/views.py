@@ -86,8 +86,8 @@ AXES = ("env_steps", "time_s")
 # The metrics and fields of the summary that the head of the page shows.
 FIGURES = (
     "time_s", "env_steps", "trained_steps", "learner_steps", "episodes", "episode_return_mean",
-    "eval_return_mean", "eval_return_best", "eval_play", "eval_episodes", "actors_restarted",
-    "learners_restarted", "updates_skipped", "rollbacks",
+    "episode_return_all_mean", "eval_return_mean", "eval_return_best", "eval_play", "eval_episodes",
+    "actors_restarted", "learners_restarted", "updates_skipped", "rollbacks",
 )  # fmt: skip
 
 

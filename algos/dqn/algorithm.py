@@ -1,7 +1,9 @@
 """DQN: Q-values learnt from replay; double, duelling, n-step, with initial priorities by the actor.
 
 van Hasselt et al. 2016, arXiv 1509.06461 (double); Wang et al. 2016, arXiv 1511.06581 (duelling);
-Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many actors).
+Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many actors); Dabney et
+al. 2017, arXiv 1710.10044 (quantiles); Fortunato et al. 2017, arXiv 1706.10295 (noise); Tavakoli et
+al. 2018, arXiv 1711.08946 (several choices).
 
 `columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
 `penstock.algos.dqn.update`.
@@ -9,7 +11,6 @@ Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,10 @@ import numpy.typing as npt
 
 from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
-from penstock.algos.dqn.config import DqnConfig
+from penstock.algos.dqn.config import DqnConfig, QLearningConfig
+from penstock.algos.epsilon_greedy import epsilon_greedy, ladder_of
 from penstock.configs.algorithms import AlgoConfig
+from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Transitions
 from penstock.core.observations import Spaces
@@ -26,7 +29,8 @@ from penstock.core.params import Float32
 from penstock.core.rewards import adjust_rewards
 from penstock.core.specs import Column
 from penstock.envs.vector_env import counts_of
-from penstock.models.acting.categorical import EpsilonGreedySampler, ladder, seat_ladder
+from penstock.models.acting.categorical import ExploringSampler
+from penstock.models.actions import action_column
 from penstock.models.fitting import HeadShape, q_shape
 
 if TYPE_CHECKING:
@@ -41,9 +45,8 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
     Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one. `process`
     writes ``priority``.
     """
-    assert action_space.shape == (), action_space
     recorded = (Column(name, "<f4") for name in ("q_taken", "q_max", "priority"))
-    return slots.columns(observation_space, Column("action", "<i4"), *recorded)
+    return slots.columns(observation_space, action_column(action_space), *recorded)
 
 
 def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
@@ -138,33 +141,49 @@ def initial_priorities(
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Returns the shape of a network with a Q-value for every action."""
-    assert isinstance(config.algo, DqnConfig), config.algo
-    return q_shape(config, spaces, duelling=config.algo.duelling)
+    """Returns the shape of a network with a Q-value for every action of every choice."""
+    cfg = config.algo
+    assert isinstance(cfg, QLearningConfig), cfg
+    return q_shape(
+        config,
+        spaces,
+        duelling=cfg.duelling,
+        quantiles=cfg.quantiles,
+        noisy=cfg.noisy,
+        shows_epsilon=isinstance(cfg.epsilon, LinearSchedule),
+    )
 
 
-def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> EpsilonGreedySampler:
+def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> ExploringSampler:
     """Returns the epsilon-greedy sampler of an actor.
 
-    Each environment of all actors explores at a rate of its own, as in Ape-X.
+    Each environment of all actors explores at a rate of its own, as in Ape-X. Where that is a
+    schedule, weights bring the present rate.
     """
     cfg = config.algo
-    assert isinstance(cfg, DqnConfig), cfg
+    assert isinstance(cfg, QLearningConfig), cfg
+    return epsilon_greedy(
+        config,
+        spaces,
+        epsilon=cfg.epsilon,
+        alpha=cfg.epsilon_alpha,
+        seed=seed,
+        actor=actor,
+    )
 
-    envs = config.actor_envs
-    epsilon = ladder(
-        cfg.epsilon,
-        cfg.epsilon_alpha,
-        first=actor * envs,
-        count=envs,
-        total=config.first_actors * envs,
-    )
-    return EpsilonGreedySampler(
-        int(spaces.action_space.n),
-        epsilon,
-        np.random.default_rng(seed),
-        seat_epsilon=partial(seat_ladder, cfg.epsilon, cfg.epsilon_alpha),
-    )
+
+def least_exploring(config: Config, actor: int) -> Flags | None:
+    """Returns which environments of an actor explore least, bool ``[envs]``.
+
+    None where all explore alike, and where games play, whose seats are not known in advance.
+    """
+    cfg = config.algo
+    assert isinstance(cfg, QLearningConfig), cfg
+
+    ladder = ladder_of(config, epsilon=cfg.epsilon, alpha=cfg.epsilon_alpha, actor=actor)
+    if not ladder.base or not ladder.alpha or ladder.total == 1 or config.actors.games:
+        return None
+    return ladder.explores_least()
 
 
 def make_update(cfg: DqnConfig, ctx: UpdateContext) -> ReplayUpdate:
@@ -180,6 +199,7 @@ DQN = ReplayAlgorithm[DqnConfig](
     process=process,
     network=network,
     action_sampler=action_sampler,
+    least_exploring=least_exploring,
     make_update=make_update,
     data=lambda cfg: Transitions(cfg.n_step),
 )

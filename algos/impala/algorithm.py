@@ -83,11 +83,13 @@ def loss(
 
     Returns:
         The loss ``[]``, and ``[len(STATISTICS)]`` without a gradient. The statistics after the
-        entropy are `penstock.algos.diagnostics.batch_sums`.
+        entropy are `penstock.algos.diagnostics.batch_sums`. The sum `TEACHER_KL` follows where
+        there is a teacher.
     """
     import torch
 
     from penstock.algos.ops.normalized import normalized
+    from penstock.algos.ops.teaching import teacher_kl
     from penstock.algos.ops.vtrace import vtrace
     from penstock.algos.unrolled import unrolled
     from penstock.models.distributions import distribution
@@ -140,7 +142,12 @@ def loss(
         targets=targets,
         rho_clip=cfg.rho_clip,
     )
-    return total, torch.cat((losses, sums))
+    statistics = torch.cat((losses, sums))
+    if cfg.teacher is not None:
+        divergence = teacher_kl(cfg, net.actions, batch, envs, policy).dot(mask)
+        total = total + constant(cfg.teacher_cost) * divergence
+        statistics = torch.cat((statistics, divergence.detach()[None]))
+    return total, statistics
 
 
 IMPALA = UnrollAlgorithm[ImpalaConfig](

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.algorithms import ActorCriticConfig
 from penstock.configs.schedules import Weight
 from penstock.configs.value_types import Fraction, NotNegative, Positive, Switch
 
 
-class ImpalaConfig(OnPolicyConfig):
+class ImpalaConfig(ActorCriticConfig):
     """IMPALA: actor-critic with V-trace, which corrects for the lag of the acting policy."""
 
     name: Literal["impala"] = "impala"

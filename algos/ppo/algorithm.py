@@ -192,11 +192,13 @@ def loss(
 
     Returns:
         The loss ``[]``, and float32 ``[len(STATISTICS)]`` without a gradient. "kl" is an estimate
-        of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds.
+        of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds. The sum
+        `TEACHER_KL` follows where there is a teacher.
     """
     import torch
 
     from penstock.algos.ops.normalized import normalized
+    from penstock.algos.ops.teaching import teacher_kl
     from penstock.algos.unrolled import unrolled
 
     proximal_logp = batch["proximal_logp"][:, envs].flatten()
@@ -233,6 +235,10 @@ def loss(
         kl = (ratio - 1 - log_ratio).dot(mask)
         clipped_count = (ratio != clipped_ratio).to(mask.dtype).dot(mask)
         sums = torch.stack((policy_loss, value_loss, entropy, kl, ratio.dot(mask), clipped_count))
+    if cfg.teacher is not None:
+        divergence = teacher_kl(cfg, net.actions, batch, envs, policy).dot(mask)
+        total = total + constant(cfg.teacher_cost) * divergence
+        sums = torch.cat((sums, divergence.detach()[None]))
     return total, sums
 
 

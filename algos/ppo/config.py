@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from penstock.configs.algorithms import OnPolicyConfig
+from penstock.configs.algorithms import ActorCriticConfig
 from penstock.configs.schedules import Clip, Weight
 from penstock.configs.section import Contradiction
 from penstock.configs.value_types import Fraction, NotNegative, Positive, Small
 
 
-class PpoConfig(OnPolicyConfig):
+class PpoConfig(ActorCriticConfig):
     """PPO: actor-critic that trains on each batch several times, within bounds on how far the
     policy moves in a batch."""
 

@@ -36,6 +36,7 @@ class SacConfig(OffPolicyConfig):
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Yields the options that contradict each other, with the message for the user."""
+        yield from super().contradictions()
         if self.log_std_min >= self.log_std_max:
             lower_min = max(self.log_std_max - 22, -20)
             yield Contradiction(

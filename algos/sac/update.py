@@ -1,49 +1,26 @@
 """The learner's half of SAC: the networks, and the losses, each a sum over the batch.
 
-An update minimises `critic_loss` first, then `actor_loss`, then `temperature_loss`. Equations are
-those of Haarnoja et al. 2018, arXiv 1812.05905.
+An update minimises the critics' loss first (`penstock.algos.ops.twin_critics`), then `actor_loss`,
+then `temperature_loss`. Equations are those of Haarnoja et al. 2018, arXiv 1812.05905.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from penstock.algos.ops.backward import backward
+from penstock.algos.ops.twin_critics import CriticLoss, Critics, TrainedCritics
 from penstock.algos.replay_update import Batch, UpdateContext, UpdateResult
 from penstock.algos.sac.config import SacConfig
 from penstock.models.distributions import HALF_LOG_2PI, log_slope
-from penstock.models.flat_parameters import flatten
-from penstock.models.layout import QCnnShape
-from penstock.models.torch_nets import build_critics
 from penstock.profiling.ledger import Part
 
 STATISTICS = ("critic_loss", "actor_loss", "td_error", "q_mean", "entropy", "alpha")
-
-
-class Critics(Protocol):
-    """Two Q-functions, which give ``[2, B]`` of observations and actions, both ``[B, *shape]``."""
-
-    def __call__(self, obs: Tensor, action: Tensor, /) -> Tensor: ...
-
-    def of_action(self, obs: Tensor, action: Tensor, /) -> Tensor:
-        """Returns the same values; their gradient reaches the action alone."""
-
-
-class CriticLoss(NamedTuple):
-    """The loss of both critics on a batch."""
-
-    loss: Tensor
-    """Sum over the batch, ``[]``."""
-    errors: Tensor
-    """Absolute temporal differences ``[B]``, a mean of both critics', without a gradient."""
-    value_sum: Tensor
-    """Sum of the values, each a mean of both critics', ``[]``, without a gradient."""
 
 
 class ActorLoss(NamedTuple):
@@ -74,20 +51,18 @@ def squashed(outputs: Tensor, noise: Tensor, log_std: tuple[float, float]) -> tu
     return unsquashed.tanh(), log_density.sum(1)
 
 
-def critic_loss(
-    critics: Critics,
+def soft_target(
     target_critics: Critics,
     batch: Mapping[str, Tensor],
     next_action: Tensor,
     next_logp: Tensor,
     alpha: Tensor,
-) -> CriticLoss:
-    """Returns half the weighted squared error of both critics: equations 5 and 6.
+) -> Tensor:
+    """Returns the target of both critics ``[B]``, without a gradient: equations 5 and 6.
 
     Args:
-        critics: the critics that are trained.
-        target_critics: those that lag behind, whose smaller value is the target.
-        batch: as for `penstock.algos.dqn.update.loss`, with ``action`` ``[B, *shape]``.
+        target_critics: those that lag behind, whose smaller value counts.
+        batch: as for `penstock.algos.dqn.update.loss`.
         next_action: the actor's action for ``next_obs``, ``[B, D]``.
         next_logp: its log-density, ``[B]``.
         alpha: the temperature, ``[1]``.
@@ -95,16 +70,7 @@ def critic_loss(
     with torch.no_grad():
         next_q = target_critics(batch["next_obs"], next_action).amin(0)
         soft_value = next_q - alpha * next_logp
-        target = torch.addcmul(batch["reward"], batch["discount"], soft_value)
-
-    values = critics(batch["obs"], batch["action"])
-    errors = target - values
-    loss = 0.5 * torch.mv(errors.square(), batch["weights"]).sum()
-    return CriticLoss(
-        loss=loss,
-        errors=errors.detach().abs().mean(0),
-        value_sum=values.detach().mean(0).sum(),
-    )
+        return torch.addcmul(batch["reward"], batch["discount"], soft_value)
 
 
 def actor_loss(
@@ -141,25 +107,19 @@ class SacUpdate:
     statistics = STATISTICS
 
     def __init__(self, algo: SacConfig, ctx: UpdateContext) -> None:
-        shape = ctx.shape
-        assert not isinstance(shape, QCnnShape), shape
         self._algo = algo
         self._ledger = ctx.ledger
-        self._action_size = shape.outputs // 2
+        self._action_size = ctx.shape.outputs // 2
         self._target_entropy = target_entropy(algo, self._action_size)
 
         # All networks normalise observations by the actor's statistics.
         self.actor = ctx.network()
-        self.critics = build_critics(shape, self.actor.normalizer, ctx.dtype).to(ctx.device)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.target_critics.normalizer = self.actor.normalizer
-        self.log_alpha = nn.Parameter(torch.full((1,), math.log(algo.alpha), device=ctx.device))
-
         self._actor_optimizer = ctx.optimizer("actor", self.actor.named_parameters())
-        self._critic_optimizer = ctx.optimizer("critics", self.critics.named_parameters())
+        self.critics = TrainedCritics(ctx, self.actor.normalizer, self._action_size, algo.tau)
+        self.log_alpha = nn.Parameter(torch.full((1,), math.log(algo.alpha), device=ctx.device))
         self._alpha_optimizer = ctx.optimizer("log_alpha", [("log_alpha", self.log_alpha)])
-        self._optimizers = (self._actor_optimizer, self._critic_optimizer, self._alpha_optimizer)
-        self._target = flatten(self.target_critics.parameters())
+
+        self._optimizers = (self._actor_optimizer, self.critics.optimizer, self._alpha_optimizer)
         self.published = [self._actor_optimizer.values, *self.actor.buffers()]
 
     def take(self, batch: Batch | None, total: float, number: int, env_steps: int) -> UpdateResult:
@@ -172,7 +132,7 @@ class SacUpdate:
         if batch is not None:
             critic_result = self._critic_gradients(batch, alpha, total)
         self._ledger.switch(Part.OPTIMIZE)
-        critic_norm = self._critic_optimizer.step(total, env_steps)
+        critic_norm = self.critics.optimizer.step(total, env_steps)
 
         actor_result = None
         if batch is not None:
@@ -184,7 +144,7 @@ class SacUpdate:
             if actor_result is not None:
                 self._temperature_gradient(actor_result.logp, total, actor_norm)
             self._alpha_optimizer.step(total, env_steps)
-        self._target.lerp_(self._critic_optimizer.values, self._algo.tau)
+        self.critics.follow()
 
         norm = torch.hypot(critic_norm, actor_norm)
         if critic_result is None or actor_result is None:
@@ -202,11 +162,7 @@ class SacUpdate:
         return UpdateResult(errors, torch.stack([value.detach() for value in sums]), norm)
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            "critics": self._critic_optimizer.values,
-            "target": self._target,
-            "log_alpha": self._alpha_optimizer.values,
-        }
+        return self.critics.state() | {"log_alpha": self._alpha_optimizer.values}
 
     @torch.no_grad()
     def loaded(self) -> None:
@@ -219,19 +175,14 @@ class SacUpdate:
         self._ledger.switch(Part.FORWARD)
         with torch.no_grad():
             next_action, next_logp = self._act(batch["next_obs"])
-        result = critic_loss(
-            self.critics,
-            self.target_critics,
+        target = soft_target(
+            self.critics.target_net,
             batch,
             next_action=next_action,
             next_logp=next_logp,
             alpha=alpha,
         )
-
-        self._critic_optimizer.prepare_backward(total)
-        self._ledger.switch(Part.BACKWARD)
-        backward(result.loss)
-        return result._replace(loss=result.loss.detach())
+        return self.critics.add_gradients(batch, target, total)
 
     def _actor_gradients(
         self, batch: Batch, alpha: Tensor, total: float, *, critic_norm: Tensor
@@ -239,7 +190,7 @@ class SacUpdate:
         """Add the gradients of the actor, which are NaN unless ``critic_norm`` is finite."""
         self._ledger.switch(Part.FORWARD)
         action, logp = self._act(batch["obs"])
-        loss = actor_loss(self.critics, batch["obs"], action=action, logp=logp, alpha=alpha)
+        loss = actor_loss(self.critics.net, batch["obs"], action=action, logp=logp, alpha=alpha)
 
         self._actor_optimizer.prepare_backward(total)
         self._ledger.switch(Part.BACKWARD)

@@ -150,8 +150,8 @@ class DataSource(Protocol[B]):
         where writing failed.
         """
 
-    def restore(self, folder: Path) -> str:
-        """Load what `save` wrote to ``folder``; called before the first `next`.
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
+        """Load what `save` wrote to ``folder``, calling ``beat``; called before the first `next`.
 
         Returns a sentence for the user, or "". Raises UserError for a snapshot that is damaged or
         does not fit the run.

@@ -3,6 +3,9 @@
 Observations are uint8 [channels, 10, 10], 255 where an object is and 0 elsewhere; actions are those
 that have an effect in the game. MinAtar's own environment shows booleans with the channels last,
 never truncates an endless episode, and begins an episode with the action that ended the last.
+
+With `flicker` the game is one that needs memory: each observation is blank with that probability
+(Hausknecht and Stone 2015, arXiv 1507.06527, section 5).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    _flicker = 0.0  # also in checkpoints of versions without it, whose games have no such attribute
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         sticky_action_prob: float = 0.1,
         difficulty_ramping: bool = True,
         max_episode_steps: int = 5000,
+        flicker: float = 0.0,
         render_mode: str | None = None,
     ) -> None:
         """Make a game.
@@ -47,13 +52,16 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
             sticky_action_prob: how often the last action is repeated instead.
             difficulty_ramping: whether a game becomes faster while it lasts, where it can.
             max_episode_steps: an episode is truncated after as many steps.
+            flicker: the probability that an observation shows nothing.
             render_mode: as of gymnasium; pictures can be rendered in any mode.
 
         Raises:
-            ValueError: for a game that does not exist.
+            ValueError: for a game that does not exist, and a probability that is none.
         """
         if game not in GAMES:
             raise ValueError(f"there is no game {game}; choose from {', '.join(GAMES)}")
+        if not 0 <= flicker <= 1:
+            raise ValueError(f"flicker {flicker:g} is a probability; choose a number from 0 to 1")
 
         self.render_mode = render_mode
         self._game = Environment(game, sticky_action_prob, difficulty_ramping)
@@ -65,6 +73,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
         self.action_space = Discrete(len(self._actions))
 
         self._max_steps = max_episode_steps
+        self._flicker = flicker
         # Steps of the episode.
         self._age = 0
 
@@ -100,5 +109,7 @@ class MinAtarEnv(gymnasium.Env[Frame, Any]):
 
     def _observe(self) -> Frame:
         """Returns the observation, uint8 ``[channels, 10, 10]``."""
+        if self._flicker and self.np_random.random() < self._flicker:
+            return np.zeros(self.observation_space.shape or (), np.uint8)
         channels: Frame = self._game.state().view(np.uint8).transpose(2, 0, 1)
         return channels * np.uint8(255)

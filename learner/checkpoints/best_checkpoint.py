@@ -19,7 +19,7 @@ from penstock.learner.checkpoints.checkpoint_history import (
     best_locked,
     usable_best_meta,
 )
-from penstock.learner.progress import EPISODES, Progress
+from penstock.learner.progress import Progress
 
 
 class BestCheckpoint:
@@ -69,7 +69,7 @@ class BestCheckpoint:
             return False
         return_to_beat = self.return_to_beat()
         return_mean = progress.return_mean
-        if return_mean is None or progress.recent_episodes < EPISODES:  # fewer may be luck
+        if return_mean is None or not progress.returns.is_full:
             return False
         return return_to_beat is None or return_mean > return_to_beat
 

@@ -322,8 +322,8 @@ def check_layout(path: Path, stored: ParamLayout, expected: ParamLayout) -> None
         if stored_entry != run_entry:
             raise UserError(
                 f"{path} is of another network: it has {_describe(stored_entry)} where this one "
-                f"has {_describe(run_entry)}; set env.id and model.* as they were, or another "
-                "run.dir"
+                f"has {_describe(run_entry)}; set env.id, model.* and algo.* as they were, or "
+                "another run.dir"
             )
 
 

@@ -52,6 +52,17 @@ STEPS = re.compile(r"step-(\d{1,19})")
 logger = note_logger(__name__)
 
 
+def checkpoint_folder(run_dir: str | Path, which: str) -> Path:
+    """Returns the folder of the checkpoint "best" or "last" of a run.
+
+    For "best" that is the last one if there is no best yet.
+    """
+    folder = Path(run_dir) / "checkpoints" / which
+    if which == "best" and not checkpoint_format.exists(folder):
+        folder = folder.with_name("last")
+    return folder
+
+
 def older(last: Path) -> list[Path]:
     """Returns the folders ``step-N`` beside ``last`` that hold a checkpoint, the newest first."""
     try:
@@ -132,7 +143,10 @@ def prune(last: Path, keep: int) -> None:
 
     Damaged ones are not removed.
     """
-    readable = [folder for folder, _ in _readable(older(last))]
+    folders = older(last)
+    if len(folders) < keep:
+        return
+    readable = [folder for folder, _ in _readable(folders)]
     for folder in readable[keep - 1 :]:
         remove(folder)
 

@@ -47,7 +47,7 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
     """
     path = folder / FILE
     if SPACES in stored.meta:
-        observations, actions = _stored_spaces(path, stored, info)
+        observations, actions = stored_spaces(path, stored, info)
         differs = difference((observations, actions), info.spaces)
     else:
         observations = info.spaces[0]
@@ -62,10 +62,16 @@ def check_spaces(folder: Path, stored: Checkpoint, info: EnvInfo, env_id: str) -
     return observations
 
 
-def _stored_spaces(
+def stored_spaces(
     path: Path, stored: Checkpoint, info: EnvInfo
 ) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Returns the spaces of observations and actions on which a checkpoint was trained."""
+    """Returns the spaces of observations and actions on which a checkpoint was trained.
+
+    Those of ``info``, where a checkpoint of an earlier version has none. ``path`` is the place of
+    the checkpoint, for messages. Raises DamagedCheckpointError if they cannot be read.
+    """
+    if SPACES not in stored.meta:
+        return info.spaces
     # The same spaces take as much memory as the environment's, which may be more.
     most_nbytes = max(MOST_NBYTES, *map(claimed_nbytes, spaces_as_json(info)))
     try:

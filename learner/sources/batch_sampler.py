@@ -12,9 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.algos.hindsight import make_hindsight
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
-from penstock.core.interfaces import HostValues, SampleSpec, StepResult, Transitions
+from penstock.core.interfaces import HostValues, Relabel, SampleSpec, StepResult, Transitions
 from penstock.device.choice import device_of
 from penstock.device.transfers import Download
 from penstock.learner.progress import Progress
@@ -98,7 +99,10 @@ class BatchSampler:
         self._ledger = ledger
         self._batch_size = config.replay.batch_size
         self._consumer = consumer
-        self._relabel = draws.relabel if isinstance(draws, Transitions) else None
+        self._hindsight = make_hindsight(config, draws, rank)
+        self._relabel: Relabel | None = self._hindsight
+        if self._relabel is None and isinstance(draws, Transitions):
+            self._relabel = draws.relabel
         self._rng = np.random.default_rng(seed_of(config, consumer.progress, rank, number=1))
         """The random generator of `relabel`."""
         starts = replay.sampler
@@ -182,6 +186,8 @@ class BatchSampler:
         """Stop updating priorities, also for batches that are still out."""
         self._pending_errors.clear()
         self._used.clear()
+        if self._hindsight is not None:
+            self._hindsight.close()
 
 
 def n_step_of(draws: SampleSpec) -> int:

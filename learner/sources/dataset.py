@@ -87,7 +87,7 @@ class DatasetSource:
     def release(self, batch: ReplayBatch, result: StepResult) -> None:
         self._batches.release(batch, result)
 
-    def restore(self, folder: Path) -> str:
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:

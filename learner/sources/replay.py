@@ -13,23 +13,20 @@ with the backward pass (`on_backward`), unless no batch is ready: then at once.
 A step counts as trained once, when it enters the replay. `replay.samples_per_insert` limits how
 often it is sampled: the side that is ahead, actors or learner, waits.
 
-With `replay.checkpoint`, `KeptReplay` saves the replay with the run's checkpoints. A thread writes
-the snapshot while the run trains, and the run waits for it only at its end. So the snapshot is of
-the checkpoint's moment or a little later: weights and replay need not agree to the step. A snapshot
-that a crash interrupts leaves the previous one in place.
+With `replay.checkpoint` a `KeptReplay` saves the replay with the run's checkpoints.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.registry import algorithm
 from penstock.algos.slots import UnrollSummary
-from penstock.configs.errors import UserError
 from penstock.configs.policy_lag import batches_ahead
 from penstock.configs.schema import Config
 from penstock.configs.sections import ReplayConfig
@@ -44,16 +41,14 @@ from penstock.learner.sources.batch_sampler import (
     seed_of,
     sequences_of,
 )
+from penstock.learner.sources.kept_replay import KeptReplay
 from penstock.profiling.ledger import Part, TimeLedger
-from penstock.replay import Accounting, RateLimiter, Replay, ReplayError
+from penstock.replay import Accounting, RateLimiter, Replay
 from penstock.replay.prefetch import PrefetchThread
-from penstock.replay.snapshot import MANIFEST, discard
 from penstock.replay.table import TableListener
 from penstock.transport.shm.host import ShmHost
 from penstock.transport.shm.store import Slot
 
-# Seconds between two heartbeats of a run that waits.
-POLL_S = 0.1
 # Longest poll in seconds while a snapshot is being saved, so that it gets the lock.
 SHARE_S = 0.005
 
@@ -102,7 +97,11 @@ class ReplayDataSource(TableListener):
         """
         replay = config.replay
         spec = consumer.spec
-        draws = algorithm(config.algo).data(config.algo)
+        algo = algorithm(config.algo)
+        assert isinstance(algo, ReplayAlgorithm), algo
+        draws = algo.data(config.algo)
+        self._least_exploring = lru_cache(partial(algo.least_exploring, config))
+        """Returns which environments of an actor explore least."""
         assert isinstance(draws, SampleSpec), draws
         self._consumer = consumer
         self._device = device_of(consumer.device)
@@ -160,7 +159,11 @@ class ReplayDataSource(TableListener):
         self._defers = False
         """Whether the feeder leaves its reserve as it is until the next backward pass."""
         self._kept = KeptReplay(
-            self._replay, wanted=replay.checkpoint, more=None if shared else self._moment
+            self._replay,
+            mode=replay.checkpoint,
+            grace_s=config.run.grace_s,
+            learners=config.learner.most_count,
+            more=None if shared else self._moment,
         )
 
     def open(self, host: ShmHost) -> None:
@@ -208,8 +211,11 @@ class ReplayDataSource(TableListener):
             assert self._feeder is not None
             self._feeder.wake()
 
-    def restore(self, folder: Path) -> str:
-        return self._kept.resume(folder)
+    def plan_checkpoints(self, folder: Path) -> str:
+        return self._kept.plan(folder)
+
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
+        return self._kept.resume(folder, beat)
 
     def continue_streams(self) -> bool:
         """Let the writers go on where the restored snapshot was taken, once as many are linked.
@@ -351,7 +357,8 @@ class ReplayDataSource(TableListener):
         self._accounting.arrived(slot.header)
         started_s = float(slot.header["started_s"])
         steps = int(slot.header["steps"])
-        unrolls = UnrollSummary.of(slot.columns, self._record)
+        least_exploring = self._least_exploring(int(slot.header["actor"]))
+        unrolls = UnrollSummary.of(slot.columns, self._record, least_exploring)
         self._arrivals.append(Arrival(started_s, steps, unrolls))
 
     def _count_arrivals(self) -> None:
@@ -389,103 +396,3 @@ def make_limiter(replay: ReplayConfig, insert: int, steps: int = 1) -> RateLimit
         insert=insert,
         capacity=replay.capacity,
     )
-
-
-class KeptReplay:
-    """Saves and restores ``replay`` with the checkpoints, if `replay.checkpoint` is set."""
-
-    def __init__(
-        self, replay: Replay, *, wanted: bool, more: Callable[[], dict[str, Any]] | None = None
-    ) -> None:
-        """Save nothing yet.
-
-        Args:
-            replay: that is saved.
-            wanted: the value of `replay.checkpoint`.
-            more: returns what is saved at the same instant, as for `Replay.save`.
-        """
-        self._replay = replay
-        self._wanted = wanted
-        self._more = more
-        self.restored: dict[str, Any] = {}
-        """What ``more`` returned when the restored snapshot was taken."""
-        self._thread: threading.Thread | None = None
-        """The thread that writes a snapshot, or has written the last one."""
-        self._error: Exception | None = None
-        """The exception of that thread, until `_raise_error`."""
-
-    @property
-    def saving(self) -> bool:
-        """Whether a snapshot is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self, folder: Path) -> None:
-        """Write a snapshot to ``folder`` in the background, unless one is still being written.
-
-        Raises:
-            ReplayError: the previous snapshot could not be written. Any other exception of its
-                thread is raised, too.
-        """
-        if not self._wanted:
-            discard(folder)  # belongs to another moment than its checkpoint
-            return
-
-        self._raise_error()
-        if not self.saving:
-            self._thread = threading.Thread(
-                target=self._save, args=(folder,), name="replay-save", daemon=True
-            )
-            self._thread.start()
-
-    def finish(self, folder: Path, beat: Callable[[], None]) -> None:
-        """Write a snapshot now, and wait for it while calling ``beat``.
-
-        Raises what went wrong with this one. It takes the place of the previous snapshot, so that
-        an error of that does not matter any more.
-        """
-        self._wait(beat)
-        self._error = None
-        self.begin(folder)
-        self._wait(beat)
-        self._raise_error()
-
-    def resume(self, folder: Path) -> str:
-        """Load the snapshot in ``folder``, if there is one.
-
-        Returns:
-            A sentence on the result, for the user.
-
-        Raises:
-            UserError: the snapshot is damaged or was made with other settings.
-        """
-        if not self._wanted:
-            return "the replay begins empty, as replay.checkpoint is false, and is filled first"
-        if not (folder / MANIFEST).is_file():
-            return f"the replay begins empty: {folder} has no snapshot; it is filled first"
-
-        try:
-            self.restored = self._replay.restore(folder)
-        except ReplayError as error:
-            raise UserError(
-                f"{error}; or begin with an empty one: replay.checkpoint=false"
-            ) from error
-        return f"the replay continues with {len(self._replay)} stored steps"
-
-    def _save(self, folder: Path) -> None:
-        """Write a snapshot; the work of the thread."""
-        try:
-            self._replay.save(folder, more=self._more)
-        except Exception as error:
-            self._error = error
-
-    def _wait(self, beat: Callable[[], None]) -> None:
-        """Wait for the thread."""
-        while self._thread is not None and self._thread.is_alive():
-            beat()
-            self._thread.join(POLL_S)
-
-    def _raise_error(self) -> None:
-        """Raise the exception of the thread, if there was one, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error

@@ -6,6 +6,7 @@ that draw from replay. `sources.dataset` has no actors.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -32,6 +33,12 @@ class ActorSource(DataSource[B], Protocol[B]):
     """A data source that owns the store which actors fill."""
 
     store: SlotStore
+
+    def plan_checkpoints(self, folder: Path) -> str:
+        """Decide whether checkpoints hold what is stored here, in ``folder``; called first of all.
+
+        Returns a sentence for the user, or "".
+        """
 
     def open(self, host: ShmHost) -> None:
         """Start to take in published slots; ``host`` serves the store from now on."""

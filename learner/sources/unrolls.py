@@ -184,7 +184,10 @@ class UnrollSource:
             assert self._feeder is not None
             self._feeder.wake()
 
-    def restore(self, folder: Path) -> str:
+    def plan_checkpoints(self, folder: Path) -> str:
+        return ""
+
+    def restore(self, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
         return ""
 
     def save(self, folder: Path, beat: Callable[[], None] | None = None) -> None:

@@ -1,8 +1,10 @@
 """Samplers: they decide actions by a network's outputs, in numpy, without allocating.
 
     CategoricalSampler, MultiCategoricalSampler   drawn from logits, for actor-critics
-    EpsilonGreedySampler                          by Q-values
+    EpsilonGreedySampler, MultiEpsilonGreedySampler
+                                                  by Q-values, some at random
     GaussianSampler, SquashedGaussianSampler      normal numbers (penstock.models.acting.gaussian)
+    NoisySampler                                  numbers with normal noise (the same file)
 
 Outputs are ``[outputs, envs]``: sums over actions are then sums of whole rows. The arrays of a
 sampler are its own and stay the same; every call writes them anew.
@@ -11,7 +13,8 @@ sampler are its own and stay the same; every call writes them anew.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,7 +42,10 @@ class Explanation(NamedTuple):
     probabilities: Float32 | None = None
     """Of the same choices; those of each add up to 1."""
     q: Float32 | None = None
-    """Values of actions, ``[E, actions]``; `FORBIDDEN` if masked."""
+    """Values of actions, ``[E, actions]``, those of several choices one after another; `FORBIDDEN`
+    if masked."""
+    q_max: Float32 | None = None
+    """The value of the best action, ``[E]``; of several choices the mean over them."""
     mean: Float32 | None = None
     """Of normal numbers, before they are squashed, ``[E, numbers]``."""
     std: Float32 | None = None
@@ -83,10 +89,12 @@ class ActionSampler(ABC):
         self.outputs = np.empty((outputs, envs), np.float32) if memory is None else memory
         self._rng = rng
 
-    def on_new_weights(self, *, untrained: bool) -> None:
+    def on_new_weights(self, *, untrained: bool, epsilon: float | None = None) -> None:
         """The network has got other weights.
 
-        ``untrained``: whether they are those before its first update.
+        Args:
+            untrained: whether they are those before its first update.
+            epsilon: the rate of exploration that came with them; None if it does not change.
         """
         self.untrained = untrained
 
@@ -296,58 +304,142 @@ def _explanation(actions: Int32, logits: Float32, counts: tuple[int, ...]) -> Ex
     )
 
 
-class EpsilonGreedySampler(ActionSampler):
-    """Takes the action of the highest Q-value, or one at random: actions int32 ``[envs]``.
+LEAST_EXPLORING = 0.25
+"""The share of the environments of a `Ladder` that counts as exploring least."""
 
-    Each environment explores with its own probability ``epsilon``, and with certainty before the
+
+@dataclass(frozen=True)
+class Ladder:
+    """Rates of exploration of some environments, which are different powers of one rate.
+
+    Of N environments, number i explores at ``base ** (1 + i / (N - 1) * alpha)``: Horgan et al.
+    2018, arXiv 1803.00933, section 4. With an alpha of 0 all explore at the base.
+    """
+
+    base: float
+    """The largest of the rates."""
+    alpha: float
+    first: int
+    """Number of the first of these environments among all; those beyond ``total`` begin anew."""
+    count: int
+    """Number of these environments."""
+    total: int
+    """Number of all environments."""
+
+    def rates(self, base: float) -> npt.NDArray[np.float64]:
+        """Returns the rates of the environments, float64 ``[count]``, for a base."""
+        return np.asarray(base ** (1 + self._rungs() * self.alpha))
+
+    def explores_least(self) -> npt.NDArray[np.bool_]:
+        """Returns whether environments are in the quarter that explores least, bool ``[count]``."""
+        return np.asarray(self._rungs() >= 1 - LEAST_EXPLORING)
+
+    def seat_rates(self, base: float, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Returns the rates, float64 ``[B]``, of the seats of games with these ``numbers``.
+
+        How many seats will play is not known, so seat i has the place that the van der Corput
+        sequence gives it, 0, 1/2, 1/4, 3/4, 1/8 and so on: the seats in use, however many, are
+        spread over the ladder evenly. Numbers beyond 65,535 begin anew.
+        """
+        places = _van_der_corput()
+        return np.asarray(base ** (1 + places[numbers % len(places)] * self.alpha))
+
+    def _rungs(self) -> npt.NDArray[np.float64]:
+        """Returns the places of the environments on the ladder, from 0 to 1."""
+        numbers = self.first + np.arange(self.count)
+        return np.asarray(numbers % self.total / max(self.total - 1, 1))
+
+
+class ExploringSampler(ActionSampler):
+    """Base of the samplers that take some actions at random, whatever the outputs are.
+
+    Each environment does so with its own probability ``epsilon``, and with certainty before the
     network's first update, as published (Mnih et al. 2015).
 
-    Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32. What
-    `forbid` marks is neither the best nor taken at random. An environment in which it leaves no
-    action, as between two episodes, has nothing forbidden, so that ``q_max`` is a value of the
-    network.
+    Records ``q_taken`` and ``q_max``, the values of the action and of the best one, float32.
     """
 
     def __init__(
-        self,
-        actions: int,
-        epsilon: npt.NDArray[np.float64],
-        rng: np.random.Generator,
-        seat_epsilon: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]] | None = None,
+        self, outputs: int, epsilon: npt.NDArray[np.float64] | Ladder, rng: np.random.Generator
     ) -> None:
         """Create a sampler.
 
         Args:
-            actions: number of actions.
-            epsilon: the probability of each environment, float64 ``[envs]``.
+            outputs: number of Q-values.
+            epsilon: the probability of each environment, float64 ``[envs]``, or a ladder, whose
+                base may come with weights. Only with a ladder can seats of games explore.
             rng: draws the actions.
-            seat_epsilon: returns the probabilities of seats of games, given their numbers; None if
-                it is not used for games.
         """
-        envs = len(epsilon)
-        super().__init__(actions, envs, rng)
-        self._epsilon = epsilon.copy()
-        self._seat_epsilon = seat_epsilon
+        self._ladder = epsilon if isinstance(epsilon, Ladder) else None
+        self._base = epsilon.base if isinstance(epsilon, Ladder) else 1.0
+        rates = epsilon.rates(epsilon.base) if isinstance(epsilon, Ladder) else epsilon.copy()
+        self._epsilon = rates
+        envs = len(rates)
+        super().__init__(outputs, envs, rng)
+
+        self._uniform = np.empty(envs)
+        self._explores = np.empty(envs, np.bool_)
+        self._q_taken, self._q_max = np.empty((2, envs), np.float32)
+        self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
+
+    def on_new_weights(self, *, untrained: bool, epsilon: float | None = None) -> None:
+        super().on_new_weights(untrained=untrained)
+        if epsilon is not None:
+            assert self._ladder is not None
+            self._base = epsilon
+            self._explore_at(self._ladder.rates(epsilon))
+
+    def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
+        assert self._ladder is not None
+        self._explore_at(self._ladder.seat_rates(self._base, numbers))
+
+    def _explore_at(self, rates: npt.NDArray[np.float64]) -> None:
+        """Explore at these probabilities in the first environments, float64 ``[B]``."""
+        self._epsilon[: len(rates)] = rates
+
+    def _draw_explorers(self) -> npt.NDArray[np.bool_]:
+        """Returns the environments that explore now, bool ``[envs]``."""
+        self._rng.random(out=self._uniform)
+        epsilon = 1.0 if self.untrained else self._epsilon
+        return np.less(self._uniform, epsilon, out=self._explores)
+
+    def explain(self, *, sample: bool) -> Explanation:
+        q = self.outputs.T.copy()
+        q_max = self._best_value().copy()
+        return Explanation(self.decide(sample=sample).copy(), q=q, q_max=q_max)
+
+    @abstractmethod
+    def _best_value(self) -> Float32:
+        """Returns the value of the best action, float32 ``[envs]``."""
+
+
+class EpsilonGreedySampler(ExploringSampler):
+    """Takes the action of the highest Q-value, or one at random: actions int32 ``[envs]``.
+
+    What `forbid` marks is neither the best nor taken at random. An environment in which it leaves
+    no action, as between two episodes, has nothing forbidden, so that ``q_max`` is a value of the
+    network.
+    """
+
+    def __init__(
+        self, actions: int, epsilon: npt.NDArray[np.float64] | Ladder, rng: np.random.Generator
+    ) -> None:
+        """``actions`` is the number of actions; the others are those of `ExploringSampler`."""
+        super().__init__(actions, epsilon, rng)
         # A number u below epsilon, spread over the actions: one draw decides whether and which.
         self._spread = actions / np.maximum(self._epsilon, 1e-300)
 
         # Memory of the stages of `sample`.
-        self._uniform = np.empty(envs)
-        self._explores = np.empty(envs, np.bool_)
+        envs = len(self._epsilon)
         self._chosen = np.empty(envs, np.intp)
         self._offsets = np.arange(envs)
         # The actions that may be taken by the present outputs; None allows all.
         self._allowed: npt.NDArray[np.bool_] | None = None
-
         self._actions = np.empty(envs, np.int32)
-        self._q_taken, self._q_max = np.empty((2, envs), np.float32)
-        self.recorded = {"q_taken": self._q_taken, "q_max": self._q_max}
 
-    def explore_as(self, numbers: npt.NDArray[np.int64]) -> None:
-        assert self._seat_epsilon is not None
-        count = len(numbers)
-        self._epsilon[:count] = self._seat_epsilon(numbers)
-        self._spread[:count] = len(self.outputs) / np.maximum(self._epsilon[:count], 1e-300)
+    def _explore_at(self, rates: npt.NDArray[np.float64]) -> None:
+        super()._explore_at(rates)
+        self._spread[: len(rates)] = len(self.outputs) / np.maximum(rates, 1e-300)
 
     def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
         self._allowed = ~forbidden | forbidden.all(axis=0)
@@ -359,13 +451,11 @@ class EpsilonGreedySampler(ActionSampler):
         actions = len(self.outputs)
 
         # The best actions.
-        np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
+        self._best_value()
         self.outputs.argmax(axis=0, out=chosen)
 
         # Random ones, in the environments that explore.
-        self._rng.random(out=uniform)
-        epsilon = 1.0 if self.untrained else self._epsilon
-        if np.less(uniform, epsilon, out=self._explores).any():
+        if self._draw_explorers().any():
             spread = actions if self.untrained else self._spread
             np.multiply(uniform, spread, out=uniform)
             if self._allowed is not None:
@@ -384,9 +474,73 @@ class EpsilonGreedySampler(ActionSampler):
         np.copyto(self._actions, self.outputs.argmax(axis=0), casting="same_kind")
         return self._actions
 
-    def explain(self, *, sample: bool) -> Explanation:
-        q = self.outputs.T.copy()
-        return Explanation(self.decide(sample=sample).copy(), q=q)
+    def _best_value(self) -> Float32:
+        np.maximum.reduce(self.outputs, axis=0, out=self._q_max)
+        return self._q_max
+
+
+class MultiEpsilonGreedySampler(ExploringSampler):
+    """Takes of several choices the action of the highest Q-value each, or all at random.
+
+    Actions are int32 ``[envs, *shape]``. The value of an action is the mean over its choices
+    (Tavakoli et al. 2018, arXiv 1711.08946). `forbid` has the meaning that it has in
+    `EpsilonGreedySampler`, for each choice.
+    """
+
+    def __init__(
+        self,
+        counts: tuple[int, ...],
+        shape: tuple[int, ...],
+        epsilon: npt.NDArray[np.float64] | Ladder,
+        rng: np.random.Generator,
+    ) -> None:
+        """``counts`` has the number of actions of each choice, in the order of ``shape``."""
+        super().__init__(sum(counts), epsilon, rng)
+        self.counts = counts
+        self._parts = np.split(self.outputs, np.cumsum(counts[:-1]))
+        self._allowed = np.ones(self.outputs.shape, np.bool_)
+        self._allowed_parts = np.split(self._allowed, np.cumsum(counts[:-1]))
+
+        # The actions, and a view of them with a row for each choice.
+        envs = len(self._epsilon)
+        self._actions = np.empty((envs, *shape), np.int32)
+        self._columns = self._actions.reshape(envs, -1).T
+        self._envs = np.arange(envs)
+
+    def forbid(self, forbidden: npt.NDArray[np.bool_]) -> None:
+        np.logical_not(forbidden, out=self._allowed)
+        for allowed in self._allowed_parts:
+            allowed |= ~allowed.any(axis=0)
+        np.copyto(self.outputs, FORBIDDEN, where=~self._allowed)
+
+    def sample(self) -> Int32:
+        self.greedy()
+        self._best_value()
+
+        explores = self._draw_explorers()
+        if explores.any():
+            uniform = self._rng.random((len(self.counts), len(explores)))
+            for column, allowed, numbers in zip(
+                self._columns, self._allowed_parts, uniform, strict=True
+            ):
+                actions = _spread_over(allowed, numbers * len(allowed))
+                np.copyto(column, actions, casting="unsafe", where=explores)
+
+        self._q_taken[:] = 0
+        for column, part in zip(self._columns, self._parts, strict=True):
+            self._q_taken += part[column, self._envs]
+        self._q_taken /= len(self.counts)
+        return self._actions
+
+    def greedy(self) -> Int32:
+        for column, part in zip(self._columns, self._parts, strict=True):
+            column[:] = part.argmax(axis=0)
+        return self._actions
+
+    def _best_value(self) -> Float32:
+        np.add.reduce([part.max(axis=0) for part in self._parts], axis=0, out=self._q_max)
+        self._q_max /= len(self.counts)
+        return self._q_max
 
 
 def _spread_over(
@@ -403,30 +557,6 @@ def _spread_over(
     allowed_count = allowed_so_far[-1]
     number = np.minimum(uniform * allowed_count / len(allowed), allowed_count - 1).astype(np.intp)
     return np.asarray((allowed_so_far <= number).sum(axis=0), np.float64)
-
-
-def ladder(
-    base: float, alpha: float, first: int, count: int, total: int
-) -> npt.NDArray[np.float64]:
-    """Returns epsilons, float64 ``[count]``, for the environments from number ``first`` on.
-
-    Environment i of ``total`` explores at ``base ** (1 + i / (total - 1) * alpha)``: Horgan et al.
-    2018, arXiv 1803.00933, section 4. Numbers beyond ``total`` begin anew.
-    """
-    rung = (first + np.arange(count)) % total / max(total - 1, 1)
-    return np.asarray(base ** (1 + rung * alpha))
-
-
-def seat_ladder(
-    base: float, alpha: float, numbers: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Returns epsilons, float64 ``[B]``, for the seats of games with these ``numbers``.
-
-    How many seats will play is not known, so seat i has the place in `ladder` that the van der
-    Corput sequence gives it, 0, 1/2, 1/4, 3/4, 1/8 and so on: the seats in use, however many, are
-    spread over the ladder evenly. Numbers beyond 65,535 begin anew.
-    """
-    return np.asarray(base ** (1 + _van_der_corput()[numbers % len(_van_der_corput())] * alpha))
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ from penstock.core.params import Float32
 from penstock.models.acting.categorical import Explanation
 from penstock.models.fitting import AnyShape
 from penstock.models.general import ActorCriticHeads, GeneralShape
-from penstock.models.layout import CLIP, EPSILON, CnnShape, MlpShape
+from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, CnnShape, MlpShape
 
 
 class Critic(Protocol):
@@ -45,26 +45,29 @@ def state_values(
 ) -> Float32 | None:
     """Returns the values of states that actions were decided in, float32 ``[envs]``.
 
-    They are the ``critic``'s, whose arguments the last two are, or the highest Q-values. They are
-    None if the network estimates neither.
+    They are the ``critic``'s, whose arguments the last two are, or those of the best actions. They
+    are None if the network estimates neither.
     """
     if critic is not None:
         return critic(obs, state)
-    return None if explanation.q is None else explanation.q.max(axis=1)
+    if explanation.q_max is not None or explanation.q is None:
+        return explanation.q_max
+    highest: Float32 = explanation.q.max(axis=1)  # of a sampler of a user
+    return highest
 
 
 class _MlpCritic:
     """An MLP's value tower in numpy."""
 
     def __init__(self, shape: MlpShape, weights: Float32) -> None:
-        named = shape.layout.views(weights)
-        self._layers = [(np.array(w), np.array(b)) for w, b in shape.value_layers(named)]
+        named = shape.layout.views(weights.copy())
+        self._layers = shape.value_layers(named)
         self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
         # What is subtracted from observations, and the factor that they are multiplied by.
         self._normalizer: tuple[Float32, Float32] | None = None
         if shape.normalize:
             factor = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
-            self._normalizer = named["normalizer.mean"].copy(), factor
+            self._normalizer = named["normalizer.mean"], factor
 
     def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
         rows = obs.reshape(len(obs), -1).astype(np.float32)
@@ -72,10 +75,15 @@ class _MlpCritic:
             shift, factor = self._normalizer
             rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
 
-        *hidden_layers, (value_weight, value_bias) = self._layers
-        for weight, bias in hidden_layers:
-            rows = self._activate(rows @ weight.T + bias)
-        return np.asarray((rows @ value_weight.T + value_bias)[:, 0], np.float32)
+        *hidden_layers, head = self._layers
+        for layer in hidden_layers:
+            rows = rows @ layer.weight.T + layer.bias
+            if layer.norm is not None:
+                rows -= rows.mean(1, keepdims=True)
+                rows /= np.sqrt(np.square(rows).mean(1, keepdims=True) + NORM_EPSILON)
+                rows = rows * layer.norm.weight + layer.norm.bias
+            rows = self._activate(rows)
+        return np.asarray((rows @ head.weight.T + head.bias)[:, 0], np.float32)
 
 
 def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:

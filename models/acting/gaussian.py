@@ -138,6 +138,49 @@ class SquashedGaussianSampler(ActionSampler):
         return _explanation(actions, numbers, mean, log_std, squashed=True)
 
 
+class NoisySampler(ActionSampler):
+    """Adds normal noise to ``tanh`` of the outputs: actions float32 ``[envs, *shape]``, -1 to 1.
+
+    The sum is clipped to the bounds. Before the first update of the network actions are uniform, as
+    published (Fujimoto et al. 2018, the authors' code). Records nothing.
+    """
+
+    squashed = True
+
+    def __init__(
+        self, shape: tuple[int, ...], envs: int, noise: float, rng: np.random.Generator
+    ) -> None:
+        """Create a sampler whose noise has the standard deviation ``noise``."""
+        self._actions = np.empty((envs, *shape), np.float32)
+        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
+        super().__init__(len(self._flat), envs, rng)
+        self._noise_std = np.float32(noise)
+        self._noise = np.empty(self._flat.shape, np.float32)
+        self.recorded = {}
+
+    def sample(self) -> Float32:
+        noise = self._noise
+        if self.untrained:
+            self._rng.random(out=noise, dtype=np.float32)
+            np.multiply(noise, 2, out=noise)
+            np.subtract(noise, 1, out=self._flat)
+            return self._actions
+
+        np.tanh(self.outputs, out=self._flat)
+        self._rng.standard_normal(out=noise, dtype=np.float32)
+        np.multiply(noise, self._noise_std, out=noise)
+        np.add(self._flat, noise, out=self._flat)
+        return np.clip(self._actions, -1, 1, out=self._actions)
+
+    def greedy(self) -> Float32:
+        np.tanh(self.outputs, out=self._flat)
+        return self._actions
+
+    def explain(self, *, sample: bool) -> Explanation:
+        mean = self.outputs.T.copy()
+        return Explanation(self.decide(sample=sample).copy(), mean=mean)
+
+
 def _explanation(
     actions: Float32, numbers: Float32, mean: Float32, log_std: Float32, *, squashed: bool
 ) -> Explanation:

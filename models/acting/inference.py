@@ -29,7 +29,7 @@ class LocalInference:
     def refresh(self, read: ReadWeights) -> Stamp | None:
         stamp = read(self._weights, self.stamp)
         if stamp is not None:
-            self._policy.load(self._weights, untrained=stamp.version == 0)
+            self._policy.load(self._weights, untrained=stamp.version == 0, number=stamp.version)
             self.stamp = stamp
         return self.stamp
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.core.observations import views
 from penstock.core.params import Float32
 from penstock.models.general import PlainMlp
-from penstock.models.layout import CLIP, EPSILON, DenseShape, MlpShape
+from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, DenseShape, MlpShape
 
 
 class NumpyMlp:
@@ -34,6 +34,9 @@ class NumpyMlp:
             np.empty((output_width, width + 1), np.float32)
             for output_width, width in zip(output_widths, widths, strict=True)
         ]
+        # Gains and biases of the normalised outputs of each hidden layer, if they are normalised.
+        normalized_widths = widths[1:] if shape.layer_norm else ()
+        self._norms = [np.empty((2, width, 1), np.float32) for width in normalized_widths]
         embeddings = shape.embeddings if isinstance(shape, PlainMlp) else ()
         self._tables = [np.empty(size, np.float32) for size in embeddings]
         self._normalize = shape.normalize
@@ -72,9 +75,15 @@ class NumpyMlp:
             self._shift[:, 0] = named["normalizer.mean"]
             self._factor[:, 0] = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
 
-        for target, (weight, bias) in zip(self._weights, layers, strict=True):
-            target[:, :-1] = weight
-            target[:, -1] = bias
+        for target, layer in zip(self._weights, layers, strict=True):
+            target[:, :-1] = layer.weight
+            target[:, -1] = layer.bias
+
+        # Outputs are to have a mean of 0 over the units, and so have those of centred weights.
+        for target, norm, layer in zip(self._weights, self._norms, layers, strict=False):
+            assert layer.norm is not None
+            target -= target.mean(axis=0)
+            norm[:, :, 0] = layer.norm
 
     def forward(self, obs: npt.NDArray[Any]) -> None:
         """Compute the outputs of observations ``[rows, *shape]``.
@@ -97,10 +106,24 @@ class NumpyMlp:
             np.multiply(inputs, self._factor, out=inputs)
             np.clip(inputs, -CLIP, CLIP, out=inputs)
 
-        for weight, inputs, hidden in self._layers:
+        for number, (weight, inputs, hidden) in enumerate(self._layers):
             np.matmul(weight, inputs, out=hidden)
+            if self._norms:
+                _scale_to_variance_1(hidden)
+                gain, bias = self._norms[number]
+                np.multiply(hidden, gain, out=hidden)
+                np.add(hidden, bias, out=hidden)
             self._activate(hidden, out=hidden)
         np.matmul(self._weights[-1], self._inputs[-1], out=self._outputs)
+
+
+def _scale_to_variance_1(outputs: Float32) -> None:
+    """Scale the outputs ``[units, envs]`` of a layer, whose mean over the units is 0, in place."""
+    variance = np.einsum("ue,ue->e", outputs, outputs)
+    variance /= len(outputs)
+    variance += np.float32(NORM_EPSILON)
+    np.sqrt(variance, out=variance)
+    np.divide(outputs, variance, out=outputs)
 
 
 def _relu(values: Float32, out: Float32) -> Float32:

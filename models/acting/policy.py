@@ -18,6 +18,7 @@ from penstock.configs.sections import ActorsConfig
 from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
 from penstock.models.acting.categorical import ActionSampler, Explanation
+from penstock.models.acting.exploration import Exploration, ExploringWeights, exploration_of
 from penstock.models.compute_form import in_memory_format
 from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import AnyShape, mask_of
@@ -67,6 +68,7 @@ class Policy:
         state: Float32 | None = None,
         mask: ObservationPart | None = None,
         core_inputs: CoreInputs | None = None,
+        exploration: Exploration | None = None,
     ) -> None:
         """Create a policy from a ``network`` that writes the outputs of the ``decider``.
 
@@ -76,6 +78,7 @@ class Policy:
             state: the recurrent state of the network, float32 ``[envs, size]``; None without one.
             mask: the action mask among the parts of an observation; None without one.
             core_inputs: what of the last action and reward the state has; None for nothing.
+            exploration: how weights make the policy explore; None if they do not.
         """
         self.network = network
         self.decider = decider
@@ -83,6 +86,7 @@ class Policy:
         self.state = np.zeros((envs, 0), np.float32) if state is None else state
         self._mask = mask
         self._core_inputs = core_inputs
+        self._weights = None if exploration is None else ExploringWeights(exploration)
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         """Set `state` to 0 in the environments, bool ``[envs]``, where an episode begins."""
@@ -101,23 +105,30 @@ class Policy:
         """
         return self.decider.recorded
 
-    def load(self, flat: Float32, *, untrained: bool = False) -> None:
+    def load(self, flat: Float32, *, untrained: bool = False, number: int = 0) -> None:
         """Copy parameters from the flat vector, float32 ``[size]``. Call it before all else.
 
-        ``untrained``: whether they are those before the network's first update, for which some
-        algorithms act at random.
+        Args:
+            flat: the parameters.
+            untrained: whether they are those before the network's first update, for which some
+                algorithms act at random.
+            number: of these weights, on which the noise of noisy layers depends.
         """
-        self.network.load(flat)
-        self.decider.on_new_weights(untrained=untrained)
+        epsilon = None
+        if self._weights is None:
+            self.network.load(flat)
+        else:
+            epsilon = self._weights.take(self.network, flat, number)
+        self.decider.on_new_weights(untrained=untrained, epsilon=epsilon)
 
     def act(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns actions as in training: int32 ``[envs]``; of a Box float32 ``[envs, *shape]``."""
-        self._forward(obs)
+        self._forward(obs, explores=True)
         return self._taken(self.decider.sample())
 
     def play(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the actions that `act` would return, for rows of which nothing is recorded."""
-        self._forward(obs)
+        self._forward(obs, explores=True)
         return self._taken(self.decider.draw())
 
     def greedy(self, obs: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -127,7 +138,7 @@ class Policy:
 
     def explain(self, obs: npt.NDArray[Any], *, sample: bool) -> Explanation:
         """Returns the actions of `act`, or of `greedy`, and what they were decided by."""
-        self._forward(obs)
+        self._forward(obs, explores=sample)
         explanation = self.decider.explain(sample=sample)
         self._taken(explanation.actions)
         return explanation
@@ -146,29 +157,47 @@ class Policy:
             self._core_inputs.put_actions(self.state, actions)
         return actions
 
-    def _forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the decider's outputs, and forbid the actions that ``obs`` masks."""
+    def _forward(self, obs: npt.NDArray[Any], *, explores: bool = False) -> None:
+        """Compute the decider's outputs, and forbid the actions that ``obs`` masks.
+
+        ``explores``: whether noisy layers have noise.
+        """
+        if self._weights is not None:
+            self._weights.prepare(self.network, explores=explores)
         self.network.forward(obs)
         if self._mask is not None:
             (mask,) = views((self._mask,), obs).values()
             self.decider.forbid(mask.T == 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the random generator, JSON-ready."""
-        return self.decider.state_dict()
+        """Returns the state of the random generators, JSON-ready."""
+        noise = {} if self._weights is None else self._weights.state_dict()
+        return self.decider.state_dict() | noise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._weights is not None:
+            state = self._weights.load_state_dict(state)
         self.decider.load_state_dict(state)
 
 
-def make_policy(config: Config, spaces: Spaces, shape: AnyShape, sampler: ActionSampler) -> Policy:
+def make_policy(
+    config: Config, spaces: Spaces, shape: AnyShape, sampler: ActionSampler, *, seed: int
+) -> Policy:
     """Returns a policy of a network ``shape`` over ``actors.envs`` environments.
 
-    ``sampler`` decides by the network's outputs. torch is imported only if it is needed.
+    ``sampler`` decides by the network's outputs, and ``seed`` is that of the noise of its layers.
+    torch is imported only if it is needed.
     """
     state = np.zeros((config.actor_envs, state_size_of(shape)), np.float32)
     network = make_network(config.actors, shape, sampler.outputs, state)
-    return Policy(network, sampler, state, mask_of(spaces), core_inputs_of(shape))
+    return Policy(
+        network,
+        sampler,
+        state=state,
+        mask=mask_of(spaces),
+        core_inputs=core_inputs_of(shape),
+        exploration=exploration_of(shape, seed),
+    )
 
 
 def make_network(
@@ -229,9 +258,9 @@ def _described(shape: AnyShape) -> str:
         name = "a small_cnn"
     else:
         name = "an mlp"
-    if not isinstance(shape.heads, ActorCriticHeads):
-        return f"{name} over {len(shape.inputs)} arrays"
-
     core = f" with core {shape.model.core}" if shape.state_size else ""
+    if not isinstance(shape.heads, ActorCriticHeads):
+        return f"{name}{core} over {len(shape.inputs)} arrays"
+
     critic = "a separate" if shape.is_separate else "a shared"
     return f"{name}{core} and {critic} critic over {len(shape.inputs)} arrays"

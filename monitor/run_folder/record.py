@@ -35,8 +35,9 @@ NO_ACCOUNTING = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_fli
 WHOLE = {
     "time_s", "env_steps", "env_frames", "trained_steps", "learner_steps", "episodes",
     "return_reached_at_s", "solved_at_s", "updates_skipped", "rollbacks",
-    "episode_return_mean", "episode_length_mean", "dropped", "lost", "rejected", "received",
-    "replay_size", "samples_per_insert", "league_members", "league_games", "actors_restarted",
+    "episode_return_mean", "episode_return_all_mean", "episode_length_mean",
+    "dropped", "lost", "rejected", "received", "replay_size", "samples_per_insert",
+    "league_members", "league_games", "actors_restarted",
     "learners_restarted", "server",
     "eval_return_mean", "eval_return_best", "eval_length_mean", "eval_trained_steps",
     "eval_return_greedy", "eval_return_greedy_se", "eval_return_sampled", "eval_return_sampled_se",

@@ -68,9 +68,7 @@ def played_plainly(vector: Vector) -> dict[str, Array]:
             state = np.zeros_like(state)
         reward = np.array([reward_by_rule(row)])
         reads_reward = "reward" in model["core_inputs"]
-        computed = network(
-            observations[row : row + 1], state, reward if reads_reward else None
-        )
+        computed = network(observations[row : row + 1], state, reward if reads_reward else None)
         state = computed.state
         steps.append(outputs_of(network, computed, noise[row : row + 1]))
     joined = {key: np.concatenate([step[key] for step in steps]) for key in steps[0]}
@@ -86,6 +84,8 @@ def outputs_of(
     if computed.value is not None:
         outputs["value"] = computed.value
 
+    if "Box" in network.action_space and network.is_deterministic:
+        return outputs | {"mean": decided_by}
     if "Box" in network.action_space:
         outputs["mean"], outputs["log_std"] = np.split(decided_by, 2, 1)
     elif computed.value is None:
@@ -135,6 +135,7 @@ def test_exported_program_computes_the_vector_of_the_page(name: str) -> None:
         ("FORBIDDEN", 0.0, "dqn_parts"),
         ("HALF_LOG_2PI", 0.0, "lstm"),
         ("HALF_LOG_2PI", 0.0, "sac"),
+        ("NORM_EPSILON", 1e-2, "layer_norm"),
         ("LSTM_GATES", "figo", "lstm"),
         ("LSTM_GATES", "igfo", "lstm"),
         ("LSTM_GATES", "ifog", "lstm"),
@@ -198,6 +199,27 @@ OTHERS = {
     "switches": Cell(spaces.MultiDiscrete([2, 3]), SWITCHES),
     "choices with starts": Cell(SWITCHES, STARTS),
     "a board with halves": Cell(box(0, 9, 5, 5, dtype=np.int32), THREE, algo=DUELLING),
+    "layer normalisation of one head": Cell(
+        box(-2, 2, 3), THREE, {"layer_norm": True, "activation": "relu"}, DUELLING
+    ),
+    "layer normalisation of sac": Cell(
+        box(-2, 2, 3), NUMBERS, {"layer_norm": True}, {"name": "sac"}
+    ),
+    "layer normalisation with halves": Cell(
+        box(0, 9, 5, 5, dtype=np.int32), THREE, {"layer_norm": True}, DUELLING
+    ),
+    "layer normalisation of frames": Cell(
+        box(0, 255, 1, 36, 36, dtype=BYTES), THREE, {"layer_norm": True}, DUELLING
+    ),
+    "layer normalisation of an impala_cnn": Cell(
+        box(0, 255, 9, 10, 3, dtype=BYTES), THREE, {"kind": "impala_cnn", "layer_norm": True}
+    ),
+    "layer normalisation beside a mask": Cell(
+        spaces.Dict({"action_mask": spaces.MultiBinary(3), "hand": box(-1, 1, 4)}),
+        THREE,
+        {"layer_norm": True},
+    ),
+    "td3": Cell(box(-2, 2, 3), NUMBERS, {"hidden": [5, 4]}, {"name": "td3"}),
     "sac with a camera": Cell(
         box(0, 255, 36, 36, 3, dtype=BYTES), NUMBERS, {"hidden": [4]}, {"name": "sac"}
     ),

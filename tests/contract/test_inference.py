@@ -18,6 +18,8 @@ from penstock.algos.acting import make_policy
 from penstock.algos.dqn.config import DqnConfig
 from penstock.algos.sac.config import SacConfig
 from penstock.algos.samples import network_shape
+from penstock.algos.td3.config import Td3Config
+from penstock.configs.schedules import value_at
 from penstock.configs.schema import Config
 from penstock.core.interfaces import Inference, ReadWeights
 from penstock.core.params import Float32, Stamp
@@ -81,7 +83,7 @@ class Case:
         """Actions drawn by the outputs ``[E, outputs]``, and what is recorded."""
         algo, envs = self.config.algo, np.arange(ENVS)
         if isinstance(algo, DqnConfig):
-            epsilon = algo.epsilon ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
+            epsilon = value_at(algo.epsilon, 0) ** (1 + envs / (ENVS - 1) * algo.epsilon_alpha)
             u = rng.random(ENVS)
             choice = np.where(u < epsilon, (u / epsilon * ACTIONS).astype(int), outputs.argmax(1))
             return choice, {"q_taken": outputs[envs, choice], "q_max": outputs.max(1)}
@@ -90,6 +92,10 @@ class Case:
             below = policy.probs.cumsum(1)[:, :-1].numpy() <= rng.random((ENVS, 1), np.float32)
             choice = below.sum(1)
             return choice, {"behaviour_logp": policy.log_prob(torch.from_numpy(choice)).numpy()}
+        if isinstance(algo, Td3Config):
+            noise = rng.standard_normal((outputs.shape[1], ENVS), np.float32).T
+            actions = np.clip(np.tanh(outputs) + algo.exploration_noise * noise, -1, 1)
+            return actions.reshape(ENVS, *self.game.action_space.shape), {}
         mean, log_std = torch.from_numpy(outputs).double().chunk(2, 1)
         if isinstance(algo, SacConfig):
             log_std = log_std.clip(algo.log_std_min, algo.log_std_max)
@@ -114,6 +120,7 @@ CASES = {
     "gaussian": lambda: Case("ppo", action=TORQUES),
     "squashed": lambda: Case("ppo", action=TORQUES, gaussian="squashed"),
     "sac": lambda: Case("sac", action=TORQUES),
+    "td3": lambda: Case("td3", action=TORQUES),
 }
 
 

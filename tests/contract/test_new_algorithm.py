@@ -25,7 +25,7 @@ from penstock.configs.reference import reference
 from penstock.configs.schema import Config
 from penstock.configs.section import Contradiction
 from penstock.configs.value_types import NotNegative, Positive
-from penstock.core.interfaces import Transitions, Unrolls
+from penstock.core.interfaces import SampleSpec, Transitions, Unrolls
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.learner.checkpoints import checkpoint_format
@@ -148,12 +148,22 @@ def test_config_accepts_the_new_algorithm_with_its_options(tmp_path: Path) -> No
     [
         ("algo.curiosity=0", r"algo\.curiosity is 0; it must be a number above 0; the default is"),
         ("algo.curiosty=1", r"no option algo\.curiosty; the nearest option is algo\.curiosity"),
-        ("algo.tau=1", r"algo\.tau; it is an option of algo\.name sac, sarsa has name, discount"),
+        (
+            "algo.tau=1",
+            r"algo\.tau; it is an option of algo\.name sac or td3, sarsa has name, discount",
+        ),
         ("algo.cost=2", r"algo\.cost 2 is above algo\.reward_scale; set algo\.cost=0"),
         ("learner.batch_size=1", r"learner\.batch_size; the equivalent is replay\.batch_size"),
-        ("model.core=lstm", r"model\.core lstm is for actor-critics, and algo\.name sarsa is not"),
+        (
+            "model.core=lstm",
+            r"model\.core lstm is for actor-critics and r2d2, and algo\.name sarsa is",
+        ),
         ("learner.gather_threads=3", r"gather_threads 3 has no effect with algo\.name sarsa"),
-        ("algo.name=sasra", r"must be 'impala', 'ppo', 'custom', 'dqn', 'sac' or 'sarsa'; the"),
+        (
+            "algo.name=sasra",
+            r"must be 'impala', 'ppo', 'custom', 'dqn', 'r2d2', 'pqn', 'sac', 'td3', 'distill' or "
+            r"'sarsa'; the",
+        ),
     ],
 )
 def test_invalid_options_of_the_new_algorithm_are_refused_with_a_reason(
@@ -211,7 +221,7 @@ def test_registering_an_algorithm_name_twice_is_refused() -> None:
 @pytest.mark.parametrize("name", [name for name in algorithms() if name != "custom"])
 def test_data_spec_of_each_algorithm_matches_its_config(name: str) -> None:
     cfg = ALGORITHMS.specs[name].config()
-    kind = {"unrolls": Unrolls, "transitions": Transitions}[cfg.trains_on]
+    kind = Unrolls if cfg.trains_on == "unrolls" else SampleSpec
     assert isinstance(algorithm(cfg).data(cfg), kind)
 
 

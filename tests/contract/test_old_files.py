@@ -33,6 +33,7 @@ LAYOUT = ParamLayout((("w", (5, 3)), ("b", (3,))))
 OTHER_DEFAULTS = (
     "actors.count",  # auto: 2 at the start, as before
     "learner.threads",  # auto: 1 at the start, as before
+    "replay.checkpoint",  # auto: a resumed run continues with its replay where there is room
     "learner.prefetch",  # null: 1 with unrolls, as before, and 2 from replay
     "learner.micro_batch",  # null: 256 on a CPU, as before
     "learner.reduce.bucket_mb",  # null: 1 on a CPU, as before

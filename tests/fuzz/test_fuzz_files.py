@@ -28,9 +28,8 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.core.params import ParamLayout
 from penstock.envs import make
-from penstock.evaluation import exported
 from penstock.launch.machines import find_place
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.monitor import runs
 from penstock.monitor.compare import compare, describe

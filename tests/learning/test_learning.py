@@ -99,6 +99,12 @@ def test_recurrent_policy_solves_the_memory_corridor(tmp_path: Path, core: str) 
     solve(tmp_path, "memory", f"model.core={core}", "stop.minutes=1", least=0.95)
 
 
+def test_r2d2_solves_the_memory_corridor_from_replay(tmp_path: Path) -> None:
+    """0.95 of the optimum, in half of the steps that a policy without memory is given below."""
+    summary = solve(tmp_path, "memory_r2d2", "stop.env_steps=150_000", "stop.minutes=3", least=0.95)
+    assert summary["replay_size"] >= 5000
+
+
 @pytest.mark.slow
 def test_policy_without_memory_solves_half_of_the_memory_corridors(tmp_path: Path) -> None:
     """The mean of 100 returns of -1 or 1 deviates by 0.1 from 0: this allows for four of it."""
@@ -183,8 +189,45 @@ def test_doom_is_solved_from_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_minatar_is_learnt(tmp_path: Path) -> None:
-    """Ten times what chance scores; well below what the preset reaches."""
+@pytest.mark.parametrize("target", ["minatar_breakout", "minatar_breakout_pqn"])
+def test_minatar_is_learnt(tmp_path: Path, target: str) -> None:
+    """Ten times what chance scores; well below what the presets reach."""
     pytest.importorskip("minatar")
-    summary = train(tmp_path, "minatar_breakout", "stop.return=4", "stop.minutes=3")
+    summary = train(tmp_path, target, "stop.return=4", "stop.minutes=3")
     assert summary["exit_reason"] == "return"
+
+
+@pytest.mark.slow
+def test_pqn_balances_the_pole(tmp_path: Path) -> None:
+    """Without random actions; with those of training a pole falls earlier."""
+    exploration = "algo.epsilon={from: 1, to: 0.05, steps: 60_000}"
+    summary = train(tmp_path, "CartPole-v1", "algo.name=pqn", exploration, "stop.env_steps=200_000")
+    assert summary["eval_return_greedy"] >= 475
+
+
+def test_hindsight_finds_goals_that_are_never_reached_without_it(tmp_path: Path) -> None:
+    """12 bits have 4,096 states, and an episode sees 12 of them."""
+    options = ("env.kwargs.bits=12", "stop.return=null", "stop.env_steps=8000", "stop.minutes=2")
+    success = {}
+    for fraction in (0.8, 0.0):
+        folder = tmp_path / str(fraction)
+        folder.mkdir()
+        summary = train(folder, "bit_flip", f"algo.hindsight={fraction}", *options)
+        success[fraction] = summary["env_is_success_final_mean"]
+    assert success[0.8] >= 0.95
+    assert success[0.0] <= 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_a_point_is_moved_to_goals_that_hindsight_has_shown(tmp_path: Path, algo: str) -> None:
+    """Random actions reach the goal in about 3 % of episodes."""
+    shutil.copy(Path(__file__).parents[1] / "goal_games.py", tmp_path)
+    summary = train(
+        tmp_path,
+        "goal_games:PointReach",
+        *(f"algo.name={algo}", "env.kind=continuous", "algo.hindsight=0.8", "algo.discount=0.95"),
+        *("replay.min_size=500", "model.hidden=[64,64]", "learner.lr=1e-3"),
+        *("env.record=[is_success]", "stop.env_steps=6000", "stop.minutes=3.5"),
+    )
+    assert summary["env_is_success_final_mean"] >= 0.9

@@ -71,6 +71,7 @@ def test_stages_of_a_replay_algorithm_are_measured_and_compared(tmp_path: Path) 
 def test_learner_ceiling_is_measured_in_its_own_process() -> None:
     assert learner_rate(resolve("cartpole", []), 0.2) > 1000
     assert learner_rate(resolve("cartpole_dqn", []), 0.2) > 10
+    assert learner_rate(resolve("memory_r2d2", []), 0.2) > 10
 
 
 def test_invalid_target_is_refused_in_one_sentence() -> None:

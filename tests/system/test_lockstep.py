@@ -150,6 +150,21 @@ def test_resumed_replay_run_equals_an_uninterrupted_one(
     assert not np.array_equal(half.weights, parts.weights)
 
 
+def test_resumed_run_explores_with_the_same_noise_and_the_same_rate(tmp_path: Path) -> None:
+    """Actors load weights again, with a noise that depends on their version."""
+    options = (
+        *("replay.min_size=64", "replay.batch_size=32", "replay.samples_per_insert=1"),
+        *("replay.checkpoint=true", "algo.target_every=8", "algo.quantiles=3", "algo.noisy=true"),
+        *("algo.epsilon={from: 0.5, to: 0.1, steps: 800}", "algo.epsilon_alpha=1"),
+    )
+    whole = train(tmp_path / "whole", 40, *options, target="cartpole_dqn")
+    half = train(tmp_path / "parts", 20, *options, target="cartpole_dqn")
+    parts = train(tmp_path / "parts", 40, *options, target="cartpole_dqn", resume="must")
+    assert same(whole, parts)
+    rates = [stored.weights[-1] for stored in (half, parts)]
+    assert 0.5 > rates[0] > rates[1] >= np.float32(0.1)
+
+
 KEPT = (
     *("replay.checkpoint=true", "replay.min_size=512", "replay.batch_size=32"),
     *("replay.samples_per_insert=1", "algo.target_every=8"),

@@ -40,10 +40,11 @@ def train(folder: Path, steps: int, *options: str) -> tuple[dict[str, Any], str]
 def test_a_resumed_run_goes_on_with_the_stored_steps(tmp_path: Path) -> None:
     """100 steps with 32 samples each are worth 800 inserts, and an empty replay needs 1500 first;
     meanwhile checkpoints are written beside the training, as often as can be."""
-    first, _ = train(tmp_path, 100, "replay.checkpoint=true")
+    first, said = train(tmp_path, 100)
+    assert "checkpoints keep the replay, with up to " in said
     manifest = tmp_path / "run/checkpoints/last/replay/0/replay.json"
     assert manifest.is_file()
-    second, said = train(tmp_path, 200, "replay.checkpoint=true", "--resume=must")
+    second, said = train(tmp_path, 200, "--resume=must")
     assert "the replay continues with " in said
     assert second["learner_steps"] >= 200
     assert second["replay_size"] >= first["replay_size"]
@@ -55,7 +56,7 @@ def test_without_stored_steps_the_replay_begins_empty(tmp_path: Path) -> None:
     second, _ = train(tmp_path, 100, "replay.checkpoint=true")
     manifest = tmp_path / "run/checkpoints/last/replay/0/replay.json"
     assert manifest.is_file()
-    third, said = train(tmp_path, 200, "--resume=must")
+    third, said = train(tmp_path, 200, "replay.checkpoint=false", "--resume=must")
     assert "the replay begins empty, as replay.checkpoint is false" in said
     assert third["env_steps"] - second["env_steps"] > 1500
     assert not manifest.exists()

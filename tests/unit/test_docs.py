@@ -161,7 +161,17 @@ def test_cluster_pages_have_commands() -> None:
     assert found[ROOT / "docs" / "many-machines.md"] > 8
 
 
-@pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])
+@pytest.mark.parametrize(
+    "home",
+    [
+        "impala.algorithm",
+        "ppo.algorithm",
+        "pqn.algorithm",
+        "dqn.update",
+        "sac.update",
+        "td3.update",
+    ],
+)
 def test_every_statistic_of_an_algorithm_is_explained(home: str) -> None:
     module = import_module(f"penstock.algos.{home}")
     statistics = {*module.STATISTICS, *getattr(module, "MOMENTS", ())}

@@ -161,8 +161,10 @@ function drawHead() {
   const actors = count(actorsOf(now));
   const restarted = f.actors_restarted ? `${count(f.actors_restarted)} restarted` : "none restarted";
   const rows = [
-    ["Return", number(f.episode_return_mean), !f.episodes ? "no episode yet" : f.episodes > 100 ? "last 100 episodes" : `${count(f.episodes)} episodes`,
-      `Mean return in training of the last 100 of ${count(f.episodes)} episodes`],
+    ["Return", number(f.episode_return_mean), typeof f.episode_return_all_mean === "number" ? `least exploring; all ${number(f.episode_return_all_mean)}` : !f.episodes ? "no episode yet" : f.episodes > 100 ? "last 100 episodes" : `${count(f.episodes)} episodes`,
+      typeof f.episode_return_all_mean === "number"
+        ? `Mean return in training of the last 25 episodes of the quarter of environments that explore least, and of the last 100 of all ${count(f.episodes)} episodes`
+        : `Mean return in training of the last 100 of ${count(f.episodes)} episodes`],
     ["Evaluated", number(f.eval_return_mean), f.eval_play ? `${f.eval_play}${f.eval_half === null ? "" : ` ± ${number(f.eval_half)}`}, best ${number(f.eval_best_of_kind ?? f.eval_return_best)}` : "no evaluation",
       `The last evaluation, by ${f.eval_play ?? "no"} actions in ${count(f.eval_episodes)} episodes, ± half the 95 % confidence interval of the mean; best: of the evaluations of this kind. Of both kinds it is ${number(f.eval_return_best)}`],
     ["Agent steps", short(f.env_steps), now.stall ? "" : `${short(environments.steps_per_s)}/s`, count(f.env_steps)],

@@ -8,7 +8,7 @@ import { clock, count, fill, h, number, percent, remember, remembered, setText, 
 const RETURN = "episode_return_mean";
 const EVALUATED = ["eval_return_greedy", "eval_return_sampled"];
 const TITLES = {
-  [RETURN]: "Return", policy_loss: "Policy loss", value_loss: "Value loss", q_loss: "Q loss",
+  [RETURN]: "Return", episode_return_all_mean: "Return, all environments", policy_loss: "Policy loss", value_loss: "Value loss", q_loss: "Q loss",
   critic_loss: "Critic loss", actor_loss: "Actor loss", entropy: "Entropy", alpha: "Temperature alpha",
   kl: "KL divergence", ratio_clipped: "Share of ratios clipped", explained_variance: "Explained variance",
   policy_lag_mean: "Policy lag", learning_rate: "Learning rate", grad_norm: "Gradient norm", td_error: "TD error",

@@ -306,3 +306,30 @@ def test_actions_are_random_until_the_first_update() -> None:
         sampler.forbid(np.repeat(np.arange(4)[:, None] == 1, 3000, axis=1))
         found = np.bincount(sampler.sample(), minlength=4)
         np.testing.assert_allclose(found, counts, atol=100)
+
+
+@pytest.mark.parametrize(
+    ("actor", "expected"), [(0, [False] * 4), (1, [False, False, True, True]), (2, [False] * 4)]
+)
+def test_quarter_of_the_environments_with_the_least_epsilon_explores_least(
+    actor: int, expected: list[bool]
+) -> None:
+    config = resolve("cartpole_dqn", ["actors.count=2", "actors.envs=4"])
+    found = dqn.least_exploring(config, actor)
+    assert found is not None
+    assert found.tolist() == expected
+    # Those are the environments whose epsilon is below that of all others.
+    epsilon = 0.1 ** (1 + 7 * np.arange(8) / 7)
+    assert sorted(epsilon)[:2] == epsilon[[7, 6]].tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["algo.epsilon_alpha=0"],
+        ["algo.epsilon=0"],
+        ["actors.count=1", "actors.envs=1"],
+    ],
+)
+def test_environments_that_explore_alike_have_no_least_exploring_ones(options: list[str]) -> None:
+    assert dqn.least_exploring(resolve("cartpole_dqn", options), 0) is None

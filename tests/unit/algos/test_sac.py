@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fake_inference import given
 from penstock.algos.acting import make_inference
+from penstock.algos.ops.twin_critics import critic_loss
 from penstock.algos.sac import algorithm as sac
 from penstock.algos.sac import update
 from penstock.algos.sac.config import SacConfig
@@ -104,8 +105,8 @@ class Planes:
     def __call__(self, obs: Tensor, action: Tensor) -> Tensor:
         return self._values(obs, action, self.planes)
 
-    def of_action(self, obs: Tensor, action: Tensor) -> Tensor:
-        return self._values(obs, action, self.planes.detach())
+    def of_action(self, obs: Tensor, action: Tensor, count: int = 2) -> Tensor:
+        return self._values(obs, action, self.planes.detach()[:count])
 
     def _values(self, obs: Tensor, action: Tensor, planes: Tensor) -> Tensor:
         return planes[:, :1] * action[:, 0] + planes[:, 1:] * obs[:, 0]
@@ -123,9 +124,8 @@ def test_critic_targets_use_the_smaller_critic_and_the_entropy_term() -> None:
         "weights": torch.tensor([1.0, 0.5]),
     }
     next_action, next_logp = torch.tensor([[0.8], [0.1]]), torch.tensor([-1.5, 3.0])
-    loss, errors, values = update.critic_loss(
-        critics, targets, batch, next_action, next_logp, torch.tensor([0.2])
-    )
+    target = update.soft_target(targets, batch, next_action, next_logp, torch.tensor([0.2]))
+    loss, errors, values = critic_loss(critics, batch, target)
     first = 1.0 + 0.9 * (min(10 * 0.8, 5 * 1.0) - 0.2 * -1.5)
     q = [[0.5 + 2, -1 + 4], [1.5 + 4, -3 + 8]]  # of each critic
     differences = np.array([[first - q[i][0], -2 - q[i][1]] for i in range(2)])

@@ -146,6 +146,7 @@ def test_override_does_not_change_the_preset() -> None:
 def test_presets_are_listed_with_their_descriptions() -> None:
     listed = presets()
     assert list(listed) == [
+        "bit_flip",
         "boxing",
         "breakout",
         "car_racing",
@@ -155,11 +156,14 @@ def test_presets_are_listed_with_their_descriptions() -> None:
         "connect_four",
         "doom_basic",
         "halfcheetah",
+        "halfcheetah_sac",
         "kuhn",
         "leduc",
         "lunarlander",
         "memory",
+        "memory_r2d2",
         "minatar_breakout",
+        "minatar_breakout_pqn",
         "pendulum_sac",
         "pong",
         "pong_apex",

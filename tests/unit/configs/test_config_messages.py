@@ -111,9 +111,9 @@ def test_every_option_misspelled_by_one_letter_is_suggested(algo: str) -> None:
         (["algo.name=sac", "algo.taw=1"], "algo.taw; the nearest option is algo.tau"),
         (
             ["algo.name=impala", "algo.tau=1"],
-            "algo.tau; it is an option of algo.name sac, impala has name, discount, reward_clip, "
-            "reward_scale, normalize_rewards, trace_lambda, rho_clip, c_clip, entropy_cost, "
-            "value_cost, normalize_advantages",
+            "algo.tau; it is an option of algo.name sac or td3, impala has name, discount, "
+            "reward_clip, reward_scale, normalize_rewards, teacher, teacher_cost, trace_lambda, "
+            "rho_clip, c_clip, entropy_cost, value_cost, normalize_advantages",
         ),
     ],
 )
@@ -291,8 +291,8 @@ def test_an_override_that_is_not_yaml_is_refused() -> None:
         ("env:\n  id: a\n  id: b", "x.yaml:3: env.id is already set in line 2; keep one of them"),
         ("- 1", "x.yaml is [1]; it must contain sections such as `env:`"),
         ("a\n", "x.yaml is 'a'; it must contain sections such as `env:`"),
-        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: boxing, breakout, "),
-        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: boxing, breakout, "),
+        ("\nbase: png", "x.yaml:2: base is 'png'; it must be a preset: bit_flip, boxing, "),
+        ("base: [1]", "x.yaml:1: base is [1]; it must be a preset: bit_flip, boxing, "),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(text: str, beginning: str) -> None:

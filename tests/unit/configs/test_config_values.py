@@ -157,7 +157,8 @@ def test_every_option_has_a_type_description_and_valid_default(algo: str) -> Non
         assert option.words, name
         assert option.description, name
         assert option.description.endswith("."), name
-    section = {"name": algo} | ({"entry": "mine"} if algo == "custom" else {})
+    needed = {"custom": {"entry": "mine"}, "distill": {"teachers": ["runs/a"]}}
+    section = {"name": algo} | needed.get(algo, {})
     defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
     assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
@@ -169,7 +170,10 @@ def test_type_words_follow_the_annotation() -> None:
     assert words(Annotated[bool, "anything"]) == "true or false"
     assert options()["learner.lr_scaling"].words == "`none`, `sqrt` or `linear`"
     assert options()["algo.name"].words == options("sac")["algo.name"].words
-    assert options()["algo.name"].words == "`impala`, `ppo`, `custom`, `dqn` or `sac`"
+    assert (
+        options()["algo.name"].words
+        == "`impala`, `ppo`, `custom`, `dqn`, `r2d2`, `pqn`, `sac`, `td3` or `distill`"
+    )
 
 
 def test_a_config_is_frozen() -> None:

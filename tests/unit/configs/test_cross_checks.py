@@ -198,14 +198,20 @@ CASES = {
     ),
     "memory for dqn": (
         ["algo.name=dqn", "model.core=lstm"],
-        "model.core lstm is for actor-critics, and algo.name dqn is not one; "
-        "set algo.name=ppo or model.core=none",
+        "model.core lstm is for actor-critics and r2d2, and algo.name dqn is neither; "
+        "set algo.name=ppo, or for actions to choose from algo.name=r2d2, or model.core=none",
+        ["model.core=none"],
+    ),
+    "memory for td3": (
+        ["algo.name=td3", "model.core=lstm"],
+        "model.core lstm is for actor-critics and r2d2, and algo.name td3 is neither; "
+        "set algo.name=ppo, or for actions to choose from algo.name=r2d2, or model.core=none",
         ["model.core=none"],
     ),
     "memory for sac, the other way": (
         ["algo.name=sac", "model.kind=gru"],
-        "model.core gru is for actor-critics, and algo.name sac is not one; "
-        "set algo.name=ppo or model.core=none",
+        "model.core gru is for actor-critics and r2d2, and algo.name sac is neither; "
+        "set algo.name=ppo, or for actions to choose from algo.name=r2d2, or model.core=none",
         ["algo.name=ppo"],
     ),
     "settings of no network": (

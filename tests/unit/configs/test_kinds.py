@@ -17,7 +17,7 @@ from penstock.configs.schedules import LinearSchedule
 from penstock.configs.schema import Config
 
 ROOT = Path(__file__).parents[3]
-WITH_KINDS = ("ppo", "impala", "dqn", "sac")
+WITH_KINDS = ("ppo", "impala", "dqn", "r2d2", "pqn", "sac", "td3")
 PPO = "algo.name=ppo"
 ABSENT = "\N{EN DASH}"
 
@@ -161,6 +161,7 @@ REPLAY = ("capacity", "min_size", "batch_size", "samples_per_insert", "prioritiz
     ("target", "algo", "replay", "network", "lr"),
     [
         # One update a step, by uniform replay: Haarnoja et al. 2018, table 1.
+        ("HalfCheetah-v5", "td3", (10**6, 25_000, 256, 256, False), ([256, 256], "relu"), 3e-4),
         ("HalfCheetah-v5", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),
         ("Walker2d-v5", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),
         ("games:make", "sac", (10**6, 10**4, 256, 256, False), ([256, 256], "relu"), 3e-4),

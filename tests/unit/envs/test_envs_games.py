@@ -21,6 +21,7 @@ from penstock.envs import make, probe
 from penstock.envs.checking.checks import Checker
 
 GAMES = {
+    "bit_flip": ("numpy", (192,), 15),
     "boxing": ("ale_py", (4, 84, 84), 18),
     "breakout": ("ale_py", (4, 84, 84), 4),
     "car_racing": ("Box2D", (3, 84, 84), None),
@@ -36,7 +37,16 @@ GAMES = {
 }
 # Emulator frames in a step; 4 for those that are not here.
 FRAMES = {"minatar_breakout": 1, "halfcheetah": 5} | dict.fromkeys(
-    ("connect_four", "kuhn", "leduc", "rock_paper_scissors", "simple_spread", "slime_volley"), 1
+    (
+        "bit_flip",
+        "connect_four",
+        "kuhn",
+        "leduc",
+        "rock_paper_scissors",
+        "simple_spread",
+        "slime_volley",
+    ),
+    1,
 )
 
 
@@ -172,6 +182,27 @@ def test_minatar_is_truncated_at_its_step_limit() -> None:
     env.reset(seed=0)
     ends = [env.step(0)[2:4] for _ in range(7)]
     assert ends == [(False, False)] * 6 + [(False, True)]
+
+
+def test_flickering_minatar_hides_as_many_observations_as_asked_and_nothing_else() -> None:
+    pytest.importorskip("minatar")
+    plain: Any = gymnasium.make("penstock/MinAtar-v0", game="breakout")
+    flickering: Any = gymnasium.make("penstock/MinAtar-v0", game="breakout", flicker=0.3)
+    hidden = []
+    for episode in range(40):
+        shown = [env.reset(seed=episode)[0] for env in (plain, flickering)]
+        over = False
+        while not over:
+            hidden.append(not shown[1].any())
+            np.testing.assert_array_equal(shown[1], 0 if hidden[-1] else shown[0])
+            steps = [env.step(1) for env in (plain, flickering)]
+            assert steps[0][1:4] == steps[1][1:4]
+            shown = [step[0] for step in steps]
+            over = steps[0][2]
+    # Five standard deviations of so many draws.
+    assert np.mean(hidden) == pytest.approx(0.3, abs=5 * (0.21 / len(hidden)) ** 0.5)
+    with pytest.raises(ValueError, match=r"flicker 1.5 is a probability; choose a number from 0"):
+        gymnasium.make("penstock/MinAtar-v0", flicker=1.5)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ CASES = {
     "cartpole": ("cartpole",),
     "pendulum": ("pendulum_sac",),
     "memory": ("memory",),
+    "bit flip": ("bit_flip",),
     "stacked": ("cartpole", STACKED),
     "threads": ("cartpole", STACKED, "actors.env_threads=2"),
     "frozen lake": ("cartpole", "env.id=FrozenLake-v1"),

@@ -19,7 +19,6 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import dump, resolve
 from penstock.envs import BatchedEnv, probe
 from penstock.envs.seats import ONE_SEAT
-from penstock.evaluation import exported
 from penstock.evaluation.evaluate import (
     Episode,
     describe,
@@ -31,7 +30,7 @@ from penstock.evaluation.evaluate import (
     summary,
 )
 from penstock.evaluation.loaded_policy import load_policy
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
 NEVER = -1

@@ -14,7 +14,7 @@ from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
 from penstock.evaluation.evaluate import Episode, by_seat, play
 from penstock.evaluation.evaluator import returns_of
-from penstock.evaluation.policy_source import checkpoint_folder
+from penstock.learner.checkpoints.checkpoint_history import checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 from seat_game import PAYOFFS

@@ -12,9 +12,8 @@ from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.evaluation import exported
 from penstock.evaluation.evaluator import Evaluator
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import ENV, REQUEST
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json

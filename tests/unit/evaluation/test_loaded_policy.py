@@ -27,9 +27,9 @@ from penstock.core import used_names
 from penstock.envs import EnvInfo, probe
 from penstock.envs.space_json import brief_spaces, from_json, to_json
 from penstock.envs.vector_env import action_map
-from penstock.evaluation import exported
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
+from penstock.models.torch_nets import filled_net
 
 Array = npt.NDArray[Any]
 
@@ -280,6 +280,24 @@ def test_recurrent_state_is_passed_in_and_returned(tmp_path: Path, kind: str) ->
     np.testing.assert_allclose(actions[2], policy(seen[4, 2])[0], atol=1e-4)
     with pytest.raises(UserError, match="the state has shape"):
         policy(seen[0], state)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_state_of_q_values_is_that_of_an_unrolled_network(
+    tmp_path: Path, kind: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    policy = loaded(tmp_path, "starts_at_five", "algo.name=r2d2", f"model.core={kind}")
+    seen = np.random.default_rng(2).uniform(-1, 1, (5, 3, 3)).astype(np.float32)
+    net: Any = filled_net(network_shape(policy.config, policy.info), policy._weights)
+    q, last_state = net.unroll(torch.from_numpy(seen), torch.zeros(3, net.state_size))
+
+    state: Any = None
+    for row, expected in zip(seen, q.view(5, 3, -1), strict=True):
+        assert_close(policy.details(row, state).q, expected)
+        actions, state = policy(row, state)
+        assert actions.tolist() == (5 + expected.argmax(1)).tolist()
+    assert_close(state, last_state)
 
 
 READS = ("algo.name=ppo", "model.core=lstm", "model.core_size=8", "algo.reward_clip=1")

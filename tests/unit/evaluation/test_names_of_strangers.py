@@ -29,10 +29,9 @@ from penstock.configs.schema import Config
 from penstock.configs.yaml_text import write
 from penstock.core import used_names
 from penstock.envs import probe, space_json
-from penstock.evaluation import exported
 from penstock.evaluation.evaluate import evaluate
 from penstock.launch.resumed import resolve_resumed
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 
 MODULE = """
@@ -157,8 +156,9 @@ def test_every_option_that_takes_any_text_or_an_address_is_found_in_training() -
         validated = Config.model_validate(config, context={Config.ALONE: True})
         if option not in {reference.option for reference in references_in_training(validated)}:
             others.add(option)
-    # An id of gymnasium, a folder in whose place the run's own is taken, a name within the pool.
-    assert others == {"env.id", "run.dir", "league.name"}
+    # An id of gymnasium, a folder in whose place the run's own is taken, a name within the pool, a
+    # part of an observation.
+    assert others == {"env.id", "run.dir", "league.name", "algo.part"}
 
 
 def test_name_in_a_policy_file_is_imported_only_if_allowed(

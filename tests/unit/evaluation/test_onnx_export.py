@@ -40,10 +40,10 @@ from penstock.__main__ import main
 from penstock.configs.load import presets, resolve
 from penstock.core.params import Float32
 from penstock.envs import probe
-from penstock.evaluation import exported
-from penstock.evaluation.exported import Exported
 from penstock.evaluation.onnx_export import write
 from penstock.evaluation.policy_module import PolicyModule
+from penstock.learner.checkpoints import exported
+from penstock.learner.checkpoints.exported import Exported
 from penstock.models import normalizer
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -408,6 +408,12 @@ def test_a_custom_network_that_the_exporter_refuses_is_named_with_the_reason(
 def test_epsilon_greedy_actions_are_not_sampled(tmp_path: Path) -> None:
     policy = CELLS["mlp-q"].policy()
     with pytest.raises(UserError, match=r"algo.name dqn draws no action from probabilities"):
+        write(tmp_path / "policy.onnx", policy, sampled=True)
+
+
+def test_actions_without_deviations_are_not_sampled(tmp_path: Path) -> None:
+    policy = CELLS["mlp-td3"].policy()
+    with pytest.raises(UserError, match=r"algo.name td3 draws no action from probabilities"):
         write(tmp_path / "policy.onnx", policy, sampled=True)
 
 

@@ -21,7 +21,6 @@ from penstock.configs.load import dump, resolve
 from penstock.configs.schema import Config
 from penstock.core.params import Float32
 from penstock.envs import BatchedEnv, make, probe
-from penstock.evaluation import exported
 from penstock.evaluation.estimates import win_rate
 from penstock.evaluation.evaluate import (
     by_opponent,
@@ -34,7 +33,7 @@ from penstock.evaluation.evaluate import (
 )
 from penstock.evaluation.opponents import MissingInitialError, OpponentSource, find_opponent
 from penstock.evaluation.policy_source import PolicySource
-from penstock.learner.checkpoints import checkpoint_format
+from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_history import ENV
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json

@@ -18,9 +18,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
 from penstock.envs import make, probe
-from penstock.evaluation import exported, video
+from penstock.evaluation import video
 from penstock.evaluation.opponents import OpponentSource
 from penstock.evaluation.window import ClosedWindowError, Person, Window, open_window
+from penstock.learner.checkpoints import exported
 
 pygame = pytest.importorskip("pygame")
 

@@ -52,9 +52,16 @@ CASES: dict[str, tuple[str, ...]] = {
         "algo.reward_scale=1",
     ),
     "lstm": ("memory", "actors.unroll=8"),
+    "pqn": ("cartpole_dqn", "algo.name=pqn", "actors.count=2", "actors.envs=4", "actors.unroll=8"),
     "dqn": ("cartpole_dqn", *REPLAY, "algo.n_step=3", "algo.target_every=8"),
     "dqn frames": ("cartpole_dqn", *REPLAY, STACKED, "transport.frame_stack=4", "algo.n_step=3"),
+    "r2d2": (
+        *("memory_r2d2", *REPLAY, "algo.target_every=8", "algo.sequence_length=12"),
+        *("algo.overlap=6", "algo.burn_in=4"),
+    ),
     "sac": ("pendulum_sac", *REPLAY),
+    "hindsight": ("bit_flip", "env.kwargs.bits=6", *REPLAY),
+    "td3": ("Pendulum-v1", "algo.name=td3", *REPLAY),
     "seats": (
         *("penstock/SyntheticGames-v0", "algo.name=impala", "actors.unroll=8", "model.core=gru"),
         "env.kwargs={turns: true, ends_apart: true, episode_steps: 5}",

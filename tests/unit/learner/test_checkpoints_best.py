@@ -13,10 +13,9 @@ from penstock.algos.slots import UnrollSummary
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.envs import probe
-from penstock.evaluation.policy_source import checkpoint_folder
 from penstock.learner.checkpoints import checkpoint_format
 from penstock.learner.checkpoints.checkpoint_format import FILE
-from penstock.learner.checkpoints.checkpoint_history import best_locked
+from penstock.learner.checkpoints.checkpoint_history import best_locked, checkpoint_folder
 from penstock.learner.checkpoints.checkpoint_manager import CheckpointManager
 from penstock.learner.trainer import Trainer
 

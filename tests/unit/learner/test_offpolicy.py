@@ -33,7 +33,7 @@ CHOICES = EnvInfo(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(4), 1, ""
 TORQUES = EnvInfo(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (1,), np.float32), 1, "")
 FRAMES = EnvInfo(spaces.Box(0, 255, (2, 40, 40), np.uint8), spaces.Discrete(3), 1, "")
 COMMON = ("learner.precision=fp32", "learner.device=cpu", "model.activation=relu")
-GAMES = {"dqn": CHOICES, "sac": TORQUES}
+GAMES = {"dqn": CHOICES, "sac": TORQUES, "td3": TORQUES}
 
 Batch = dict[str, Any]
 
@@ -115,6 +115,31 @@ def test_targets_use_the_last_copied_network(duelling: str) -> None:
     np.testing.assert_allclose(made.update(batch), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_rate_of_exploration_follows_the_agent_steps_and_is_published() -> None:
+    made = trainer("dqn", "algo.epsilon={from: 1, to: 0.2}", "stop.env_steps=1000")
+    for trained_steps, expected in ((0, 1.0), (250, 0.8), (1000, 0.2), (2000, 0.2)):
+        made.progress.trained_steps = trained_steps
+        made.update(random_batch("dqn"))
+        assert values(made)[-1] == pytest.approx(expected)
+        assert made.statistics()["epsilon"] == pytest.approx(expected)
+    assert made.layout.entries[-1] == ("epsilon", (1,))
+
+
+def test_noise_of_both_networks_is_drawn_for_each_update() -> None:
+    """At the same weights errors differ, and a resumed generator draws the same."""
+    made = trainer("dqn", "algo.noisy=true", "learner.lr=1e-30")
+    batch = random_batch("dqn")
+    state = torch.get_rng_state()
+    errors = [made.update(batch).numpy() for _ in range(2)]
+    assert not np.allclose(*errors)
+    torch.set_rng_state(state)
+    np.testing.assert_allclose(made.update(batch), errors[0], rtol=1e-5)
+
+    update = dqn_of(made)
+    noise = [net.head._noise for net in (update.net, update.target_net)]
+    assert not torch.equal(noise[0][0], noise[1][0]), "the target network has its own"
+
+
 def test_target_network_is_copied_every_target_every_steps() -> None:
     made = trainer("dqn", "algo.target_every=3")
     start, target = values(made), dqn_of(made)._target
@@ -131,11 +156,13 @@ def test_target_network_is_copied_every_target_every_steps() -> None:
 def test_target_critics_follow_by_tau() -> None:
     made = trainer("sac", "algo.tau=0.25")
     update = sac_of(made)
-    before = update._target.numpy().copy()
+    before = update.critics._target.numpy().copy()
     made.update(random_batch("sac"))
-    critics = update._critic_optimizer.values.detach().numpy()
+    critics = update.critics.optimizer.values.detach().numpy()
     assert not np.array_equal(before, critics)
-    np.testing.assert_allclose(update._target, 0.75 * before + 0.25 * critics, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        update.critics._target, 0.75 * before + 0.25 * critics, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("info", [CHOICES, FRAMES])
@@ -151,7 +178,7 @@ def test_micro_batches_give_the_update_of_the_whole(info: EnvInfo) -> None:
     assert statistics == pytest.approx(others, rel=1e-4)
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_weights_scale_the_gradient_and_are_1_where_absent(algo: str) -> None:
     plain, ones, some = (random_batch(algo) for _ in range(3))
     del plain["weights"]
@@ -165,7 +192,7 @@ def test_weights_scale_the_gradient_and_are_1_where_absent(algo: str) -> None:
     assert not torch.allclose(stepped[0], stepped[2])
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_published_tensors_have_the_layout_of_the_acting_policy(algo: str) -> None:
     made = trainer(algo, "algo.duelling=true") if algo == "dqn" else trainer(algo)
     made.update(random_batch(algo))
@@ -174,7 +201,7 @@ def test_published_tensors_have_the_layout_of_the_acting_policy(algo: str) -> No
     policy.load(values(made))
     shape = GAMES[algo].observation_space.shape
     obs = np.random.default_rng(1).normal(size=(made.config.actor_envs, *shape))
-    net = dqn_of(made).net if algo == "dqn" else sac_of(made).actor
+    net = dqn_of(made).net if algo == "dqn" else made._update.actor  # type: ignore[attr-defined]
     expected = net(torch.from_numpy(obs.astype(np.float32))).detach()
     np.testing.assert_allclose(policy.outputs(obs), expected, rtol=0, atol=1e-5)
 
@@ -198,7 +225,7 @@ def test_publication_is_due_every_publish_every_updates() -> None:
     assert due == [False, False, True] * 2
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_a_resumed_trainer_goes_on_bit_for_bit(algo: str, optimizer: str, tmp_path: Path) -> None:
     options = [f"learner.optimizer={optimizer}"]
@@ -237,12 +264,13 @@ def test_state_of_another_algorithm_is_refused() -> None:
         trainer("dqn", "learner.optimizer=rmsprop").load_state_dict(trainer("dqn").state_dict())
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_update_with_a_nonfinite_loss_is_skipped_and_counted(algo: str) -> None:
-    made = trainer(algo)
+    made = trainer(algo, *(["algo.policy_delay=1"] if algo == "td3" else []))
     batch = random_batch(algo)
     made.update(batch)
-    before = {name: array.copy() for name, array in made.state_dict().items() if name != "target"}
+    state = made.state_dict()
+    before = {name: array.copy() for name, array in state.items() if "target" not in name}
     weights = values(made)
     reward, batch["reward"][3] = batch["reward"][3], np.nan
     errors = made.update(batch).numpy()
@@ -278,7 +306,7 @@ def test_statistics_of_sac_are_those_of_its_definitions() -> None:
     batch["discount"][:] = 0
     update, obs = sac_of(made), torch.from_numpy(batch["obs"])
     with torch.no_grad():
-        q = update.critics(obs, torch.from_numpy(batch["action"])).double().numpy()
+        q = update.critics.net(obs, torch.from_numpy(batch["action"])).double().numpy()
         mean, log_std = update.actor(obs).double().numpy().T
     torch.manual_seed(3)
     made.update(batch)
@@ -288,7 +316,7 @@ def test_statistics_of_sac_are_those_of_its_definitions() -> None:
     action = np.tanh(mean + np.exp(log_std) * noise)
     logp = -0.5 * noise**2 - 0.5 * np.log(2 * np.pi) - log_std - np.log(1 - action**2)
     with torch.no_grad():
-        judged = update.critics(obs, torch.from_numpy(action[:, None]).float()).numpy()
+        judged = update.critics.net(obs, torch.from_numpy(action[:, None]).float()).numpy()
     errors = batch["reward"] - q
     norms = [made.optimizers()[name].grads.norm().item() for name in ("critics", "actor")]
     found = made.statistics()
@@ -382,7 +410,7 @@ def test_sac_learns_where_the_reward_is_highest() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_a_gpu_takes_the_same_steps(algo: str) -> None:
     options = ("algo.tune_alpha=false",) if algo == "sac" else ()
     on_cpu, on_gpu = trainer(algo, *options), trainer(algo, *options, "learner.device=cuda")
@@ -421,7 +449,7 @@ def statistics_of(made: OffPolicyTrainer) -> dict[str, Any]:
 NORMALIZED = "model.normalize_observations=true"
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_observations_are_normalised_by_all_drawn_rows(algo: str) -> None:
     made, info = trainer(algo, NORMALIZED), GAMES[algo]
     seen = []
@@ -466,7 +494,7 @@ def test_a_normalised_network_learns_from_normalised_observations() -> None:
         np.testing.assert_allclose(made.update(batch), plain.update(scaled), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_statistics_forget_a_batch_whose_step_was_skipped(algo: str) -> None:
     made = trainer(algo, NORMALIZED)
     made.update(random_batch(algo))
@@ -566,11 +594,11 @@ def test_learner_ignores_masked_actions(double: bool) -> None:
     np.testing.assert_allclose(made.update(batch), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("algo", ["dqn", "sac"])
+@pytest.mark.parametrize("algo", ["dqn", "sac", "td3"])
 def test_resumed_normalised_dict_trainer_continues_bit_for_bit(algo: str) -> None:
     arrays = (("screen", (40, 44), "|u1"), ("speed", (3,), "<f4"))
     info = parts_of(*arrays)
-    if algo == "sac":
+    if algo != "dqn":
         info = replace(info, action_space=TORQUES.action_space)
 
     def batch(seed: int) -> Batch:

@@ -310,8 +310,8 @@ def test_empty_batch_has_zero_loss() -> None:
     made = trainer()
     columns = empty_batch(made.spec, made.device)
     cfg: Any = made.config.algo
-    total, sums = ppo.loss(
-        made.model, columns | ppo.prepare(made.model, columns, cfg, [slice(0, 1)]), cfg
-    )
+    net: Any = made.model
+    columns |= ppo.prepare(net, columns, cfg, [slice(0, 1)])
+    total, sums = ppo.loss(net, columns, cfg)
     assert total.item() == 0
     assert not sums.any()

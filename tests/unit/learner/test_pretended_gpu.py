@@ -46,6 +46,7 @@ SHORT = ("algo.epochs=2", "learner.updates_per_batch=4", "learner.publish_every=
 UNROLLS = {
     "ppo": ("cartpole", "algo.name=ppo", "learner.updates_per_batch=2"),
     "ppo, value clip": ("cartpole", "algo.name=ppo", "algo.value_clip=0.2"),
+    "pqn": ("cartpole", "algo.name=pqn", "learner.updates_per_batch=2"),
     "impala": ("cartpole", "algo.name=impala"),
     "impala, accumulated": ("cartpole", "algo.name=impala", "learner.accumulate=2"),
     "rmsprop": ("cartpole", "algo.name=impala", "learner.optimizer=rmsprop"),
@@ -60,6 +61,7 @@ DRAWN = {
     "dqn": ("cartpole_dqn",),
     "dqn on frames": ("pong_apex", "learner.precision=bf16"),
     "sac": ("pendulum_sac",),
+    "td3": ("Pendulum-v1", "algo.name=td3"),
     "sac, normalised": ("pendulum_sac", "model.normalize_observations=true"),
 }
 WAITING_CODECS = {"powersgd": "torch's own hook synchronizes its device"}

@@ -58,6 +58,41 @@ def test_return_mean_is_over_the_last_hundred_episodes_without_reset_rows() -> N
     assert run.return_mean == pytest.approx((50 * 5 + 50 * 7) / 100)
 
 
+def test_returns_of_a_run_are_those_of_the_environments_that_explore_least() -> None:
+    run = progress(**{"return": 9.0})
+    run.follow_least_exploring()
+    least = np.array([False, False, False, True])
+
+    def play(*returns: float, times: int) -> None:
+        for _ in range(times):
+            run.count_unrolls(UnrollSummary.of(batch([*returns]), (), least), 4)
+        run.commit(run.growth(), run.growth())
+
+    play(0.0, 1.0, 2.0, 9.0, times=24)
+    metrics = run.interval(TimeLedger())
+    assert (metrics["episode_return_mean"], run.episodes) == (9.0, 96)
+    assert metrics["episode_return_all_mean"] == 3.0
+    assert run.stop_reason() is None, "the mean of 24 episodes may be luck"
+    assert not run.returns.is_full
+    play(0.0, 1.0, 2.0, 9.0, times=1)
+    assert run.returns.is_full
+    assert run.stop_reason() == "return"
+
+    resumed = progress()
+    resumed.follow_least_exploring()
+    resumed.load_state_dict(run.state_dict())
+    metrics = resumed.interval(TimeLedger())
+    assert metrics["episode_return_mean"] == 9.0
+    assert metrics["episode_return_all_mean"] == 3.0
+
+
+def test_run_whose_environments_explore_alike_has_one_return() -> None:
+    run = progress()
+    train(run, batch([5.0] * 4), 4, 1)
+    assert "episode_return_all_mean" not in run.interval(TimeLedger())
+    assert "all_returns" not in run.state_dict()
+
+
 def test_lost_life_does_not_count_as_an_episode() -> None:
     run, lives = progress(), batch([3.0, 5.0])
     lives["episode_length"][0, 0] = 0
@@ -247,7 +282,8 @@ def test_another_environment_resets_returns_and_solved() -> None:
     train(run, batch([20.0] * 100), 100, 5)
     after = progress(**{"return": 10.0})
     after.load_state_dict(run.state_dict(), same_env=False)
-    assert (after.return_mean, after.recent_episodes, after.goal.solved_at_s) == (None, 0, None)
+    assert (after.return_mean, after.returns.agreed.episodes) == (None, 0)
+    assert after.goal.solved_at_s is None
     assert (after.learner_steps, after.episodes) == (5, 100)
     train(after, batch([20.0] * 99), 99, 1)
     assert after.stop_reason() is None

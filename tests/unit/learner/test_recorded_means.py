@@ -14,7 +14,7 @@ NOTHING = RecordedSum(0.0, 0)
 
 def unrolls(episodes: int, **recorded: tuple[RecordedSum, RecordedSum]) -> UnrollSummary:
     none = np.zeros(0, np.int64)
-    return UnrollSummary(none, none, [1.0] * episodes, [1] * episodes, recorded)
+    return UnrollSummary(none, none, [1.0] * episodes, [1] * episodes, recorded=recorded)
 
 
 def test_recorded_mean_covers_the_interval_and_at_least_a_hundred_values() -> None:

@@ -51,12 +51,14 @@ class World:
     def train(self, batch: ReplayBatch) -> None:
         self.source.release(batch, self.trainer.step(batch))
 
-    def publish(self) -> bool:
-        """One slot of 8 steps; False when none was lent."""
+    def publish(self, **last_row: Any) -> bool:
+        """One slot of 8 steps with these values in its last row; False when none was lent."""
         slot = self.writer.acquire(0.0)
         if slot is None:
             return False
         self._fill(slot)
+        for name, values in last_row.items():
+            slot.columns[name][-1] = values
         self.writer.publish(slot)
         self.published += 1
         return True
@@ -104,6 +106,19 @@ def test_no_batch_is_drawn_before_min_size(world: World) -> None:
     assert batch is not None
     assert batch.data.reward.shape == (8,)
     assert len(batch.data["keys"]) == 8
+
+
+def test_returns_are_those_of_the_environments_that_explore_least() -> None:
+    world = make_world()
+    world.publish(truncated=True, episode_length=4, episode_return=[2.0, 8.0])
+    assert world.source.next(0.0) is None
+    progress = world.trainer.progress
+    progress.commit(progress.growth(), progress.growth())
+    metrics = progress.interval(world.ledger)
+    assert metrics["episode_return_mean"] == 8.0
+    assert metrics["episode_return_all_mean"] == 5.0
+    world.source.close()
+    world.source.store.close()
 
 
 def test_learners_draw_by_random_numbers_of_their_own() -> None:

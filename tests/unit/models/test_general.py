@@ -80,6 +80,7 @@ PLAIN = [
     (mixed(HAND), {}),
     (mixed(HAND), {"normalize_observations": True, "hidden": [8], "activation": "relu"}),
     (mixed(HAND), {"critic": "shared"}),
+    (mixed(HAND), {"layer_norm": True}),
     (mixed({"held": ((5,), "|u1"), "action_mask": ((2,), "|u1")}), {}),
     (mixed(HAND | {"action_mask": ((5,), "|u1")}, spaces.MultiDiscrete([2, 3])), {}),
     (mixed({"hand": ((3,), "<f4")}, spaces.Box(-1, 1, (2,))), {"log_std_init": -0.5}),
@@ -108,6 +109,9 @@ CASES = [
     (mixed(), {}),
     (mixed(), {"kind": "mlp", "normalize_observations": True}),
     (mixed(), {"kind": "impala_cnn", "core": "gru", "critic": "separate"}),
+    (mixed(), {"layer_norm": True}),
+    (frames(9, 9, 4), {"layer_norm": True, "core": "gru"}),
+    (frames(4, 40, 44), {"layer_norm": True, "kind": "impala_cnn"}),
 ]
 
 

@@ -60,6 +60,12 @@ def test_a_network_with_one_head_has_no_critic(model: dict[str, Any], text: str)
     assert said == f"network: {text}, 1,234,567 parameters"
 
 
+def test_a_network_with_one_head_and_memory_names_its_core() -> None:
+    config = resolve("ALE/Pong-v5", ["algo.name=r2d2"])
+    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1)
+    assert said == "network: nature_cnn, lstm 512, 1 parameters"
+
+
 # CartPole: 4 numbers, 2 actions. A layer of n to m has n m + m parameters.
 POLICY, VALUE = 4 * 32 + 32 + 32 * 16 + 16 + 16 * 2 + 2, 4 * 32 + 32 + 32 * 16 + 16 + 16 + 1
 

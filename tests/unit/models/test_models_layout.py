@@ -56,6 +56,8 @@ def shape_of(
         (ModelConfig(hidden=[8, 16, 4], activation="relu"), VECTOR, 2),
         (ModelConfig(), FRAMES, 6),
         (ModelConfig(kind="nature_cnn"), spaces.Box(0, 255, (1, 40, 52), np.uint8), 3),
+        (ModelConfig(layer_norm=True), VECTOR, 2),
+        (ModelConfig(layer_norm=True), FRAMES, 2),
     ],
 )
 def test_layout_equals_that_of_the_torch_module(
@@ -77,6 +79,8 @@ def test_layout_of_q_networks_equals_that_of_the_torch_module(duelling: bool) ->
     assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
     assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, normalize=True))
+    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, layer_norm=True))
+    assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling, layer_norm=True))
 
 
 def assert_layout(shape: AnyShape) -> None:
@@ -210,7 +214,13 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
 @pytest.mark.parametrize(
     ("algo", "kind", "observation_space", "action_space", "words"),
     [
-        ("dqn", "auto", VECTOR, TORQUES, ["algo.name dqn", "not Discrete", "set algo.name=sac"]),
+        (
+            "dqn",
+            "auto",
+            VECTOR,
+            TORQUES,
+            ["algo.name dqn", "neither Discrete", "set algo.name=sac"],
+        ),
         ("sac", "auto", VECTOR, TWO, ["Discrete(2) is not a Box", "algo.name=dqn"]),
         ("sac", "auto", STACKS, TORQUES, ["[4, 84, 84, 3]", "look like frames"]),
         ("impala", "auto", STACKS, TWO, ["[4, 84, 84, 3]", "GrayscaleObs", "model.kind=mlp"]),
@@ -222,7 +232,7 @@ def test_bytes_and_frames_are_scaled_by_their_bounds(
         ("dqn", "nature_cnn", spaces.Box(0, 255, (4, 84, 35), np.uint8), TWO, ["[4, 84, 35]"]),
         ("impala", "auto", spaces.Discrete(5), TWO, ["Discrete(5)", "FlattenObservation"]),
         ("impala", "auto", VECTOR, spaces.Text(3), ["Text", "Discrete, MultiDiscrete and Box"]),
-        ("dqn", "auto", VECTOR, spaces.MultiDiscrete([2, 2]), ["MultiDiscrete", "algo.name=ppo"]),
+        ("dqn", "auto", VECTOR, spaces.Text(3), ["Text", "nor MultiDiscrete", "algo.name=ppo"]),
     ],
 )
 def test_spaces_that_fit_no_network_are_refused_in_one_sentence(

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from fake_inference import given
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference, make_policy
+from penstock.algos.pqn import algorithm as pqn
 from penstock.algos.samples import process, slot_spec
 from penstock.algos.unrolled import unrolled
+from penstock.configs.schedules import with_values
 from penstock.configs.schema import Config
 from penstock.core.params import Stamp
 from penstock.models.distributions import distribution
@@ -97,6 +99,38 @@ def test_the_learner_reproduces_the_actors_log_probabilities(
     if core != "none":
         assert not states[0].any()
         assert all(state.abs().amax(1).gt(0).any() for state in states[1:])
+
+
+@pytest.mark.parametrize("core", ["lstm", "none"])
+@pytest.mark.parametrize(
+    ("action_space", "arrays", "model"),
+    [
+        (TWO, None, {"layer_norm": True}),
+        (PAIR, PARTS, {"normalize_observations": True, "layer_norm": True}),
+        (PAIR, None, {"core_inputs": ["action", "reward"]}),
+    ],
+)
+def test_the_learner_of_pqn_reproduces_the_actors_values(
+    core: str, action_space: Any, arrays: Any, model: dict[str, Any]
+) -> None:
+    """Of the taken actions, over several unrolls with episodes that end inside."""
+    model = {key: value for key, value in model.items() if core != "none" or key != "core_inputs"}
+    sections = config(core=core, **model).model_dump() | {"algo": {"name": "pqn"}}
+    cfg = Config.model_validate(sections)
+    game = RandomGame(ENVS, action_space, arrays)
+    net = build_net(pqn.network(cfg, game.info))
+    inference = make_inference(cfg, game.info, 3)
+    inference.refresh(given(wide_awake(net), Stamp(0, 1)))
+    rollout = Rollout(game, inference, 0, TimeLedger())  # type: ignore[arg-type]
+    spec = slot_spec(cfg, game.info)
+    options: Any = with_values(cfg.algo, 0)
+    for index in range(UNROLLS):
+        columns = spec.views(spec.zeros())
+        rollout.fill(columns, index)
+        batch = {name: torch.from_numpy(np.array(array)) for name, array in columns.items()}
+        prepared = pqn.prepare(net, batch, options, [slice(0, 1), slice(1, ENVS)])
+        assert prepared["q_lag"][batch["alive"]].max() <= 1e-4
+        assert batch["q_taken"].std() > 0.01
 
 
 def log_probabilities(net: Any, batch: dict[str, Tensor], envs: Any) -> Tensor:

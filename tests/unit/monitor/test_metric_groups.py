@@ -60,7 +60,17 @@ def test_metrics_of_a_learner_keep_their_name_when_another_ends() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("home", ["impala.algorithm", "ppo.algorithm", "dqn.update", "sac.update"])
+@pytest.mark.parametrize(
+    "home",
+    [
+        "impala.algorithm",
+        "ppo.algorithm",
+        "pqn.algorithm",
+        "dqn.update",
+        "sac.update",
+        "td3.update",
+    ],
+)
 def test_every_statistic_of_an_algorithm_has_a_group(home: str) -> None:
     names = {*import_module(f"penstock.algos.{home}").STATISTICS, *FIGURES} - {*MOMENTS}
     assert [name for name in names if group(name) == FALLBACK] == []

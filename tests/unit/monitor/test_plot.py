@@ -130,6 +130,19 @@ def test_long_line_is_smoothed_before_it_is_thinned(tmp_path: Path) -> None:
     assert {*means.get_ydata()[1:]} == {0.5}, "each is the mean of a 0 and a 1"
 
 
+def test_return_over_all_environments_is_a_faint_line(tmp_path: Path) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    folder = make_run(tmp_path / "run", [0.0])
+    lines = [
+        {"env_steps": i, "time_s": i, RETURN: 9.0, "episode_return_all_mean": 3.0} for i in (1, 2)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cell = figure.subplots()
+    draw(cell, load([str(folder)]), "env_steps", RETURN)
+    faint = next(line for line in cell.lines if line.get_alpha() is not None)
+    assert faint.get_ydata().tolist() == [3.0, 3.0]
+
+
 def test_single_evaluations_of_several_seeds_are_dots(tmp_path: Path) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure()
     for seed, at in ((0, 100), (1, 200)):
@@ -216,7 +229,7 @@ def test_html_page_embeds_the_picture_and_escapes_texts(tmp_path: Path) -> None:
     assert page.count("<svg") == page.count("</svg>") == 1
     assert "<?xml" not in page
     assert "<script" not in re.sub("<!--.*?-->", "", page, flags=re.DOTALL)
-    assert "return, mean of 100 episodes" in page
+    assert "return, mean of the last episodes" in page
 
 
 def test_unusable_output_names_of_a_picture_are_refused(tmp_path: Path) -> None:

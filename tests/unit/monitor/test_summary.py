@@ -39,6 +39,13 @@ def test_summary_shows_progress_and_sample_accounting() -> None:
     ]
 
 
+def test_summary_shows_the_return_of_the_least_exploring_beside_that_of_all() -> None:
+    found = dict(rows(SUMMARY | {"episode_return_all_mean": -20.5}, Path("nowhere")))
+    assert found["return"] == (
+        "-13.24 in training where exploration is least, -20.5 over the last 100 of 812 episodes"
+    )
+
+
 def test_summary_of_a_resume_at_its_limit_states_that_no_step_was_trained() -> None:
     none = {"produced": 0, "trained": 0, "dropped": {}, "lost": {}, "in_flight": 0}
     again = {"exit_reason": "env_steps", "accounting": none, "episode_return_mean": None}

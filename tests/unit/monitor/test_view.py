@@ -75,6 +75,13 @@ def test_frames_equal_to_steps_are_not_shown_twice() -> None:
     assert figures(METRICS, None).keys() - figures(alike, None).keys() == {"frames"}
 
 
+def test_returns_are_shown_by_exploration() -> None:
+    explored = METRICS | {"episode_return_all_mean": -20.5}
+    expected = "-13.24 in training where exploration is least, -20.5 over all environments"
+    assert figures(explored, None)["return"] == expected
+    assert "training return -13.24 (-20.5 over all environments) |" in figure_line(explored, None)
+
+
 def test_progress_line_is_short_and_leaves_out_zeros() -> None:
     quiet = METRICS | {"dropped": {"stale": 0}, "actors_restarted": 0, "learners_alive": 2}
     shown = figure_line(quiet | {"eval_return_mean": 17.25}, StopConfig(minutes=2))

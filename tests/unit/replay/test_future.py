@@ -48,6 +48,24 @@ def test_future_rows_are_drawn_evenly_from_the_rest_of_the_episode(n_step: int) 
             assert share == pytest.approx(np.full(choices, 1 / choices), abs=0.1)
 
 
+def test_future_rows_of_a_long_episode_are_drawn_up_to_the_horizon() -> None:
+    rng = np.random.default_rng(0)
+    with Replay(COLUMNS, 4000, envs=2, unroll=4, seed=0) as replay:
+        play(replay, steps=1500, ends=700)
+        distances = []
+        for _ in range(200):
+            batch = replay.sample(64)
+            later = replay.future(batch.keys, 300, rng)
+            now, then = batch.obs[:, 0].astype(int), later.obs[:, 0].astype(int)
+            assert np.array_equal(now // 700, then // 700)
+            assert np.array_equal(later.obs[:, 1], batch.obs[:, 1])
+            distances.append((then - now)[(now % 700 < 400) & (now < 1200)])
+        far = np.concatenate(distances)
+        assert (far.min(), far.max()) == (0, 299)
+        shares = np.histogram(far, np.arange(0, 301, 30))[0] / len(far)
+        assert shares == pytest.approx(np.full(10, 0.1), abs=0.02)
+
+
 def test_future_rows_of_evicted_rows_are_refused() -> None:
     rng = np.random.default_rng(0)
     with Replay(COLUMNS, **SMALL, seed=0) as replay:

@@ -156,6 +156,32 @@ def test_recorded_values_are_those_of_the_network(tmp_path: Path) -> None:
     assert last_looks > 10
 
 
+def test_recorded_states_are_those_of_the_network(tmp_path: Path) -> None:
+    """From each row's state the network computes the row's value, and the next row's state."""
+    options = ("algo.name=r2d2", "model.core_size=8", "model.hidden=[16]", "actors.unroll=7")
+    policy = recorded_policy(tmp_path, "cartpole", *options)
+    games = RecordedGames(policy, seed=4, games=20, changes_weights=False)
+    for _ in range(60):
+        games.turn()
+    games.finish()
+
+    net: Any = filled_net(network_shape(policy.config, policy.info), games.weights[0])
+    later_rows = 0
+    for slot in (slot for slots in games.published.values() for slot in slots):
+        columns = slot.columns
+        q, next_state = net.unroll(
+            as_tensor(columns["obs"][:-1])[None], as_tensor(columns["state"])
+        )
+        alive = columns["alive"]
+        largest = np.asarray(q.max(1).values)
+        np.testing.assert_allclose(columns["q_max"][alive], largest[alive], atol=1e-5)
+        continues = alive[:-1] & alive[1:]
+        later_rows += int(continues.sum())
+        expected = np.asarray(next_state)[:-1][continues]
+        np.testing.assert_allclose(columns["state"][1:][continues], expected, atol=1e-5)
+    assert later_rows > 200
+
+
 def as_tensor(array: Any) -> Any:
     import torch
 

@@ -143,13 +143,14 @@ def replace_file(path: Path, data: bytes) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}; name another file") from error
 
 
-def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Exported:
+def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False, way: str = "") -> Exported:
     """Read a file that `write` wrote.
 
     Args:
         path: of the file.
         allow: patterns of names in the file that may be imported (`code_references.not_allowed`).
         plays: whether its environment will be made, so that the names in `env` count too.
+        way: how to allow a name, where that is not by `--allow`.
 
     Raises:
         UserError: for any other file, and for a name that is not allowed.
@@ -163,7 +164,7 @@ def read(path: Path, allow: Sequence[str] = (), *, plays: bool = False) -> Expor
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})[KEY])
             tensors = read_tensors(path, file)
-        return _decoded(path, about, tensors, allow, plays=plays)
+        return _decoded(path, about, tensors, allow, plays=plays, way=way)
     except UserError:
         raise
     except Exception as error:
@@ -184,6 +185,7 @@ def _decoded(
     allow: Sequence[str],
     *,
     plays: bool,
+    way: str,
 ) -> Exported:
     """Returns the policy of a file, from its metadata ``about`` and its ``tensors``.
 
@@ -209,7 +211,7 @@ def _decoded(
     # Names are checked before the network is built, which imports what they name.
     complete_stored(about["config"])
     config = Config.model_validate(about["config"])
-    _check_names(path, config, allow, plays)
+    _check_names(path, config, allow, plays=plays, way=way)
 
     # Spaces may take as much memory as a network of this size could need.
     most_nbytes = max(MOST_NBYTES, SPACE_NBYTES_PER_BYTE * path.stat().st_size)
@@ -237,14 +239,16 @@ def _check_tensor(name: str, array: npt.NDArray[Any], shape: tuple[int, ...]) ->
         raise ValueError(f"{name} has numbers that are not finite")
 
 
-def _check_names(path: Path, config: Config, allow: Sequence[str], plays: bool) -> None:
+def _check_names(
+    path: Path, config: Config, allow: Sequence[str], *, plays: bool, way: str
+) -> None:
     """Raise UserError for a name in ``config`` that may not be imported.
 
-    The environment's own names count only if it is made (``plays``).
+    The environment's own names count only if it is made (``plays``). ``way`` is that of `read`.
     """
     named = code_references.references(config)
     if not plays:
         named = [reference for reference in named if not reference.option.startswith("env.")]
     for reference in code_references.not_allowed(named, allow):
         why = "and a policy file must not choose what is run or opened here"
-        raise code_references.refusal(str(path), reference, why)
+        raise code_references.refusal(str(path), reference, why, way)

@@ -1,0 +1,1 @@
+"""Distillation: a student learns to decide as trained policies do, on what it plays itself."""

@@ -1,0 +1,1 @@
+"""PQN: Q-learning on fresh unrolls, without replay and without a target network."""

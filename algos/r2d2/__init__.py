@@ -1,0 +1,1 @@
+"""R2D2: Q-values of a recurrent network, learnt from sequences in replay."""

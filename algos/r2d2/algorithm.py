@@ -1,0 +1,82 @@
+"""R2D2 without its update: recorded columns, the network with memory, the data.
+
+Kapturowski et al. 2019 (https://openreview.net/forum?id=r1lyTjAqYX): DQN with a recurrent network
+on prioritised sequences. Actors record the state of the network before each step, so that a
+sequence begins from it. They explore as those of DQN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.algos import slots
+from penstock.algos.base import ReplayAlgorithm
+from penstock.algos.dqn import algorithm as dqn
+from penstock.algos.r2d2.config import R2d2Config
+from penstock.configs.errors import UserError
+from penstock.configs.schema import Config
+from penstock.core.interfaces import TransitionSequences
+from penstock.core.observations import Spaces
+from penstock.core.specs import Column
+from penstock.models.fitting import HeadShape
+
+if TYPE_CHECKING:
+    from penstock.algos.replay_update import ReplayUpdate, UpdateContext
+
+
+def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
+    """Returns the columns of a slot; those of DQN without a priority of each step."""
+    return tuple(
+        column
+        for column in dqn.columns(observation_space, action_space)
+        if column.name != "priority"
+    )
+
+
+def network(config: Config, spaces: Spaces) -> HeadShape:
+    """Returns the shape of a network with memory and a Q-value for every action."""
+    if config.model.core == "none":
+        raise UserError(
+            "algo.name r2d2 trains a network with memory, and model.core is none; set "
+            "model.core=lstm, or algo.name=dqn"
+        )
+    return dqn.network(config, spaces)
+
+
+def data(cfg: R2d2Config) -> TransitionSequences:
+    """Returns the sequences that are drawn."""
+    return TransitionSequences(
+        length=cfg.sequence_length, burn_in=cfg.burn_in, overlap=cfg.overlap, pad=True
+    )
+
+
+def samples_of(batch: Mapping[str, Any]) -> int:
+    """Returns the number of steps of a batch that are trained on."""
+    import torch
+
+    from penstock.algos.r2d2.update import trained_steps
+
+    mask = torch.as_tensor(batch["mask"])
+    state = torch.as_tensor(batch["state"])
+    return int(trained_steps(mask, state, batch.get("burn_in", 0)).sum())
+
+
+def make_update(cfg: R2d2Config, ctx: UpdateContext) -> ReplayUpdate:
+    """Makes the update on a learner, where torch is imported."""
+    from penstock.algos.r2d2.update import R2d2Update
+
+    return R2d2Update(cfg, ctx)
+
+
+R2D2 = ReplayAlgorithm[R2d2Config](
+    columns=columns,
+    check=dqn.check,
+    process=slots.process,
+    network=network,
+    action_sampler=dqn.action_sampler,
+    make_update=make_update,
+    data=data,
+    samples_of=samples_of,
+    least_exploring=dqn.least_exploring,
+)

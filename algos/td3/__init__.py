@@ -1,0 +1,1 @@
+"""TD3: a deterministic actor and twin critics, learnt from replay."""
