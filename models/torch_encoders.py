@@ -70,11 +70,12 @@ class Encoder(nn.Module):
             encoder.width for encoder in encoders if not isinstance(encoder, SmallConvs)
         ]
 
-        self.embeddings = nn.ModuleList(Embeddings(counts, cfg) for counts in choices.values())
+        embeddings = [Embeddings(counts, cfg) for counts in choices.values()]
+        self.embeddings = nn.ModuleList(embeddings)
 
         # The layers read the numbers, the embeddings and the features of small images.
         inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
-        inputs += sum(embeddings.width for embeddings in self.embeddings)
+        inputs += sum(each.width for each in embeddings)
         widths = (inputs, *cfg.hidden)
         self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0
@@ -108,12 +109,11 @@ class Embeddings(nn.Module):
 
     def __init__(self, counts: tuple[int, ...], cfg: ModelConfig) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(
-            nn.Embedding(count, embedding_width(count, cfg)) for count in counts
-        )
-        for table in self.tables:
+        tables = [nn.Embedding(count, embedding_width(count, cfg)) for count in counts]
+        for table in tables:
             nn.init.normal_(table.weight, std=EMBEDDING_STD)
-        self.width = sum(embedding_width(count, cfg) for count in counts)
+        self.tables = nn.ModuleList(tables)
+        self.width: int = sum(table.embedding_dim for table in tables)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Returns the vectors side by side ``[B, width]``, of choices ``[B, numbers]``."""

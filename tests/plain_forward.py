@@ -225,11 +225,11 @@ class PlainNetwork:
         """Number of values of the last action and reward in the state."""
         names = self.model.get("core_inputs", [])
         kind, content = next(iter(self.action_space.items()))
-        width = 1 if "reward" in names else 0
+        width = int("reward" in names)
         if "action" not in names:
             return width
         if kind == "Box":
-            return width + math.prod(content[2])
+            return width + int(np.prod(content[2]))
         if kind == "MultiBinary":
             return width + 2 * int(np.prod(content))
         return width + int(np.sum(content[0]))
@@ -291,7 +291,7 @@ class PlainNetwork:
         """Returns the most probable actions as a core reads them."""
         if "Box" in self.action_space:
             mean = np.split(outputs, 2, 1)[0]
-            return np.tanh(mean) if self.squashes else np.clip(mean, -1, 1)
+            return np.asarray(np.tanh(mean) if self.squashes else np.clip(mean, -1, 1))
         parts = self._choices(outputs)
         hot = [part.argmax(1)[:, None] == np.arange(part.shape[1]) for part in parts]
         return np.concatenate(hot, 1).astype(np.float32)

@@ -63,4 +63,4 @@ class Shop(VectorEnv):
         return {"item": self._items + 1, "light": light}
 
 
-gymnasium.register("test/Shop-v0", vector_entry_point=Shop)
+gymnasium.register("test/Shop-v0", vector_entry_point="shop_game:Shop")
