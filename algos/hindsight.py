@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.algos.slots import Rewards, adjust_rewards
 from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.schema import Config
 from penstock.core.interfaces import SampleSpec, Transitions
 from penstock.core.observations import views
+from penstock.core.rewards import Rewards, adjust_rewards
 from penstock.envs.goals import ACHIEVED, DESIRED, Goals
 from penstock.envs.make import FirstIndex
 

@@ -105,13 +105,12 @@ class UnrollSummary(NamedTuple):
         ends_episode &= columns["episode_length"] > 0
         returns: list[float] = []
         lengths: list[int] = []
+        of_least = None if least_exploring is None else list[bool]()
         if ends_episode.any():
             returns = columns["episode_return"][ends_episode].tolist()
             lengths = columns["episode_length"][ends_episode].tolist()
-
-        of_least: list[bool] | None = None
-        if least_exploring is not None:
-            of_least = np.broadcast_to(least_exploring, alive.shape)[ends_episode].tolist()
+            if least_exploring is not None:
+                of_least = np.broadcast_to(least_exploring, alive.shape)[ends_episode].tolist()
 
         recorded = {
             key: (RecordedSum.of(columns, key, alive), RecordedSum.of(columns, key, ends_episode))

@@ -471,6 +471,14 @@ class BarFolder:
         }
         return dict(sorted(by_steps.items()))
 
+    def remove_unevaluated(self) -> None:
+        """Remove the older checkpoints that were not evaluated: many are of megabytes."""
+        steps_of = {path: steps for steps, path in self.checkpoints().items()}
+        for path in older(self.run / "checkpoints" / "last"):
+            # Of several with as many trained steps, one was evaluated.
+            if str(steps_of.get(path)) not in self.record["evaluations"]:
+                remove(path)
+
 
 def main() -> None:
     args = parser(__doc__)
@@ -556,9 +564,7 @@ def measure_seed(folder: BarFolder, bar: LearningBar, seed: int, deadline_s: flo
         "training": training_course(lines(folder.run / METRICS), bar.distance),
     }
     folder.write()
-    for steps, checkpoint in folder.checkpoints().items():
-        if str(steps) not in folder.record["evaluations"]:
-            remove(checkpoint)
+    folder.remove_unevaluated()
 
 
 def train_on(

@@ -69,6 +69,7 @@ _REPLAY = {
     "algo.epsilon with algo.epsilon_alpha": "end_e exploration_fraction exploration_final_eps",
     "algo.tune_alpha": "autotune",
     "algo.alpha": "ent_coef",
+    "algo.hindsight=0.8": "n_sampled_goal goal_selection_strategy",
     "algo.policy_delay": "policy_frequency policy_freq",
     "algo.exploration_noise": "expl_noise action_noise",
     "algo.target_noise": "policy_noise target_policy_noise",

@@ -93,8 +93,10 @@ class Case:
             choice = below.sum(1)
             return choice, {"behaviour_logp": policy.log_prob(torch.from_numpy(choice)).numpy()}
         if isinstance(algo, Td3Config):
-            noise = rng.standard_normal((outputs.shape[1], ENVS), np.float32).T
-            actions = np.clip(np.tanh(outputs) + algo.exploration_noise * noise, -1, 1)
+            shift = algo.exploration_noise * rng.standard_normal(
+                (outputs.shape[1], ENVS), np.float32
+            )
+            actions = np.clip(np.tanh(outputs) + shift.T, -1, 1)
             return actions.reshape(ENVS, *self.game.action_space.shape), {}
         mean, log_std = torch.from_numpy(outputs).double().chunk(2, 1)
         if isinstance(algo, SacConfig):
