@@ -41,6 +41,7 @@ _ON_POLICY = {
     "model.kind": "encoder_conv_architecture",
     "model.core": "use_rnn rnn_type",
     "model.core_size": "lstm_hidden_size rnn_size",
+    "model.core_inputs": "lstm_use_prev_action lstm_use_prev_reward",
     "model.critic": "share_features_extractor actor_critic_share_weights",
     "model.log_std_init": "initial_stddev",
     "algo.advantages=vtrace": "with_vtrace",

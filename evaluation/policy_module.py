@@ -396,8 +396,10 @@ class _Packing(nn.Module):
             meaning += ": not 0 where a choice is allowed"
         if is_numbered:
             assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-            self._start = torch.from_numpy(np.array(space.start, np.int64))
-            meaning += ": choices"
+            counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
+            self._start = torch.from_numpy(np.ravel(space.start).astype(np.int64))
+            self._last = torch.from_numpy(counts.astype(np.int64) - 1)
+            meaning += ": choices, and the nearest one for any other number"
         elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
             component = np.repeat(np.arange(len(counts)), counts)
@@ -416,7 +418,9 @@ class _Packing(nn.Module):
             rows = values.reshape(values.shape[0], -1)
             return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self._start is not None:
-            return (values.to(torch.int64) - self._start).to(self._packed_dtype)
+            rows = values.reshape(values.shape[0], -1).to(torch.int64)
+            numbers = (rows - self._start).clamp(min=0)
+            return torch.minimum(numbers, self._last).to(self._packed_dtype)
         if self.is_mask:
             return values
         if self._is_flags:

@@ -238,7 +238,8 @@ def embedding_width(choices: int, model: ModelConfig) -> int:
     choices, at most 600. More than the layer behind it would be redundant: one-hot inputs have no
     more than its width.
     """
-    return min(round(1.6 * choices**0.56), 600, model.hidden[0])
+    by_rule: int = round(1.6 * float(choices) ** 0.56)
+    return min(by_rule, 600, model.hidden[0])
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:

@@ -6,7 +6,8 @@
 
 ``shapes`` are those of the arrays in an observation, by name; "obs" where there is only one.
 ``outputs`` is how many numbers decide an action, ``settings`` are `model.settings`. ``arrays`` are
-float32 ``[B, *shape]``, pixels from 0 to 1. What `forward` returns is either
+float32 ``[B, *shape]``, pixels from 0 to 1; choices above `env.embed_above` are their number, from
+0. What `forward` returns is either
 
     features [B, width]                     to which memory (`model.core`) and heads are added
     outputs [B, outputs] and values [B]     logits, or means and then logs of deviations; with

@@ -392,9 +392,10 @@ class _Critic(nn.Module):
 
         self._numbers = [array.name for array in numbers]
         self._choices = list(choices)
-        self.embeddings = nn.ModuleList(Embeddings(counts, model) for counts in choices.values())
+        embeddings = [Embeddings(counts, model) for counts in choices.values()]
+        self.embeddings = nn.ModuleList(embeddings)
         numbers_width = sum(math.prod(array.shape) for array in numbers)
-        numbers_width += sum(embeddings.width for embeddings in self.embeddings)
+        numbers_width += sum(each.width for each in embeddings)
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)

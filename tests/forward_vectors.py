@@ -29,6 +29,7 @@ DEFAULTS = {
     "activation": "tanh",
     "kind": "auto",
     "core": "none",
+    "core_inputs": [],
     "normalize_observations": False,
     "gaussian": "clipped",
     "layer_norm": False,
@@ -37,6 +38,8 @@ DEFAULTS = {
 SOMETIMES = ("scale", "filters")
 """Those that a WELCOME has where they have an effect."""
 ALGO = ("name", "log_std_min", "log_std_max")
+REWARDS = ("reward_clip", "reward_scale")
+"""Those of `config.algo` that a core which reads rewards needs."""
 LINE = 118
 
 Array = npt.NDArray[Any]
@@ -90,12 +93,23 @@ NETWORKS = {
         THREE,
         {"filters": [3], "hidden": [4], "layer_norm": True},
     ),
+    "embeddings": Cell(
+        spaces.Dict({"item": spaces.Discrete(1500, start=1), "speed": box(-2, 2, 2)}),
+        THREE,
+        {"hidden": [4], "critic": "shared"},
+    ),
     "lstm": Cell(
         box(-2, 2, 3),
         PADDLES,
         {"hidden": [4], "core": "lstm", "core_size": 3, "critic": "separate"},
     ),
     "gru": Cell(spaces.Discrete(4), THREE, {"hidden": [4], "core": "gru", "core_size": 3}),
+    "core_inputs": Cell(
+        box(-2, 2, 3),
+        spaces.MultiDiscrete([2, 3]),
+        {"hidden": [4], "core": "gru", "core_size": 3, "core_inputs": ["action", "reward"]},
+        {"name": "ppo", "reward_clip": 1.0, "reward_scale": 0.5},
+    ),
     "dqn": Cell(box(-2, 2, 3), THREE, {"hidden": [5, 4]}, DUELLING),
     "dqn_cnn": Cell(SCREEN, THREE, {"normalize_observations": True}, DUELLING),
     "dqn_parts": Cell(
@@ -132,10 +146,16 @@ def welcome_of(cell: Cell) -> Vector:
     """Returns what a WELCOME says of a network, of the config what the page's formulas need."""
     config = cell.config
     info = cell.policy().info
-    sent = for_actors(config, bool(scales(config, info)), has_small_images(config, info))
-    welcome = {
+    sent = for_actors(
+        config,
+        scaled=bool(scales(config, info)),
+        filtered=has_small_images(config, info),
+        embedded=any(part.choices for part in info.parts),
+    )
+    options = (*ALGO, *REWARDS) if config.model.core_inputs else ALGO
+    welcome: Vector = {
         "config": {
-            "algo": {key: sent["algo"][key] for key in ALGO if key in sent["algo"]},
+            "algo": {key: sent["algo"][key] for key in options if key in sent["algo"]},
             "model": {
                 key: sent["model"][key]
                 for key in (*DEFAULTS, *SOMETIMES)
@@ -145,6 +165,8 @@ def welcome_of(cell: Cell) -> Vector:
         "spaces": brief_spaces(*info.spaces),
         "layout": network_shape(config, info).layout.to_list(),
     }
+    if "embed_above" in sent["env"]:
+        welcome["config"]["env"] = {"embed_above": sent["env"]["embed_above"]}
     loaded: Vector = json.loads(json.dumps(welcome))
     return loaded
 
@@ -218,6 +240,11 @@ def noise_by_rule(action_space: dict[str, Any], rows: int) -> Float32:
     return noise.astype(np.float32)
 
 
+def reward_by_rule(row: int) -> float:
+    """Returns what the action before a row was paid, by the page's rule."""
+    return ((row * 29) % 31 - 15) / 8
+
+
 def forgets_before(row: int) -> bool:
     """Returns whether the state of a network with memory is zero before a row."""
     return row in (0, 2)
@@ -248,10 +275,13 @@ def program_outputs(cell: Cell) -> dict[str, Array]:
         if forgets_before(row):
             state = np.zeros_like(state)
         row_feeds = {name: array[row : row + 1] for name, array in feeds.items()}
+        if any(entry["name"] == "reward" for entry in graph.about["inputs"]):
+            row_feeds["reward"] = np.array([reward_by_rule(row)], np.float32)
         step = graph.step(row_feeds | {"weights": weights, "state": state})
         state = step["state_out"]
         steps.append(step)
     joined = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
+    joined.pop("sampled_state_out", None)  # as state_out, with another action
     return joined | {"state_out": state}
 
 

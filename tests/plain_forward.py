@@ -50,6 +50,14 @@ class PlainLeaf:
 
     keys: tuple[Any, ...]
     space: Space
+    embed_above: float = math.inf
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether its choices are numbers, which are embedded."""
+        if self.kind not in ("Discrete", "MultiDiscrete"):
+            return False
+        return bool(np.max(self.space[self.kind][0]) > self.embed_above)
 
     @property
     def kind(self) -> str:
@@ -69,6 +77,8 @@ class PlainLeaf:
     @property
     def shape(self) -> tuple[int, ...]:
         content = self.space[self.kind]
+        if self.is_embedded:
+            return (np.size(content[0]),)
         match self.kind:
             case "Box":
                 return tuple(content[2])
@@ -84,6 +94,8 @@ class PlainLeaf:
             observation = observation[key]
         array = np.asarray(observation)
         content = self.space[self.kind]
+        if self.is_embedded:
+            return array.reshape(len(array), -1) - np.ravel(content[1])
         match self.kind:
             case "Discrete":
                 return np.asarray(array[:, None] - content[1] == np.arange(content[0]), np.float32)
@@ -97,17 +109,19 @@ class PlainLeaf:
         return array
 
 
-def leaves(space: Space, keys: tuple[Any, ...] = ()) -> Iterator[PlainLeaf]:
+def leaves(
+    space: Space, embed_above: float = math.inf, keys: tuple[Any, ...] = ()
+) -> Iterator[PlainLeaf]:
     """Yield the arrays of an observation, in the order of its space."""
     kind, content = next(iter(space.items()))
     if kind == "Dict":
         for key, inner in content:
-            yield from leaves(inner, (*keys, key))
+            yield from leaves(inner, embed_above, (*keys, key))
     elif kind == "Tuple":
         for index, inner in enumerate(content):
-            yield from leaves(inner, (*keys, index))
+            yield from leaves(inner, embed_above, (*keys, index))
     else:
-        yield PlainLeaf(keys, space)
+        yield PlainLeaf(keys, space, embed_above)
 
 
 class PlainInput:
@@ -190,7 +204,8 @@ class PlainNetwork:
             offset += size
         assert offset == len(flat)
 
-        all_leaves = list(leaves(spaces[0]))
+        embed_above = config.get("env", {}).get("embed_above", math.inf)
+        all_leaves = list(leaves(spaces[0], embed_above))
         self.mask_leaf = next((leaf for leaf in all_leaves if leaf.keys == ("action_mask",)), None)
         visible = [leaf for leaf in all_leaves if leaf is not self.mask_leaf]
         self.inputs = [PlainInput(leaf, self.model) for leaf in visible if math.prod(leaf.shape)]
@@ -202,14 +217,44 @@ class PlainNetwork:
         if not self.cores:
             return 0
         size: int = self.arrays["cores.0.recurrent.weight"].shape[1]
-        return size * self.cores * (2 if self.model["core"] == "lstm" else 1)
+        vectors = 2 if self.model["core"] == "lstm" else 1
+        return size * self.cores * vectors + self._inputs_width
 
-    def __call__(self, observation: Any, state: Array) -> PlainOutputs:
-        """Compute B rows; ``state`` is ``[B, state_size]``, 0 where an episode begins."""
+    @property
+    def _inputs_width(self) -> int:
+        """Number of values of the last action and reward in the state."""
+        names = self.model.get("core_inputs", [])
+        kind, content = next(iter(self.action_space.items()))
+        width = int("reward" in names)
+        if "action" not in names:
+            return width
+        if kind == "Box":
+            return width + int(np.prod(content[2]))
+        if kind == "MultiBinary":
+            return width + 2 * int(np.prod(content))
+        return width + int(np.sum(content[0]))
+
+    def __call__(self, observation: Any, state: Array, reward: Array | None = None) -> PlainOutputs:
+        """Compute B rows.
+
+        Args:
+            observation: of all rows.
+            state: ``[B, state_size]``, 0 where an episode begins.
+            reward: of the last action, ``[B]``, where the network reads it.
+        """
         features = self._features(self._read(observation))
+        inputs = np.zeros((len(state), 0))
         if self.cores:
+            width = self._inputs_width
+            state, inputs = np.split(state, [state.shape[1] - width], 1)
+            if reward is not None:
+                inputs = self._with_reward(inputs, np.where(state.any(1), reward, 0))
+            read = self._as_read(inputs)
             parts = np.split(state, self.cores, 1)
-            pairs = [self._core(b, features[b], part) for b, part in enumerate(parts)]
+            pairs = [
+                self._core(b, np.concatenate([features[b], read], 1), part)
+                for b, part in enumerate(parts)
+            ]
             features = [h for h, _ in pairs]
             state = np.concatenate([part for _, part in pairs], 1)
 
@@ -220,7 +265,36 @@ class PlainNetwork:
                 for choice in self._choices(allowed):
                     choice |= ~choice.any(1, keepdims=True)
             outputs = np.where(allowed, outputs, np.float32(FORBIDDEN))
+        if "action" in self.model.get("core_inputs", []):
+            encoded = self._encoded(outputs)
+            inputs = np.concatenate([encoded, inputs[:, encoded.shape[1] :]], 1)
+        if self.cores:
+            state = np.concatenate([state, inputs], 1)
         return PlainOutputs(outputs, value, state)
+
+    def _with_reward(self, inputs: Array, reward: Array) -> Array:
+        """Returns the inputs of a core with the last rewards at their end."""
+        clip = self.algo.get("reward_clip")
+        if clip is not None:
+            reward = np.clip(reward, -clip, clip)
+        reward = reward * self.algo.get("reward_scale", 1.0)
+        return np.concatenate([inputs[:, :-1], reward[:, None]], 1)
+
+    def _as_read(self, inputs: Array) -> Array:
+        """Returns the inputs of a core as it reads them, rewards compressed."""
+        if "reward" not in self.model.get("core_inputs", []):
+            return inputs
+        reward = inputs[:, -1:]
+        return np.concatenate([inputs[:, :-1], np.sign(reward) * np.log1p(np.abs(reward))], 1)
+
+    def _encoded(self, outputs: Array) -> Array:
+        """Returns the most probable actions as a core reads them."""
+        if "Box" in self.action_space:
+            mean = np.split(outputs, 2, 1)[0]
+            return np.asarray(np.tanh(mean) if self.squashes else np.clip(mean, -1, 1))
+        parts = self._choices(outputs)
+        hot = [part.argmax(1)[:, None] == np.arange(part.shape[1]) for part in parts]
+        return np.concatenate(hot, 1).astype(np.float32)
 
     def greedy(self, outputs: Array) -> Array:
         """Returns the most probable actions of B rows of outputs, as the environment gets them."""
@@ -291,7 +365,8 @@ class PlainNetwork:
         large = [part for part in self.inputs if part.is_image and not part.is_small]
         normalized: list[PlainInput] = []
         if "normalizer.mean" in self.arrays:
-            normalized = [part for part in self.inputs if part not in large] or large
+            numbers = [part for part in self.inputs if not part.leaf.is_embedded]
+            normalized = [part for part in numbers if part not in large] or large
 
         read = []
         first = 0
@@ -339,7 +414,15 @@ class PlainNetwork:
         large: list[Array] = []
         small: list[Array] = []
         numbers: list[Array] = []
+        embedded: list[Array] = []
+        arrays = 0
         for part, x in zip(self.inputs, inputs, strict=True):
+            if part.leaf.is_embedded:
+                for i, choice in enumerate(x.astype(int).T):
+                    table = self.arrays[f"{prefix}embeddings.{arrays}.tables.{i}.weight"]
+                    embedded.append(table[choice])
+                arrays += 1
+                continue
             if not part.is_image:
                 numbers.append(flat(x))
                 continue
@@ -351,8 +434,8 @@ class PlainNetwork:
             else:
                 large.append(self._nature(x, name))
 
-        if numbers or small:
-            y = np.concatenate([*numbers, *small], 1)
+        if numbers or embedded or small:
+            y = np.concatenate([*numbers, *embedded, *small], 1)
             for layer in range(self._count(prefix + "layers.linears.{}.weight")):
                 y = self._act(self._linear(y, f"{prefix}layers.linears.{layer}"))
             large.append(y)

@@ -117,6 +117,18 @@ def trained(run_dir: Path) -> bool:
     return any(m["learner_steps"] > 0 and m["actors_alive"] == 2 for m in metrics(run_dir))
 
 
+def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
+    """Trains in a folder to the end of the run; returns its summary."""
+    command = [sys.executable, "-m", "penstock", "train", target, "run.dir=run", "--json"]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert_balanced(summary)
+    return summary
+
+
 def assert_balanced(summary: dict[str, Any]) -> None:
     """Asserts that every produced step is trained, dropped, lost or in flight."""
     a = summary["accounting"]

@@ -43,6 +43,7 @@ class HiddenArmVectorEnv(VectorEnv):
             raise ValueError(f"arms {arms} must be at least 2, and steps {steps} at least 1")
 
         self.num_envs = num_envs
+        self._arms = arms
         self._steps = steps
         self.single_observation_space = Box(0, 1, (1,), np.float32)
         self.single_action_space = Discrete(arms)
@@ -83,8 +84,7 @@ class HiddenArmVectorEnv(VectorEnv):
 
     def _begin(self) -> None:
         """Begin new episodes, each with an arm of its own that pays."""
-        arms = int(self.single_action_space.n)
-        self._paying = self.np_random.integers(arms, size=self.num_envs)
+        self._paying = self.np_random.integers(self._arms, size=self.num_envs)
         self._taken = 0
 
     def _observe(self) -> npt.NDArray[Any]:

@@ -23,6 +23,7 @@ from forward_vectors import (
     noise_by_rule,
     observations_by_rule,
     program_outputs,
+    reward_by_rule,
     weights_by_rule,
     welcome_of,
 )
@@ -65,7 +66,9 @@ def played_plainly(vector: Vector) -> dict[str, Array]:
     for row in range(rows):
         if forgets_before(row):
             state = np.zeros_like(state)
-        computed = network(observations[row : row + 1], state)
+        reward = np.array([reward_by_rule(row)])
+        reads_reward = "reward" in model["core_inputs"]
+        computed = network(observations[row : row + 1], state, reward if reads_reward else None)
         state = computed.state
         steps.append(outputs_of(network, computed, noise[row : row + 1]))
     joined = {key: np.concatenate([step[key] for step in steps]) for key in steps[0]}
@@ -248,8 +251,9 @@ def test_page_in_numpy_computes_what_actors_compute(name: str) -> None:
     state = np.zeros((rows, network.state_size), np.float32)
     for _ in range(3 if network.state_size else 1):
         observations = observations_of(cell.observation_space, rows, rng, farthest=300)
-        expected = reference.step(observations, state if network.state_size else None)
-        computed = network(observations, state)
+        reward = rng.normal(size=rows) if "reward" in model["core_inputs"] else None
+        expected = reference.step(observations, state if network.state_size else None, reward)
+        computed = network(observations, state, reward)
         outputs = outputs_of(network, computed, noise=None)
         if network.state_size:
             outputs["state_out"] = state = computed.state

@@ -580,7 +580,7 @@ def test_post_act_takes_the_reward_that_a_policy_reads(tmp_path: Path) -> None:
     with served(Service(policy)) as port:
         for _ in range(4):
             observation = rng.standard_normal(4).astype(np.float32)
-            reward = None if state is None else float(rng.normal())
+            reward: Any = None if state is None else float(rng.normal())
             body = {"observation": observation.tolist(), "state": state, "reward": reward}
             reply = post(port, body)
             assert reply.status_code == 200, reply.text

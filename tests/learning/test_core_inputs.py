@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_learning import train
+
+from train_command import train
 
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 

@@ -11,20 +11,9 @@ from typing import Any
 
 import pytest
 
-from train_command import assert_balanced
+from train_command import train
 
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
-
-
-def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "penstock", "train", target, "run.dir=run", "--json"]
-    done = subprocess.run(
-        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert_balanced(summary)
-    return summary
 
 
 def solve(folder: Path, target: str, *options: str, least: float) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def test_an_unknown_section_and_key_in_a_file_are_named_with_their_lines() -> No
     text = "env:\n  id: X-v0\n  sticky: 1\nlerner:\n  lr: 1\n  eps: 1\nactor: {count: 3}\n"
     assert refusal_of_file(text).splitlines() == [
         "x.yaml:3: there is no option env.sticky; env has id, kind, kwargs, wrappers, record, "
-        "on_error",
+        "embed_above, on_error",
         "x.yaml:4: there is no option lerner; the nearest section is learner",
         "x.yaml:7: there is no option actor.count; the nearest option is actors.count",
     ]

@@ -79,6 +79,10 @@ def numbered() -> Shown:
     return Shown(spaces.Discrete(6, start=2), spaces.Discrete(2))
 
 
+def items() -> Shown:
+    return Shown(spaces.Discrete(1500, start=2), spaces.Discrete(4))
+
+
 def parts() -> Shown:
     seen = {"place": spaces.Discrete(4), "speed": spaces.Box(-1, 1, (2,), np.float32)}
     return Shown(spaces.Dict(seen), spaces.Discrete(2))
@@ -321,8 +325,9 @@ def test_a_policy_that_reads_action_and_reward_decides_as_actors_do(
         ended = rng.random(8) < 0.2
         actor.reset(ended)
         state[ended] = 0
-    other = policy.details(seen, state, rewards + 1).state
-    assert not np.allclose(other, policy.details(seen, state, rewards).state), "it has no effect"
+    details = [policy.details(seen, state, rewards + more) for more in (0, 1)]
+    first, second = (np.array(each.state) for each in details)
+    assert not np.allclose(first, second), "the reward has no effect"
 
 
 @pytest.mark.parametrize(
@@ -610,6 +615,24 @@ def test_older_file_without_a_scale_divides_bytes_by_255(tmp_path: Path) -> None
     seen = np.stack([CELLS.sample() for _ in range(99)])
     np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], old(seen)[0])
     assert (policy(seen)[0] != old(seen)[0]).any()
+
+
+def test_older_file_of_many_choices_reads_them_one_hot(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "items")
+    old = loaded(tmp_path / "old", "items", "env.embed_above=1000000")
+    assert policy.info.observation_space.shape == (8,)
+    assert old.info.observation_space.shape == (1500,)
+    file = tmp_path / "policy.safetensors"
+    seen = np.arange(2, 1502, 7)
+    for each in (policy, old):
+        each.save(file)
+        np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], each(seen)[0])
+    with safe_open(file, "numpy") as read:
+        about = json.loads(read.metadata()["penstock_policy"])
+        tensors = {name: read.get_tensor(name) for name in read.keys()}  # noqa: SIM118
+    del about["config"]["env"]["embed_above"]
+    file.write_bytes(to_bytes(tensors, {"penstock_policy": json.dumps(about)}))
+    np.testing.assert_array_equal(penstock.load_policy(file)(seen)[0], old(seen)[0])
 
 
 @pytest.mark.parametrize(

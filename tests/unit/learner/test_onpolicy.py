@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.algos.core_inputs import REWARD
 from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.slots import RETURN
 from penstock.configs.load import resolve
@@ -159,6 +160,24 @@ def test_recurrent_policy_has_ratios_of_1_in_the_first_minibatch(normalize: str)
     assert found["kl_lag"] > 1e-4
     assert found["kl_first_minibatch"] < 1e-8 < found["kl_epoch_2"]
     assert found["ratio_clipped_first_minibatch"] == 0
+
+
+def test_a_core_reads_rewards_that_are_not_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those that the actor wrote into its state."""
+    seen: dict[str, Any] = {}
+
+    def noted(net: Any, columns: dict[str, Any], *rest: Any) -> Any:
+        seen.update(columns)
+        return ppo.prepare(net, columns, *rest)
+
+    monkeypatch.setattr(ppo, "PPO", replace(ppo.PPO, prepare=noted))
+    memory = ("model.core=lstm", "actors.inference=auto", "model.core_inputs=[reward]")
+    made = trainer(*memory, "algo.normalize_rewards=true", "algo.reward_scale=1")
+    staged = batch(made)
+    rewards = staged.arrays["reward"].copy()
+    made.step(staged)
+    np.testing.assert_array_equal(seen[REWARD], rewards)
+    assert not np.allclose(seen["reward"], rewards, rtol=0.1)
 
 
 def test_batches_that_end_early_are_counted() -> None:
