@@ -26,6 +26,8 @@ LEARNERS_ALONE = {
         *("advantages", "clip", "entropy_cost", "minibatches", "rho_clip"),
         *("teacher", "teacher_cost"),
     ),
+    "dqn": ("hindsight",),
+    "sac": ("hindsight",),
     "distill": ("epochs", "part", "q_temperature", "teachers", "value_cost"),
 }
 """Options that no actor reads, and that 0.1.0 did not have or not with all of their values, by
