@@ -180,6 +180,14 @@ WITHOUT_MEMORY = (
     *("model.hidden=[128,128]", "replay.prioritized=true"),
 )
 
+# Nothing is seen of which arm pays: only the last action and its reward tell.
+HIDDEN_ARM = (
+    *("algo.name=ppo", "algo.discount=0.9", "algo.epochs=4", "algo.normalize_rewards=false"),
+    *("model.core=lstm", "model.core_size=32", "model.hidden=[32]", "learner.lr=3e-3"),
+    *("transport.kind=inproc", "actors.count=1", "actors.envs=64", "actors.unroll=33"),
+    *("transport.slots=1", "learner.batch_slots=1", "learner.updates_per_batch=4"),
+)
+
 FLICKERING_RUNS: dict[str, Any] = {
     "seeds": (1,),
     "steps": 1_000_000,
@@ -335,6 +343,25 @@ BARS: dict[str, LearningBar] = {
         )
         for name, options in PONG_DQN_VARIANTS.items()
     },
+    "hidden_arm_inputs": LearningBar(
+        "penstock/HiddenArm-v0",
+        (*HIDDEN_ARM, "model.core_inputs=[action,reward]"),
+        seeds=(1, 2, 3),
+        steps=150_000,
+        must=Claim(at_least=9.3),
+        published="optimum 9.5, a guess 5",
+        every_s=2.0,
+        episodes=200,
+    ),
+    "hidden_arm_blind": LearningBar(
+        "penstock/HiddenArm-v0",
+        HIDDEN_ARM,
+        seeds=(1, 2, 3),
+        steps=150_000,
+        published="optimum 9.5, a guess 5",
+        every_s=2.0,
+        episodes=200,
+    ),
     "memory_r2d2": LearningBar(
         "memory_r2d2",
         (),
