@@ -14,15 +14,11 @@ from penstock.algos.samples import network_shape
 from penstock.configs.schema import Config
 from penstock.core.observations import Spaces, views
 from penstock.core.params import Array, Float32
+from penstock.models.acting.acting_network import ActingNetwork
 from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.critic import Critic, make_critic, state_values
 from penstock.models.acting.exploration import ExploringWeights, exploration_of
-from penstock.models.acting.policy import (
-    ActingNetwork,
-    core_inputs_of,
-    make_network,
-    state_size_of,
-)
+from penstock.models.acting.policy import core_inputs_of, make_network, state_size_of
 from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import mask_of
 

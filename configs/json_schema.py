@@ -12,6 +12,7 @@ import inspect
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from penstock.configs.algorithms import DEFAULT
 from penstock.configs.keys import Option, algorithms, options, sections
@@ -137,7 +138,7 @@ def _value(option: Option) -> dict[str, Any]:
     if isinstance(extra, dict):
         schema |= extra
     if not option.required:
-        schema["default"] = option.default
+        schema["default"] = to_jsonable_python(option.default, by_alias=True)
     return schema
 
 

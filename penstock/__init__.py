@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from penstock.algos.dqn.config import DqnConfig as DqnConfig
     from penstock.algos.impala.config import ImpalaConfig as ImpalaConfig
     from penstock.algos.ppo.config import PpoConfig as PpoConfig
+    from penstock.algos.pqn.config import PqnConfig as PqnConfig
+    from penstock.algos.r2d2.config import R2d2Config as R2d2Config
     from penstock.algos.sac.config import SacConfig as SacConfig
+    from penstock.algos.td3.config import Td3Config as Td3Config
     from penstock.configs.errors import UserError as UserError
     from penstock.configs.league import LeagueConfig as LeagueConfig
     from penstock.configs.league import LineConfig as LineConfig
@@ -68,12 +71,15 @@ _HOMES = {
     "ModelConfig": "penstock.configs.model",
     "NonFiniteConfig": "penstock.configs.sections",
     "PpoConfig": "penstock.algos.ppo.config",
+    "PqnConfig": "penstock.algos.pqn.config",
+    "R2d2Config": "penstock.algos.r2d2.config",
     "ReduceConfig": "penstock.configs.reduce",
     "ReplayConfig": "penstock.configs.sections",
     "RunConfig": "penstock.configs.run",
     "SacConfig": "penstock.algos.sac.config",
     "StopConfig": "penstock.configs.sections",
     "Summary": "penstock.launch.run_summary",
+    "Td3Config": "penstock.algos.td3.config",
     "TransportConfig": "penstock.configs.transports",
     "UserError": "penstock.configs.errors",
     "WeightsConfig": "penstock.configs.sections",

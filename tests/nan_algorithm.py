@@ -22,6 +22,7 @@ class Settings:
     value_cost: float = 0.5
     entropy_cost: float = 0.01
     normalize_advantages: bool = False
+    teacher: None = None
 
 
 class Algorithm:

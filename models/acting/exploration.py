@@ -7,12 +7,13 @@ weights say, wherever it is and whenever it joined.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.params import Float32, ParamLayout
+from penstock.models.acting.acting_network import ActingNetwork
 from penstock.models.fitting import AnyShape
 from penstock.models.general import GeneralShape
 from penstock.models.layout import (
@@ -23,9 +24,6 @@ from penstock.models.layout import (
     QCnnShape,
     SingleHead,
 )
-
-if TYPE_CHECKING:
-    from penstock.models.acting.policy import ActingNetwork
 
 NOISE_SEED = "noise_seed"  # entry of a policy's state
 

@@ -7,7 +7,7 @@ decider: actions are drawn from logits, epsilon-greedy by Q-values, or of a squa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import ActorsConfig
 from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
+from penstock.models.acting.acting_network import ActingNetwork
 from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.exploration import Exploration, ExploringWeights, exploration_of
 from penstock.models.compute_form import in_memory_format
@@ -24,29 +25,6 @@ from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import AnyShape, mask_of
 from penstock.models.general import ActorCriticHeads, GeneralShape, PlainMlp, plain_mlp
 from penstock.models.layout import DenseShape, MlpShape
-
-
-class ActingNetwork(Protocol):
-    """Computes a network into the memory of a decider's outputs."""
-
-    def load(self, flat: Float32) -> None:
-        """Copy parameters from the flat vector, float32 ``[size]``."""
-
-    def forward(self, obs: npt.NDArray[Any]) -> None:
-        """Compute the outputs of observations ``[rows, *shape]``, for the first environments.
-
-        There is a row for each environment, or for fewer.
-        """
-
-    def sharing_weights(self, outputs: Float32, state: Float32) -> ActingNetwork:
-        """Returns a network with the same parameters in memory, for as many environments as it
-        gets memory for.
-
-        Args:
-            outputs: that it writes, float32 ``[outputs, envs]``.
-            state: its recurrent state, float32 ``[envs, size]``, which each `forward` reads and
-                writes; size 0 without memory.
-        """
 
 
 class Policy:

@@ -434,7 +434,7 @@ def test_a_module_of_the_other_kind_is_refused(
             "set algo.data=unrolls or algo.normalize_rewards=false",
         ),
         (["replay.alpha=1"], "replay.alpha has no effect with algo.data unrolls, which does not"),
-        (["algo.data=transitions", "model.core=lstm"], "and algo.name custom is not one"),
+        (["algo.data=transitions", "model.core=lstm"], "and algo.name custom is neither"),
         (["algo.data=fresh"], "algo.data is 'fresh'; it must be 'unrolls' or 'transitions'; the"),
     ],
 )
