@@ -259,7 +259,7 @@ def test_weights_of_another_game_are_refused(
         code, _, err = penstock(command, "other").end()
         assert (code, err.count("\n")) == (2, 1)
         assert "is of another network" in err
-        assert "set env.id, model.* and algo.* as they were" in err
+        assert "set env.id and model.* as they were" in err
 
 
 def test_runs_are_listed_during_and_after_their_life(penstock: Penstock, tmp_path: Path) -> None:
