@@ -55,5 +55,5 @@ def test_damaged_run_resumes_from_its_newest_intact_checkpoint(
 
 def test_folder_of_a_run_is_refused_as_a_target(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("env: {id: CartPole-v1}\n")
-    with pytest.raises(UserError, match="resume it with --resume auto, or train"):
+    with pytest.raises(UserError, match="resume it with --resume auto, or give"):
         run.train(str(tmp_path), [], "no", True)
