@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic_core import to_jsonable_python
 
 from penstock.configs.algorithms import ALGORITHMS, AlgoConfig, AlgorithmSpec
 from penstock.configs.errors import UserError
@@ -45,7 +46,8 @@ def test_schema_has_every_option_with_description_and_default(algo: str) -> None
             here = here["properties"][key]
         assert here["description"] == option.description, name
         assert ("default" in here) != option.required, name
-        assert option.required or here["default"] == option.default, name
+        default = to_jsonable_python(option.default, by_alias=True)
+        assert option.required or here["default"] == default, name
 
 
 ACCEPTED = """
