@@ -46,8 +46,8 @@ def test_schema_has_every_option_with_description_and_default(algo: str) -> None
             here = here["properties"][key]
         assert here["description"] == option.description, name
         assert ("default" in here) != option.required, name
-        default = to_jsonable_python(option.default, by_alias=True)
-        assert option.required or here["default"] == default, name
+        if not option.required:
+            assert here["default"] == to_jsonable_python(option.default, by_alias=True), name
 
 
 ACCEPTED = """
