@@ -32,16 +32,16 @@ def unrolled_inputs(
         rewards: clipped and scaled, but not normalised, float32 ``[T - 1 or more, E]``.
         first: bool ``[T, E]``, the rows with which an episode begins. Their inputs are 0.
     """
-    before = len(first) - 1
+    steps = len(first) - 1
     columns = []
     if core_inputs.actions is not None:
         # Numbers are recorded before they are squashed.
         spec = core_inputs.actions
         is_squashed = isinstance(spec, Numbers) and spec.squashed
-        played = actions[:before].tanh() if is_squashed else actions[:before]
+        played = actions[:steps].tanh() if is_squashed else actions[:steps]
         columns.append(encoded_actions(core_inputs, played))
     if core_inputs.reads_reward:
-        columns.append(rewards[:before, :, None])
+        columns.append(rewards[:steps, :, None])
 
     tail = state[:, -core_inputs.width :]
     inputs = torch.cat((tail[None], torch.cat(columns, 2)))

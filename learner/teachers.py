@@ -281,8 +281,8 @@ class Teachers:
         if len(judged) == 1:
             return judged[0]
 
-        outputs = mean_outputs(self._actions, [each.outputs.flatten(0, 1) for each in judged])
-        values = torch.stack([each.values for each in judged]).mean(0)
+        outputs = mean_outputs(self._actions, [batch.outputs.flatten(0, 1) for batch in judged])
+        values = torch.stack([batch.values for batch in judged]).mean(0)
         return JudgedBatch(outputs.view_as(judged[0].outputs), values)
 
     def _judged(

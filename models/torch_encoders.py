@@ -75,7 +75,7 @@ class Encoder(nn.Module):
 
         # The layers read the numbers, the embeddings and the features of small images.
         inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
-        inputs += sum(each.width for each in embeddings)
+        inputs += sum(embedding.width for embedding in embeddings)
         widths = (inputs, *cfg.hidden)
         self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0

@@ -395,7 +395,7 @@ class _Critic(nn.Module):
         embeddings = [Embeddings(counts, model) for counts in choices.values()]
         self.embeddings = nn.ModuleList(embeddings)
         numbers_width = sum(math.prod(array.shape) for array in numbers)
-        numbers_width += sum(each.width for each in embeddings)
+        numbers_width += sum(embedding.width for embedding in embeddings)
         inputs = width + numbers_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)

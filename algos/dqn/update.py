@@ -79,7 +79,7 @@ def loss(
         next_value = over_choices(action_values(next_values, best, branches))
         reward = batch["reward"]
         discount = batch["discount"]
-        if next_value.ndim == 2:  # of quantiles, each of which is discounted
+        if next_value.ndim == 2:  # Each quantile is discounted.
             reward = reward[:, None]
             discount = discount[:, None]
         target = torch.addcmul(reward, discount, next_value)

@@ -52,7 +52,7 @@ def mean_outputs(actions: ActionSpec, outputs: Sequence[Tensor]) -> Tensor:
         variance = (2 * log_stds).exp().mean(0) + means.var(0, correction=0)
         return torch.cat([mean, 0.5 * variance.log()], 1)
 
-    logps = [Categoricals(actions, each, mask=None).all_logp for each in outputs]
+    logps = [Categoricals(actions, logits, mask=None).all_logp for logits in outputs]
     return torch.stack(logps).logsumexp(0).t()
 
 

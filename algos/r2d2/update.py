@@ -88,7 +88,7 @@ def n_step_returns(
         n_step: the most rewards of a return.
     """
     goes_on = mask[1:]
-    if next_value.ndim == 3:  # of quantiles, each of which is discounted
+    if next_value.ndim == 3:  # Each quantile is discounted.
         reward = reward[..., None]
         discount = discount[..., None]
         goes_on = goes_on[..., None]

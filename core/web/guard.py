@@ -29,7 +29,8 @@ from penstock.core.web.peers import user_of
 URL_NBYTES = 8192
 BODY_NBYTES = 4096
 MOST_FIELDS = 8  # fields of the query that shows a token
-REFUSED_BODY_NBYTES = 65536  # of the body of a refused request that is read before the reply
+# The body of a refused request is read before the reply up to this size and for this time.
+REFUSED_BODY_NBYTES = 65536
 REFUSED_BODY_S = 1.0
 METHODS = ("GET", "HEAD", "POST")
 ORDER_HEADER = "x-penstock-token"

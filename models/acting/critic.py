@@ -52,7 +52,8 @@ def state_values(
         return critic(obs, state)
     if explanation.q_max is not None or explanation.q is None:
         return explanation.q_max
-    highest: Float32 = explanation.q.max(axis=1)  # of a sampler of a user
+    # A user's sampler need not tell the highest value.
+    highest: Float32 = explanation.q.max(axis=1)
     return highest
 
 
