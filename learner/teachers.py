@@ -411,7 +411,8 @@ def _check_packing(
     repacked = EnvInfo.of_spaces(config.env.id, info.spaces, 1, info.how, embed_above)
     if (repacked.parts, repacked.observation_space) != (info.parts, info.observation_space):
         raise UserError(
-            f"{teaching.option} {path} reads choices as in its training; set "
+            f"{teaching.option} {path} reads choices by env.embed_above {embed_above}, as in its "
+            f"training, and this run has {config.env.embed_above}; set "
             f"env.embed_above={embed_above}"
         )
 
@@ -421,11 +422,12 @@ def _check_rewards(path: str, teaching: Teaching, trained: Config, config: Confi
     if "reward" not in trained.model.core_inputs:
         return
     for name in ("reward_clip", "reward_scale"):
-        value = getattr(trained.algo, name)
-        if value != getattr(config.algo, name):
-            text = "null" if value is None else f"{value:g}"
+        values = (getattr(trained.algo, name), getattr(config.algo, name))
+        if values[0] != values[1]:
+            theirs, ours = ("null" if value is None else f"{value:g}" for value in values)
             raise UserError(
-                f"{teaching.option} {path} reads rewards as in its training; set algo.{name}={text}"
+                f"{teaching.option} {path} reads rewards by algo.{name} {theirs}, as in its "
+                f"training, and this run has {ours}; set algo.{name}={theirs}"
             )
 
 

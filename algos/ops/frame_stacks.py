@@ -93,7 +93,7 @@ class FrameStacks:
 
 def take_rows(rows: Tensor, index: Tensor) -> Tensor:
     """Returns ``rows[index]`` of a tensor ``[N, ...]``, copied by words where their size allows."""
-    flat = rows.reshape(len(rows), -1)
+    flat = rows.reshape(len(rows), -1).contiguous()
     if flat.shape[1] * flat.itemsize % WORD == 0:
         flat = flat.view(torch.int64)
     return flat.index_select(0, index).view(rows.dtype).view(-1, *rows.shape[1:])

@@ -236,6 +236,19 @@ def test_several_teachers_together_are_the_means_of_their_probabilities_and_valu
     np.testing.assert_allclose(found[VALUE].reshape(-1), values, atol=1e-5)
 
 
+def test_a_student_learns_from_several_teachers_in_minibatches_of_steps(tmp_path: Path) -> None:
+    """Of two choices: the outputs of a step have the size of a word, by which steps are copied."""
+    paths = [a_run(tmp_path / str(i), "two", "algo.name=ppo", seed=i) for i in range(2)]
+    config, info = student(
+        "two",
+        *(f"algo.teachers=[{','.join(paths)}]", "actors.count=1", "actors.envs=8"),
+        *("actors.unroll=6", "learner.device=cpu", "learner.updates_per_batch=2"),
+    )
+    trainer = Trainer(config, info)
+    trainer.step(random_batch(trainer))
+    assert trainer.statistics()["teacher_kl"] > 0
+
+
 def test_a_teacher_with_memory_follows_each_environment_through_its_unrolls(
     tmp_path: Path,
 ) -> None:
@@ -299,7 +312,7 @@ def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path:
         found = taught(made, unroll, (7, sequence))[OUTPUTS]
         np.testing.assert_allclose(found, np.stack(logits), atol=1e-5)
 
-    with pytest.raises(UserError, match=r"as in its training; set algo\.reward_clip=0\.5"):
+    with pytest.raises(UserError, match=r"and this run has null; set algo\.reward_clip=0\.5"):
         teachers_of("three", f"algo.teachers=[{path}]")
 
 
