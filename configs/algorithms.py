@@ -74,6 +74,11 @@ class AlgoConfig(Section):
         return self.trains_on == "unrolls"
 
     @property
+    def must_remember(self) -> bool:
+        """Whether its network must have one."""
+        return False
+
+    @property
     def is_actor_critic(self) -> bool:
         """Whether its network has heads for a policy and a value."""
         return self.trains_on == "unrolls"

@@ -511,7 +511,13 @@ def _check_network(cfg: Sections) -> Iterator[Contradiction]:
             "model.settings are arguments of the network that model.entry names, and model.entry "
             "is null; set model.entry, or model.settings={}",
         )
-    if model.core_inputs and model.core == "none":
+    if cfg.algo.must_remember and model.core == "none":
+        yield Contradiction(
+            ("algo.name", "model.core"),
+            f"algo.name {cfg.algo.name} trains a network with memory, and model.core is none; set "
+            "model.core=lstm, or algo.name=dqn",
+        )
+    if cfg.algo.can_remember and model.core_inputs and model.core == "none":
         yield Contradiction(
             ("model.core_inputs", "model.core"),
             f"model.core_inputs {_as_yaml(model.core_inputs)} are read by a core, and model.core "
@@ -527,11 +533,12 @@ def _check_one_headed_network(cfg: Sections) -> Iterator[Contradiction]:
     defaults = ModelConfig()
     for key in CORES:
         if _differ(key, cfg.model, defaults) and not cfg.algo.can_remember:
+            value = _as_yaml(getattr(cfg.model, key))
             yield Contradiction(
                 (f"model.{key}", "algo.name"),
-                f"model.{key} {getattr(cfg.model, key)} is for actor-critics and r2d2, and "
+                f"model.{key} {value} is for actor-critics and r2d2, and "
                 f"algo.name {cfg.algo.name} is neither; set algo.name=ppo, or for actions to "
-                f"choose from algo.name=r2d2, or model.{key}={getattr(defaults, key)}",
+                f"choose from algo.name=r2d2, or model.{key}={_as_yaml(getattr(defaults, key))}",
             )
             return
 

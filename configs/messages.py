@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from penstock.configs.keys import nearest, options
 from penstock.configs.layers import Layers
-from penstock.configs.section import Contradiction
+from penstock.configs.section import Contradiction, Section
 from penstock.configs.value_types import MOST, MOST_WHOLE
 from penstock.configs.yaml_text import KeyPath
 
@@ -110,5 +110,10 @@ def _places(keys: tuple[str, ...], layers: Layers, source: str) -> str:
 
 def show(value: Any) -> str:
     """Returns a value as text, shortened to 80 characters."""
-    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str)
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=_jsonable)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+
+
+def _jsonable(value: Any) -> Any:
+    """Returns what stands in JSON for a value: for a schedule the map that a user writes."""
+    return value.model_dump(by_alias=True) if isinstance(value, Section) else str(value)

@@ -77,7 +77,7 @@ class ModelConfig(Section):
     """What the recurrent layer reads besides the observation: the last `action`, the last `reward`,
     or both, as IMPALA and R2D2 do. Use it where an observation does not show what the action before
     it has done. The reward is clipped and scaled as `algo.reward_clip` and `algo.reward_scale`
-    say; one beyond ± 1 is compressed by a logarithm."""
+    say, and then compressed by a logarithm: 1 becomes 0.69, and 100 becomes 4.6."""
     critic: Literal["auto", "shared", "separate"] = "auto"
     """Whether the value function shares the policy's network up to its last layer, or has a network
     of its own. `auto` gives it its own where the network is an `mlp` without `core`."""

@@ -311,7 +311,13 @@ class LoadedPolicy:
                 "this policy reads the last reward (model.core_inputs), and none was given; call "
                 "policy(observation, state, reward) with what the last action was paid"
             )
-        rewards = np.asarray(reward, np.float64)
+        try:
+            rewards = np.asarray(reward, np.float64)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"the reward is {reward!r:.80}, which is no number; give what the last action was "
+                "paid, one for each observation"
+            ) from error
         if rewards.shape != leading:
             raise UserError(
                 f"the reward has shape {[*rewards.shape]} where {[*leading]} belongs; give one for "

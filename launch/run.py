@@ -20,6 +20,7 @@ from penstock.autotune.cores import CoreSplit
 from penstock.configs.errors import UserError
 from penstock.configs.load import CONFIG_FILE, Resolved, dump
 from penstock.configs.run import Log, RunConfig
+from penstock.configs.schedules import schedules
 from penstock.configs.secrets import resolve
 from penstock.configs.transports import TRANSPORTS
 from penstock.configs.value_types import either
@@ -548,12 +549,30 @@ def _preflight(config: Config, path: Path) -> None:
     """Refuse now what would fail in every role. Raises UserError."""
     _require_linux()
     check_libraries(config)
+    _check_exploration(config)
     resolve(config.env)
     check_not_replaced(path)
     if config.eval.against:
         from penstock.evaluation.opponents import check_opponents
 
         check_opponents(config)
+
+
+def _check_exploration(config: Config) -> None:
+    """Raise UserError for a rate of random actions that would never change.
+
+    Other schedules without a length may well stay at their first value. It is no check of every
+    config, as those of policies have no limits of a run.
+    """
+    epsilon = schedules(config.algo).get("epsilon")
+    if epsilon is None or epsilon.steps is not None or config.stop.env_steps is not None:
+        return
+    rate = f"{{from: {epsilon.from_:g}, to: {epsilon.to:g}, steps: 100_000}}"
+    raise UserError(
+        f"algo.epsilon changes from {epsilon.from_:g} to {epsilon.to:g} over stop.env_steps, which "
+        f"is null, so it would stay at {epsilon.from_:g}; give it a length, such as "
+        f"algo.epsilon='{rate}', or set stop.env_steps"
+    )
 
 
 def _record_start(run_dir: Path, config: Config) -> None:

@@ -14,12 +14,8 @@ from penstock.algos import slots
 from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.dqn import algorithm as dqn
 from penstock.algos.r2d2.config import R2d2Config
-from penstock.configs.errors import UserError
-from penstock.configs.schema import Config
 from penstock.core.interfaces import TransitionSequences
-from penstock.core.observations import Spaces
 from penstock.core.specs import Column
-from penstock.models.fitting import HeadShape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
@@ -32,16 +28,6 @@ def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
         for column in dqn.columns(observation_space, action_space)
         if column.name != "priority"
     )
-
-
-def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Returns the shape of a network with memory and a Q-value for every action."""
-    if config.model.core == "none":
-        raise UserError(
-            "algo.name r2d2 trains a network with memory, and model.core is none; set "
-            "model.core=lstm, or algo.name=dqn"
-        )
-    return dqn.network(config, spaces)
 
 
 def data(cfg: R2d2Config) -> TransitionSequences:
@@ -73,7 +59,7 @@ R2D2 = ReplayAlgorithm[R2d2Config](
     columns=columns,
     check=dqn.check,
     process=slots.process,
-    network=network,
+    network=dqn.network,
     action_sampler=dqn.action_sampler,
     make_update=make_update,
     data=data,

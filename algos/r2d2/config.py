@@ -39,6 +39,10 @@ class R2d2Config(QLearningConfig):
     def can_remember(self) -> bool:
         return True
 
+    @property
+    def must_remember(self) -> bool:
+        return True
+
     def contradictions(self) -> Iterator[Contradiction]:
         """Yields the options that leave nothing of a sequence, or need single transitions."""
         if self.hindsight:

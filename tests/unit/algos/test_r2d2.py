@@ -354,7 +354,6 @@ def test_targets_in_float32_agree_with_loops_to_six_digits() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["model.core=none"], "algo.name r2d2 trains a network with memory, and model.core is non"),
         (["algo.overlap=40"], "algo.overlap 40 leaves no step between the starts of two sequences"),
         (["algo.burn_in=50"], "algo.burn_in 50 leaves no step to train on of algo.sequence_length"),
         (["model.critic=shared"], "model.critic shared is for actor-critics, and algo.name r2d2 i"),

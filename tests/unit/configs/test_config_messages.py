@@ -193,6 +193,12 @@ def test_a_wrong_value_in_a_file_is_named_with_its_line() -> None:
     )
 
 
+def test_a_schedule_is_shown_as_a_user_writes_it() -> None:
+    assert refusal("CartPole-v1", "algo.name=pqn", "algo.epsilon=2").endswith(
+        'the default is {"from": 1.0, "to": 0.05, "steps": 300000}'
+    )
+
+
 def test_an_unknown_section_and_key_in_a_file_are_named_with_their_lines() -> None:
     text = "env:\n  id: X-v0\n  sticky: 1\nlerner:\n  lr: 1\n  eps: 1\nactor: {count: 3}\n"
     assert refusal_of_file(text).splitlines() == [

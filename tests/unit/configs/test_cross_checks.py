@@ -214,6 +214,24 @@ CASES = {
         "set algo.name=ppo, or for actions to choose from algo.name=r2d2, or model.core=none",
         ["algo.name=ppo"],
     ),
+    "r2d2 without memory": (
+        ["algo.name=r2d2", "model.core=none"],
+        "algo.name r2d2 trains a network with memory, and model.core is none; set model.core=lstm, "
+        "or algo.name=dqn",
+        ["model.core=lstm"],
+    ),
+    "inputs of no core": (
+        ["model.core_inputs=[action, reward]"],
+        "model.core_inputs [action, reward] are read by a core, and model.core is none; set "
+        "model.core=lstm or model.core_inputs=[]",
+        ["model.core=lstm"],
+    ),
+    "inputs of a core for dqn": (
+        ["algo.name=dqn", "model.core_inputs=[action]"],
+        "model.core_inputs [action] is for actor-critics and r2d2, and algo.name dqn is neither; "
+        "set algo.name=ppo, or for actions to choose from algo.name=r2d2, or model.core_inputs=[]",
+        ["model.core_inputs=[]"],
+    ),
     "settings of no network": (
         ["model.settings.width=3"],
         "model.settings are arguments of the network that model.entry names, and model.entry is "

@@ -336,6 +336,7 @@ def test_a_policy_that_reads_action_and_reward_decides_as_actors_do(
         (None, "this policy reads the last reward"),
         ([1.0, 2.0], r"the reward has shape \[2\] where \[\] belongs"),
         (np.nan, "there is a reward of nan"),
+        ("much", "the reward is 'much', which is no number"),
     ],
 )
 def test_a_reward_that_is_needed_is_checked(tmp_path: Path, reward: Any, words: str) -> None:
