@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box
 
 from penstock.configs.errors import UserError
 from penstock.core.loading import explaining_errors
 from penstock.core.observations import ObservationPart
 from penstock.envs.make import FirstIndex, make
+from penstock.envs.packing import find_bad_reward
+from penstock.envs.space_difference import brief
 
 if TYPE_CHECKING:
     from penstock.configs.sections import EnvConfig
@@ -59,19 +62,24 @@ class Goals:
 
     def rewards(self, achieved: Array, desired: Array) -> npt.NDArray[np.float32]:
         """Returns the rewards ``[B]`` of goals achieved for those desired, each ``[B, *shape]``."""
-        rewards = self._called(self._reward, "compute_reward", achieved, desired)
+        rewards = self._called(self._reward, "compute_reward", achieved, desired, np.float32)
         if rewards.shape != (len(achieved),):
             raise self._wrong_shape("compute_reward", rewards, len(achieved))
-        return rewards.astype(np.float32)
+        if bad := find_bad_reward(rewards):
+            raise UserError(
+                f"environment {self._name}: compute_reward returned {bad}; correct it, or set "
+                "algo.hindsight=0"
+            )
+        return rewards
 
     def terminated(self, achieved: Array, desired: Array) -> npt.NDArray[np.bool_]:
         """Returns whether episodes end by what was achieved, ``[B]``; arguments as of `rewards`."""
         if self._terminated is None:
             return np.zeros(len(achieved), np.bool_)
-        ends = self._called(self._terminated, "compute_terminated", achieved, desired)
+        ends = self._called(self._terminated, "compute_terminated", achieved, desired, np.bool_)
         if ends.shape not in ((), (len(achieved),)):
             raise self._wrong_shape("compute_terminated", ends, len(achieved))
-        return np.broadcast_to(ends.astype(np.bool_), len(achieved))
+        return np.broadcast_to(ends, len(achieved))
 
     def close(self) -> None:
         """Close the environment."""
@@ -90,10 +98,14 @@ class Goals:
         achieved = parts[ACHIEVED]
         desired = parts[DESIRED]
         is_same = achieved.shape == desired.shape
-        if not is_same or {achieved.dtype, desired.dtype} != {"<f4"}:
+        # Choices are stored one-hot, which the environment's functions do not expect.
+        own_space: Any = self._env.info.spaces[0]
+        goal_spaces = own_space[ACHIEVED], own_space[DESIRED]
+        are_boxes = all(isinstance(space, Box) for space in goal_spaces)
+        if not is_same or not are_boxes or {achieved.dtype, desired.dtype} != {"<f4"}:
             raise UserError(
-                f"environment {self._name} has an {ACHIEVED} of {list(achieved.shape)} and a "
-                f"{DESIRED} of {list(desired.shape)}, and algo.hindsight needs two Boxes of "
+                f"environment {self._name} has an {ACHIEVED} of {brief(goal_spaces[0])} and a "
+                f"{DESIRED} of {brief(goal_spaces[1])}, and algo.hindsight needs two Boxes of "
                 "numbers of one shape; give them the same space, or set algo.hindsight=0"
             )
         return achieved.shape
@@ -109,11 +121,16 @@ class Goals:
         return function
 
     def _called(
-        self, function: Callable[..., Any], name: str, achieved: Array, desired: Array
+        self,
+        function: Callable[..., Any],
+        name: str,
+        achieved: Array,
+        desired: Array,
+        dtype: type[np.generic],
     ) -> Array:
         """Returns what a function of the environment computes of goals, as an array."""
         with explaining_errors(f"environment {self._name}: {name} of {len(achieved)} rows"):
-            return np.asarray(function(achieved, desired, {}))
+            return np.asarray(function(achieved, desired, {}), dtype)
 
     def _wrong_shape(self, name: str, result: Array, rows: int) -> UserError:
         return UserError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 
 REACHED = 0.1
 
@@ -66,6 +66,31 @@ class OneReward(PointReach):
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
         return -np.linalg.norm(achieved_goal - desired_goal)
+
+
+class NoNumber(PointReach):
+    """Its rewards are NaN for every goal."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return np.full(len(achieved_goal), np.nan)
+
+
+class Words(PointReach):
+    """Its rewards are texts."""
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return ["far"] * len(achieved_goal)
+
+
+class Choices(PointReach):
+    """Its goals are choices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place = Box(-1, 1, (2,), np.float64)
+        self.observation_space = Dict(
+            {"achieved_goal": Discrete(3), "desired_goal": Discrete(3), "observation": place}
+        )
 
 
 class OtherGoal(PointReach):

@@ -322,7 +322,7 @@ def check_layout(path: Path, stored: ParamLayout, expected: ParamLayout) -> None
         if stored_entry != run_entry:
             raise UserError(
                 f"{path} is of another network: it has {_describe(stored_entry)} where this one "
-                f"has {_describe(run_entry)}; set env.id, model.* and algo.* as they were, or "
+                f"has {_describe(run_entry)}; set env.*, model.* and algo.* as they were, or "
                 "another run.dir"
             )
 

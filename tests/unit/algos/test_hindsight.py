@@ -123,7 +123,10 @@ def test_rewards_of_other_goals_are_clipped_and_scaled_like_all_others() -> None
         ("Pendulum-v1", r"has no goals that algo\.hindsight could replace: its observation is a "),
         ("goal_games:WithoutReward", r"has no compute_reward\(achieved_goal, desired_goal, info\)"),
         ("goal_games:OneReward", r"compute_reward returned the shape \[\] for 3 rows of goals"),
-        ("goal_games:OtherGoal", r"achieved_goal of \[2\] and a desired_goal of \[3\]"),
+        ("goal_games:NoNumber", r"compute_reward returned a reward of nan, and rewards must lie"),
+        ("goal_games:Words", r"compute_reward of 3 rows failed with ValueError: could not conver"),
+        ("goal_games:OtherGoal", r"achieved_goal of Box\(.*\(2,\).* desired_goal of Box\(.*\(3,\)"),
+        ("goal_games:Choices", r"Discrete\(3\), and algo\.hindsight needs two Boxes of numbers"),
     ],
 )
 def test_an_environment_without_usable_goals_is_refused(env_id: str, sentence: str) -> None:
