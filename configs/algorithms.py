@@ -161,8 +161,8 @@ class OffPolicyConfig(AlgoConfig):
     hindsight: Fraction = 0.0
     """Fraction of the sampled transitions whose goal is replaced by one that was achieved later in
     the same episode (hindsight replay; 0.8 as published). Only for environments with
-    `achieved_goal`, `desired_goal` and `compute_reward`. Larger values train more on goals that
-    were reached, and less on those that were asked for."""
+    `achieved_goal`, `desired_goal` and `compute_reward`, and not with r2d2. Larger values train
+    more on goals that were reached, and less on those that were asked for."""
 
     @property
     def trains_on(self) -> Data:
