@@ -161,9 +161,8 @@ def load_run(run_dir: str | Path) -> Config:
     """
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
-        raise UserError(
-            f"{run_dir} has no {CONFIG_FILE}, so it is not a run; give the folder of a run"
-        )
+        fault = f"has no {CONFIG_FILE}" if Path(run_dir).exists() else "does not exist"
+        raise UserError(f"{run_dir} {fault}, so it is not a run; give the folder of a run")
     return resolve(str(path))
 
 

@@ -181,8 +181,8 @@ def test_wrong_usage_is_exit_code_2(
         (["train", "cartpole", "--resume", "auto"], "name the folder with run.dir="),
         (["train", "cartpole", "--resume", "must", "run.dir=x"], "x has no checkpoint to resume"),
         (["train", "grid.py"], "grid.py is a Python file; name the function in it that"),
-        (["eval", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
-        (["record", "nowhere"], "nowhere has no config.yaml, so it is not a run"),
+        (["eval", "nowhere"], "nowhere does not exist, so it is not a run"),
+        (["record", "nowhere"], "nowhere does not exist, so it is not a run"),
         (["plot", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
         (["compare", "nowhere"], "nowhere has no metrics.jsonl, so there is nothing to show"),
         (

@@ -227,6 +227,9 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump(cfg))
     assert load_run(tmp_path) == cfg
     assert resolve_target(str(tmp_path / "config.yaml")).name == tmp_path.name
+    with pytest.raises(UserError, match=r"does not exist, so it is not a run"):
+        load_run(tmp_path / "nothing")
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=r"has no config\.yaml, so it is not a run"):
         load_run(tmp_path / "nothing")
 
