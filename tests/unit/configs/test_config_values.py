@@ -162,7 +162,8 @@ def test_every_option_has_a_type_description_and_valid_default(algo: str) -> Non
         "distill": {"teachers": ["runs/a"]},
     }
     section = {"name": algo, **needed.get(algo, {})}
-    defaults = Config.model_validate({"env": {"id": "x"}, "algo": section})
+    model = {"core": "lstm"} if algo == "r2d2" else {}
+    defaults = Config.model_validate({"env": {"id": "x"}, "algo": section, "model": model})
     assert defaults.algo.name == algo
     assert Config.model_validate(defaults.model_dump()) == defaults
 

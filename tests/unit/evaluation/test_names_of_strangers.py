@@ -112,8 +112,10 @@ def places(values: Iterable[Any] = VALUES) -> Iterator[tuple[str, dict[str, Any]
             for value in values:
                 algo_section = {"name": algo} | ({"entry": "stranger"} if algo == "custom" else {})
                 config: dict[str, Any] = {"env": {"id": "CartPole-v1"}, "algo": algo_section}
+                if algo == "r2d2":
+                    config["model"] = {"core": "lstm"}
                 if option == "model.settings":
-                    config["model"] = {"entry": NAME}
+                    config.setdefault("model", {})["entry"] = NAME
                 *path, last = option.split(".")
                 section = config
                 for name in path:
