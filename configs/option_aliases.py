@@ -65,8 +65,9 @@ _REPLAY = {
     "replay.samples_per_insert": "train_frequency train_freq gradient_steps",
     "algo.n_step": "n_steps",
     "algo.target_every": "target_network_frequency target_update_interval",
-    "algo.epsilon": "start_e exploration_initial_eps",
-    "algo.epsilon with algo.epsilon_alpha": "end_e exploration_fraction exploration_final_eps",
+    "algo.epsilon={from: 1, to: 0.05, steps: N}": "start_e "
+    "exploration_initial_eps end_e exploration_fraction exploration_final_eps",
+    "algo.quantiles": "n_quantiles n_atoms",
     "algo.tune_alpha": "autotune",
     "algo.alpha": "ent_coef",
     "algo.hindsight=0.8": "n_sampled_goal goal_selection_strategy",
