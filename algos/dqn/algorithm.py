@@ -40,12 +40,16 @@ Flags = npt.NDArray[np.bool_]
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """Returns the columns of a slot.
+    """Returns the columns of a slot: `q_columns`, and ``priority``, which `process` writes."""
+    return q_columns(observation_space, action_space, Column("priority", "<f4"))
 
-    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one. `process`
-    writes ``priority``.
+
+def q_columns(observation_space: Any, action_space: Any, *others: Column) -> tuple[Column, ...]:
+    """Returns the columns of a slot whose actions were chosen by Q-values, with ``others``.
+
+    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one.
     """
-    recorded = (Column(name, "<f4") for name in ("q_taken", "q_max", "priority"))
+    recorded = (Column("q_taken", "<f4"), Column("q_max", "<f4"), *others)
     return slots.columns(observation_space, action_column(action_space), *recorded)
 
 

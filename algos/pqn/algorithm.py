@@ -11,21 +11,17 @@ what the learner minimises. Only these two import torch, and only when they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy.typing as npt
-
-from penstock.algos import slots
 from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.dqn.algorithm import check, q_columns
 from penstock.algos.epsilon_greedy import epsilon_greedy
 from penstock.algos.pqn.config import PqnConfig
+from penstock.algos.slots import process
 from penstock.configs.schedules import LinearSchedule, constant
 from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
-from penstock.core.specs import Column
-from penstock.envs.vector_env import counts_of
 from penstock.models.acting.categorical import ExploringSampler
-from penstock.models.actions import action_column
 from penstock.models.fitting import HeadShape, q_shape
 from penstock.models.layout import EPSILON_RATE
 
@@ -38,22 +34,6 @@ if TYPE_CHECKING:
 
 STATISTICS = ("q_loss", "td_error", "q_mean", "q_target_mean", "q_lag")
 WHOLE = slice(None)
-
-
-def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """Returns the columns of a slot.
-
-    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one.
-    """
-    recorded = (Column(name, "<f4") for name in ("q_taken", "q_max"))
-    return slots.columns(observation_space, action_column(action_space), *recorded)
-
-
-def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
-    """Raise ValueError for values that no sound actor records."""
-    slots.check_choices(columns["action"], counts_of(spaces.action_space))
-    slots.check(columns)
-    slots.check_numbers(columns["obs"], spaces)
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
@@ -208,9 +188,9 @@ def choices(batch: Mapping[str, Tensor], envs: slice | Tensor) -> Tensor:
 
 PQN = UnrollAlgorithm[PqnConfig](
     statistics=STATISTICS,
-    columns=columns,
+    columns=q_columns,
     check=check,
-    process=slots.process,
+    process=process,
     loss=loss,
     network=network,
     action_sampler=action_sampler,

@@ -18,20 +18,10 @@ from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.interfaces import TransitionSequences
 from penstock.core.observations import Spaces
-from penstock.core.specs import Column
 from penstock.models.fitting import HeadShape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
-
-
-def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """Returns the columns of a slot; those of DQN without a priority of each step."""
-    return tuple(
-        column
-        for column in dqn.columns(observation_space, action_space)
-        if column.name != "priority"
-    )
 
 
 def network(config: Config, spaces: Spaces) -> HeadShape:
@@ -70,7 +60,7 @@ def make_update(cfg: R2d2Config, ctx: UpdateContext) -> ReplayUpdate:
 
 
 R2D2 = ReplayAlgorithm[R2d2Config](
-    columns=columns,
+    columns=dqn.q_columns,
     check=dqn.check,
     process=slots.process,
     network=network,
