@@ -22,7 +22,7 @@ from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.models.acting.gaussian import SquashedGaussianSampler
-from penstock.models.fitting import HeadShape, gaussian_shape
+from penstock.models.fitting import gaussian_shape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
@@ -42,11 +42,6 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     largest = np.abs(columns["action"]).max()
     if largest > MOST_ACTION:
         raise ValueError(f"an action of {largest}, which goes from -1 to 1")
-
-
-def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Returns the shape of the actor: means and logarithms of standard deviations."""
-    return gaussian_shape(config, spaces)
 
 
 def action_sampler(
@@ -74,7 +69,7 @@ SAC = ReplayAlgorithm[SacConfig](
     columns=columns,
     check=check,
     process=process,
-    network=network,
+    network=gaussian_shape,
     action_sampler=action_sampler,
     make_update=make_update,
 )
