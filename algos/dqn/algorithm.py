@@ -11,6 +11,7 @@ al. 2018, arXiv 1711.08946 (several choices).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,42 +74,20 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
     adjust_rewards(cfg, columns["reward"])
 
     # Priorities depend on the rewards that are trained on.
-    columns["priority"][...] = initial_priorities(
-        reward=columns["reward"],
-        q_taken=columns["q_taken"],
-        q_max=columns["q_max"],
-        terminated=columns["terminated"],
-        truncated=columns["truncated"],
-        alive=columns["alive"],
-        n_step=n_step,
-        discount=cfg.discount,
-    )
+    columns["priority"][...] = initial_priorities(columns, n_step=n_step, discount=cfg.discount)
 
 
 def initial_priorities(
-    reward: Float32,
-    q_taken: Float32,
-    q_max: Float32,
-    terminated: Flags,
-    truncated: Flags,
-    alive: Flags,
-    *,
-    n_step: int,
-    discount: float,
+    columns: Mapping[str, npt.NDArray[Any]], *, n_step: int, discount: float
 ) -> Float32:
     """Returns the absolute n-step temporal differences of a slot by the Q-values of its actor.
 
     The return of a row sums up rewards until its episode ends, and never beyond the slot, whose
     last row stands for its own value, ``q_max``. A truncated episode is bootstrapped from the value
-    of its final observation, which is that of the next row. All arrays are ``[T, E]``.
+    of its final observation, which is that of the next row.
 
     Args:
-        reward: rewards for training.
-        q_taken: the Q-value of the action.
-        q_max: the largest Q-value of the row's observation.
-        terminated: whether the episode ended in the environment.
-        truncated: whether the episode was cut off.
-        alive: whether the row is a step.
+        columns: those of `q_columns`; rewards are those of training.
         n_step: rewards in a return.
         discount: gamma.
 
@@ -116,9 +95,14 @@ def initial_priorities(
         ``[T, E]``. The last row has no difference unless it terminated, and gets the largest of the
         slot. Rows that are not alive get 0.
     """
+    terminated = columns["terminated"]
+    truncated = columns["truncated"]
+    alive = columns["alive"]
+    q_max = columns["q_max"]
+
     # Where a return is cut, the value it is bootstrapped from is added to the reward.
     next_value = np.float32(discount) * q_max[1:]
-    reward = reward.copy()
+    reward = columns["reward"].copy()
     reward[:-1] += next_value * (truncated & ~terminated)[:-1]
     reward[-1] = np.where(terminated[-1], reward[-1], q_max[-1])
 
@@ -137,7 +121,7 @@ def initial_priorities(
         bootstrap = np.float32(discount**n_step) * q_max[n_step:]
         returns[:-n_step] += bootstrap * continues[:-n_step]
 
-    differences = np.abs(returns - q_taken) * alive
+    differences = np.abs(returns - columns["q_taken"]) * alive
     has_difference = alive.copy()
     has_difference[-1] &= terminated[-1]
     largest = differences[has_difference].max() if has_difference.any() else np.float32(1)
