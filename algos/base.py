@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
-AddOthers = Callable[["Tensor"], None]
 
+AddOthers = Callable[["Tensor"], None]
+"""Adds to a tensor, in place, those of the other learners."""
 WHOLE = slice(None)
 """All environments of a batch."""
 

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from penstock.models.actions import ActionSpec, discrete
 from penstock.models.layout import MlpShape
-from penstock.models.torch_heads import ActorCritic, PolicyNetwork
-from penstock.models.torch_nets import build_net
+from penstock.models.torch_heads import PolicyNetwork
+from penstock.models.torch_nets import Net, build_net
 
 ACTIONS = 3
 
-Net = TypeVar("Net", bound=PolicyNetwork)
+N = TypeVar("N", bound=PolicyNetwork)
 
 
-def make_net(actions: ActionSpec | None = None, seed: int = 0) -> ActorCritic:
+def make_net(actions: ActionSpec | None = None, seed: int = 0) -> Net:
     """Returns an actor-critic with random weights, by default of ``ACTIONS`` choices."""
     torch.manual_seed(seed)
     shape = MlpShape(4, actions or discrete(ACTIONS), (16, 16), "tanh", 1.0)
     return with_random_heads(build_net(shape))
 
 
-def with_random_heads(net: Net) -> Net:
+def with_random_heads(net: N) -> N:
     """Returns a network with random numbers added: its heads start near zero, which hides much."""
     with torch.no_grad():
         for parameter in net.parameters():

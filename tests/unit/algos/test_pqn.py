@@ -16,7 +16,6 @@ from penstock.algos.ops.gae import lambda_returns
 from penstock.algos.pqn import algorithm as pqn
 from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.samples import slot_spec
-from penstock.configs.errors import UserError
 from penstock.configs.schedules import LinearSchedule, with_values
 from penstock.configs.schema import Config
 from penstock.models.layout import DenseShape
@@ -143,10 +142,3 @@ def test_slots_record_what_the_sampler_does() -> None:
     sampler = pqn.action_sampler(config, game, 0, 0)
     names = {column.name for column in slot_spec(config, game).columns}
     assert set(sampler.recorded) <= names
-
-
-def test_a_continuous_action_is_refused_in_one_sentence() -> None:
-    config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "pqn"}})
-    game: Any = SimpleNamespace(observation_space=NUMBERS, action_space=NUMBERS)
-    with pytest.raises(UserError, match=r"algo\.name pqn"):
-        slot_spec(config, game)

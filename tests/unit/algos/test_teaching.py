@@ -76,13 +76,6 @@ def test_the_divergence_and_its_gradient_are_those_of_torch(actions: ActionSpec)
     torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-9, atol=1e-9)
 
 
-def test_the_gradient_of_choices_is_the_difference_of_the_probabilities() -> None:
-    teacher, student = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
-    student.requires_grad_()
-    divergence(discrete(4), teacher, student).sum().backward()
-    torch.testing.assert_close(student.grad, (student.softmax(1) - teacher.softmax(1)).detach())
-
-
 def test_q_values_become_probabilities_by_the_temperature() -> None:
     """Rusu et al. 2015, equation 3, by hand; a forbidden action has probability 0."""
     rule = ActionRule(discrete(3), has_values=True)
