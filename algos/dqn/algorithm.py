@@ -5,8 +5,7 @@ Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many
 al. 2017, arXiv 1710.10044 (quantiles); Fortunato et al. 2017, arXiv 1706.10295 (noise); Tavakoli et
 al. 2018, arXiv 1711.08946 (several choices).
 
-`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
-`penstock.algos.dqn.update`.
+The learner's half is `penstock.algos.dqn.update`.
 """
 
 from __future__ import annotations

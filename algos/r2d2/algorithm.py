@@ -1,8 +1,9 @@
-"""R2D2 without its update: recorded columns, the network with memory, the data.
+"""R2D2: DQN with memory, learnt from sequences in replay.
 
 Kapturowski et al. 2019 (https://openreview.net/forum?id=r1lyTjAqYX): DQN with a recurrent network
 on prioritised sequences. Actors record the state of the network before each step, so that a
-sequence begins from it. They explore as those of DQN.
+sequence begins from it. They explore as those of DQN. The learner's half is
+`penstock.algos.r2d2.update`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Haarnoja et al. 2018, arXiv 1812.05905: soft actor-critic with a temperature that is tuned towards a
 target entropy. Each value of an action is from -1 to 1, as policies choose it.
 
-`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
-`penstock.algos.sac.update`.
+The learner's half is `penstock.algos.sac.update`.
 """
 
 from __future__ import annotations
