@@ -14,7 +14,6 @@ from penstock.core.observations import Spaces
 from penstock.models.acting import policy
 from penstock.models.acting.inference import LocalInference
 from penstock.models.acting.policy import Policy
-from penstock.models.fitting import AnyShape
 
 
 def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Policy:
@@ -27,17 +26,11 @@ def make_policy(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Po
         actor: number of the actor, on which its exploration may depend.
     """
     shape = network_shape(config, spaces)
-    return _policy_of(shape, config, spaces, seed=seed, actor=actor)
+    sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
+    return policy.make_policy(config, spaces, shape, sampler, seed=seed)
 
 
 def make_inference(config: Config, spaces: Spaces, seed: int, actor: int = 0) -> Inference:
     """Returns the inference of one actor; the arguments are those of `make_policy`."""
-    shape = network_shape(config, spaces)
-    actor_policy = _policy_of(shape, config, spaces, seed=seed, actor=actor)
-    return LocalInference(actor_policy, shape.layout.size)
-
-
-def _policy_of(shape: AnyShape, config: Config, spaces: Spaces, *, seed: int, actor: int) -> Policy:
-    """Returns the policy that computes the network ``shape`` and samples actions by its outputs."""
-    sampler = algorithm(config.algo).action_sampler(config, spaces, seed, actor)
-    return policy.make_policy(config, spaces, shape, sampler, seed=seed)
+    weights_size = network_shape(config, spaces).layout.size
+    return LocalInference(make_policy(config, spaces, seed, actor), weights_size)

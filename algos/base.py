@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 Cfg = TypeVar("Cfg", bound=AlgoConfig)  # the section `algo` of the algorithm
 Columns = dict[str, npt.NDArray[Any]]
 
+AddOthers = Callable[["Tensor"], None]
+"""Adds to a tensor, in place, those of the other learners."""
+WHOLE = slice(None)
+"""All environments of a batch."""
+
 TEACHER_KL = "teacher_kl"
 """Name of a statistic: the divergence of the teachers from the policy that is trained, in nats."""
 
@@ -82,6 +87,7 @@ class UnrollAlgorithm(Generic[Cfg]):
         net         the network that is trained, a `models.torch_heads.ActorCritic` by default
         batch       columns by name, tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``
         cfg         the settings that `resolve_options` returned
+        envs        the environments of a batch whose loss is computed, by slice or by index
         parts       slices of the environments, each as large as is to be computed at once
         add_others  adds to a tensor, in place, those of the other learners of the update
     """
@@ -96,8 +102,11 @@ class UnrollAlgorithm(Generic[Cfg]):
     process: Callable[[Cfg, Columns], None]
     """Prepares a filled slot for training, in place."""
     loss: Callable[..., tuple[Tensor, Tensor]]
-    """(net, batch, cfg, envs, add_others) -> the loss ``[]`` and `statistics`, both summed over the
-    alive rows of the environments ``envs`` of a batch."""
+    """(net, batch, cfg, envs, add_others) -> the loss ``[]``, and `statistics` without a gradient.
+
+    The batch also has the columns of `prepare`. Both results are sums over alive rows, so that
+    those of micro-batches add up: gradient and statistics are divided by the alive rows of the
+    whole update."""
     prepare: Callable[..., dict[str, Tensor]] | None = None
     """(net, batch, cfg, parts, add_others) -> further columns, computed once for each batch. With
     `moments`, the key ``moments`` has their sums over its alive rows, float64
@@ -105,8 +114,8 @@ class UnrollAlgorithm(Generic[Cfg]):
     going_on: Callable[..., bool] | None = None
     """(net, batch, cfg, parts, add_others) -> whether the batch has another epoch."""
     whole: Callable[[Cfg], bool] = lambda cfg: False
-    """Whether `loss` must see all environments of an update at once; only then may it call
-    ``add_others``."""
+    """Whether `loss` must see all environments of an update at once, however large; only then may
+    it call ``add_others``."""
     moments: tuple[str, ...] = ()
     """Names of the sums that `prepare` returns for metrics: `diagnostics.MOMENTS` and any
     others."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from penstock.configs.algorithms import OffPolicyConfig
 from penstock.configs.schema import Config
-from penstock.core.interfaces import SampleSpec, Transitions
 from penstock.core.observations import views
 from penstock.core.rewards import Rewards, adjust_rewards
 from penstock.envs.goals import ACHIEVED, DESIRED, Goals
@@ -73,20 +72,12 @@ class Hindsight:
         self._goals.close()
 
 
-def make_hindsight(config: Config, draws: SampleSpec, rank: int) -> Hindsight | None:
-    """Makes the hindsight of a run; None without `algo.hindsight`.
+def make_hindsight(config: Config, rank: int) -> Hindsight | None:
+    """Makes the hindsight of a run on the learner ``rank``; None without `algo.hindsight`.
 
-    Args:
-        config: of the run.
-        draws: the content of a batch.
-        rank: of the learner.
-
-    Raises:
-        UserError: the environment has no goals.
+    Raises UserError if the environment has no goals.
     """
     cfg = config.algo
     if not isinstance(cfg, OffPolicyConfig) or not cfg.hindsight:
         return None
-
-    assert isinstance(draws, Transitions), draws
     return Hindsight(Goals(config.env, first=FirstIndex.LEARNER + rank), cfg.hindsight, cfg)

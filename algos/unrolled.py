@@ -1,4 +1,4 @@
-"""Applies an actor-critic to the unrolls of a batch, with memory and action masks."""
+"""Applies a network to the unrolls of a batch, with memory and action masks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from penstock.algos.core_inputs import REWARD, unrolled_inputs
 from penstock.algos.ops.frame_stacks import observations
+from penstock.models.actions import ActionSpec
+from penstock.models.distributions import Distribution, distribution
 from penstock.models.torch_heads import ActorCritic, HeadNet
 
 
@@ -26,6 +28,11 @@ class Unrolled(NamedTuple):
     mask: Tensor | None
     """Action mask ``[B, outputs]``, not 0 where a choice is allowed; None where all are."""
 
+    def policy(self, actions: ActionSpec, steps: int) -> Distribution:
+        """Returns the policy in the first ``steps`` rows."""
+        mask = None if self.mask is None else self.mask[:steps]
+        return distribution(actions, self.outputs[:steps], mask)
+
 
 def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor) -> Unrolled:
     """Apply an actor-critic to some environments of a batch of unrolls.
@@ -41,12 +48,23 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         envs: which environments of the batch, by slice or by index.
     """
     obs = observations(batch, envs)
-    if not net.state_size:
-        outputs, values = net(obs)
-        return Unrolled(outputs, values, net.mask(obs))
-
-    outputs, values = net(obs, *memory_of(net, batch, envs))
+    memory = _memory_of(net, batch, envs) if net.state_size else ()
+    outputs, values = net(obs, *memory)
     return Unrolled(outputs, values, net.mask(obs))
+
+
+def unrolled_q(
+    net: HeadNet, batch: Mapping[str, Tensor], envs: slice | Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Returns Q-values ``[B, outputs]``, in rows as those of `Unrolled`, and the action mask.
+
+    The arguments are those of `unrolled`.
+    """
+    obs = observations(batch, envs)
+    if not net.state_size:
+        return net(obs), net.mask(obs)
+    q, _ = net.unroll(obs, *_memory_of(net, batch, envs))
+    return q, net.mask(obs)
 
 
 class UnrolledMemory(NamedTuple):
@@ -60,7 +78,7 @@ class UnrolledMemory(NamedTuple):
     """What the core reads besides the features, float32 ``[T + 1, E, width]``."""
 
 
-def memory_of(
+def _memory_of(
     net: ActorCritic | HeadNet, batch: Mapping[str, Tensor], envs: slice | Tensor
 ) -> UnrolledMemory:
     """Returns what a network with memory needs of some environments of a batch of unrolls.

@@ -1,13 +1,37 @@
-"""Batches of random unrolls, for losses to be worked out by hand."""
+"""Batches of random unrolls and networks to try on them, for losses to be worked out by hand."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.models.actions import ActionSpec, discrete
+from penstock.models.layout import MlpShape
+from penstock.models.torch_heads import PolicyNetwork
+from penstock.models.torch_nets import Net, build_net
+
 ACTIONS = 3
+
+N = TypeVar("N", bound=PolicyNetwork)
+
+
+def make_net(actions: ActionSpec | None = None, seed: int = 0) -> Net:
+    """Returns an actor-critic with random weights, by default of ``ACTIONS`` choices."""
+    torch.manual_seed(seed)
+    shape = MlpShape(4, actions or discrete(ACTIONS), (16, 16), "tanh", 1.0)
+    return with_random_heads(build_net(shape))
+
+
+def with_random_heads(net: N) -> N:
+    """Returns a network with random numbers added: its heads start near zero, which hides much."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return net
 
 
 def random_ends(

@@ -5,16 +5,14 @@ The loss is KL(teacher | student) in the states that the student visits, without
 and the error of its values. `penstock.learner.teachers` adds to a batch what the teachers would do;
 slots are those of IMPALA. The policy that acted is of no importance: whatever its lag, the states
 are ones that a student visits.
-
-Only functions that take a batch import torch, and only when they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.algos.base import TEACHER_KL, UnrollAlgorithm
+from penstock.algos.base import TEACHER_KL, WHOLE, AddOthers, UnrollAlgorithm
 from penstock.algos.distill.config import DistillConfig
 from penstock.algos.impala.algorithm import check, columns
 from penstock.algos.slots import process
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 
     from penstock.models.torch_heads import ActorCritic
 
-    AddOthers = Callable[[Tensor], None]
-
-WHOLE = slice(None)
 STATISTICS = (TEACHER_KL, "value_loss", "entropy")
 # Lambda of the returns that values learn by, where a teacher estimates no values.
 RETURNS_LAMBDA = 0.95
@@ -46,7 +41,7 @@ def prepare(
     """
     import torch
 
-    from penstock.algos.ops.gae import gae
+    from penstock.algos.ops.gae import lambda_returns
     from penstock.algos.ops.teaching import VALUE
     from penstock.algos.unrolled import unrolled
 
@@ -55,18 +50,9 @@ def prepare(
 
     rows = len(batch["obs"])
     with torch.no_grad():
-        unrolls = [unrolled(net, batch, envs) for envs in parts]
-        values = torch.cat([part.values.view(rows, -1) for part in unrolls], 1)
-        errors = gae(
-            values=values,
-            rewards=batch["reward"],
-            terminated=batch["terminated"],
-            truncated=batch["truncated"],
-            alive=batch["alive"],
-            discount=cfg.discount,
-            gae_lambda=RETURNS_LAMBDA,
-        )
-    return {"target": errors + values[:-1]}
+        values = torch.cat([unrolled(net, batch, envs).values.view(rows, -1) for envs in parts], 1)
+    target = lambda_returns(values, batch, discount=cfg.discount, gae_lambda=RETURNS_LAMBDA)
+    return {"target": target}
 
 
 def loss(
@@ -76,33 +62,23 @@ def loss(
     envs: slice | Tensor = WHOLE,
     add_others: AddOthers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch: `UnrollAlgorithm.loss`.
 
-    Args:
-        net: the student.
-        batch: `columns` as tensors ``[T, E, ...]``, observations ``[T + 1, E, ...]``, what the
-            teachers would do, and what `prepare` returned.
-        cfg: the options.
-        envs: which environments.
-        add_others: not called.
-
-    Returns:
-        The loss ``[]``, and float32 ``[len(STATISTICS)]`` without a gradient.
+    The batch also has what the teachers would do.
     """
     import torch
 
     from penstock.algos.ops.teaching import teacher_kl
     from penstock.algos.unrolled import unrolled
-    from penstock.models.distributions import distribution
 
     target = batch["target"][:, envs].flatten()
     living = batch["alive"][:, envs].flatten().float()
     steps = len(living)
 
-    outputs, values, mask = unrolled(net, batch, envs)
-    policy = distribution(net.actions, outputs[:steps], None if mask is None else mask[:steps])
+    part = unrolled(net, batch, envs)
+    policy = part.policy(net.actions, steps)
     divergence = teacher_kl(cfg, net.actions, batch, envs, policy).dot(living)
-    value_loss = 0.5 * (values[:steps] - target).square().dot(living)
+    value_loss = 0.5 * (part.values[:steps] - target).square().dot(living)
     total = divergence + cfg.value_cost * value_loss
 
     with torch.no_grad():

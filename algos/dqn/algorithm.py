@@ -5,12 +5,12 @@ Horgan et al. 2018, arXiv 1803.00933 (n-step, exploration and priorities of many
 al. 2017, arXiv 1710.10044 (quantiles); Fortunato et al. 2017, arXiv 1706.10295 (noise); Tavakoli et
 al. 2018, arXiv 1711.08946 (several choices).
 
-`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
-`penstock.algos.dqn.update`.
+The learner's half is `penstock.algos.dqn.update`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,12 +40,16 @@ Flags = npt.NDArray[np.bool_]
 
 
 def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """Returns the columns of a slot.
+    """Returns the columns of a slot: `q_columns`, and ``priority``, which `process` writes."""
+    return q_columns(observation_space, action_space, Column("priority", "<f4"))
 
-    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one. `process`
-    writes ``priority``.
+
+def q_columns(observation_space: Any, action_space: Any, *others: Column) -> tuple[Column, ...]:
+    """Returns the columns of a slot whose actions were chosen by Q-values, with ``others``.
+
+    Actors record ``q_taken``, the Q-value of the action, and ``q_max``, the largest one.
     """
-    recorded = (Column(name, "<f4") for name in ("q_taken", "q_max", "priority"))
+    recorded = (Column("q_taken", "<f4"), Column("q_max", "<f4"), *others)
     return slots.columns(observation_space, action_column(action_space), *recorded)
 
 
@@ -69,42 +73,20 @@ def prioritize(cfg: AlgoConfig, n_step: int, columns: dict[str, npt.NDArray[Any]
     adjust_rewards(cfg, columns["reward"])
 
     # Priorities depend on the rewards that are trained on.
-    columns["priority"][...] = initial_priorities(
-        reward=columns["reward"],
-        q_taken=columns["q_taken"],
-        q_max=columns["q_max"],
-        terminated=columns["terminated"],
-        truncated=columns["truncated"],
-        alive=columns["alive"],
-        n_step=n_step,
-        discount=cfg.discount,
-    )
+    columns["priority"][...] = initial_priorities(columns, n_step=n_step, discount=cfg.discount)
 
 
 def initial_priorities(
-    reward: Float32,
-    q_taken: Float32,
-    q_max: Float32,
-    terminated: Flags,
-    truncated: Flags,
-    alive: Flags,
-    *,
-    n_step: int,
-    discount: float,
+    columns: Mapping[str, npt.NDArray[Any]], *, n_step: int, discount: float
 ) -> Float32:
     """Returns the absolute n-step temporal differences of a slot by the Q-values of its actor.
 
     The return of a row sums up rewards until its episode ends, and never beyond the slot, whose
     last row stands for its own value, ``q_max``. A truncated episode is bootstrapped from the value
-    of its final observation, which is that of the next row. All arrays are ``[T, E]``.
+    of its final observation, which is that of the next row.
 
     Args:
-        reward: rewards for training.
-        q_taken: the Q-value of the action.
-        q_max: the largest Q-value of the row's observation.
-        terminated: whether the episode ended in the environment.
-        truncated: whether the episode was cut off.
-        alive: whether the row is a step.
+        columns: those of `q_columns`; rewards are those of training.
         n_step: rewards in a return.
         discount: gamma.
 
@@ -112,9 +94,14 @@ def initial_priorities(
         ``[T, E]``. The last row has no difference unless it terminated, and gets the largest of the
         slot. Rows that are not alive get 0.
     """
+    terminated = columns["terminated"]
+    truncated = columns["truncated"]
+    alive = columns["alive"]
+    q_max = columns["q_max"]
+
     # Where a return is cut, the value it is bootstrapped from is added to the reward.
     next_value = np.float32(discount) * q_max[1:]
-    reward = reward.copy()
+    reward = columns["reward"].copy()
     reward[:-1] += next_value * (truncated & ~terminated)[:-1]
     reward[-1] = np.where(terminated[-1], reward[-1], q_max[-1])
 
@@ -133,7 +120,7 @@ def initial_priorities(
         bootstrap = np.float32(discount**n_step) * q_max[n_step:]
         returns[:-n_step] += bootstrap * continues[:-n_step]
 
-    differences = np.abs(returns - q_taken) * alive
+    differences = np.abs(returns - columns["q_taken"]) * alive
     has_difference = alive.copy()
     has_difference[-1] &= terminated[-1]
     largest = differences[has_difference].max() if has_difference.any() else np.float32(1)

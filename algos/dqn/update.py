@@ -101,6 +101,7 @@ class DqnUpdate:
         self._algo = algo
         self._ledger = ctx.ledger
         self._micro_batch = ctx.micro_batch
+        """Rows of a batch in one pass."""
 
         # The target network begins as a copy; both normalise observations by the same statistics.
         self.net = ctx.network()
@@ -136,23 +137,14 @@ class DqnUpdate:
 
     def _backward(self, batch: Batch, total: float) -> list[MicroBatchResult]:
         """Add the gradients of a batch, one micro-batch after the other; returns their results."""
-        count = len(batch["reward"])
+        count = len(batch["weights"])
         results = []
         for start in range(0, count, self._micro_batch):
             end = start + self._micro_batch
-            micro_batch = {name: column[start:end] for name, column in batch.items()}
+            micro_batch = self._rows(batch, slice(start, end))
 
             self._ledger.switch(Part.FORWARD)
-            net = _with_weights(self.net, self.net.training_weights())
-            next_mask = self.net.mask(micro_batch["next_obs"])
-            total_loss, differences, sums = loss(
-                net=net,
-                target_net=self._target_q,
-                batch=micro_batch,
-                cfg=self._algo,
-                next_mask=next_mask,
-                branches=self._branches,
-            )
+            total_loss, differences, sums = self._loss(micro_batch)
 
             # The last backward pass completes the gradients.
             if end >= count:
@@ -164,6 +156,21 @@ class DqnUpdate:
             del total_loss
             results.append(MicroBatchResult(differences, sums))
         return results
+
+    def _rows(self, batch: Batch, rows: slice) -> Batch:
+        """Returns some rows of a batch."""
+        return {name: column[rows] for name, column in batch.items()}
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the loss of a micro-batch, and its `MicroBatchResult`."""
+        return loss(
+            net=_with_weights(self.net, self.net.training_weights()),
+            target_net=self._target_q,
+            batch=batch,
+            cfg=self._algo,
+            next_mask=self.net.mask(batch["next_obs"]),
+            branches=self._branches,
+        )
 
     def _draw_noise(self) -> None:
         """Draw noise for both networks, each its own (Fortunato et al. 2017, equation 15).

@@ -1,18 +1,14 @@
-"""IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561).
-
-`columns` are what the actor records, `process` prepares a filled slot, and `loss` is what the
-learner minimises. Only `loss` imports torch, and only when it is called.
-"""
+"""IMPALA: an actor-critic whose lag V-trace corrects (Espeholt et al. 2018, arXiv 1802.01561)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from penstock.algos import slots
-from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.base import WHOLE, AddOthers, UnrollAlgorithm
 from penstock.algos.diagnostics import LAG, MOMENTS, batch_sums
 from penstock.algos.impala.config import ImpalaConfig
 from penstock.algos.slots import process
@@ -27,7 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.models.torch_heads import ActorCritic
 
-WHOLE = slice(None)
 LEAST_LOGP = -100.0  # smallest log-probability of a choice or a number that a sound actor records
 MOST_DENSITY = 1e3  # largest log-density of a number, which may well be above 0
 MOST_CHOICE_LOGP = 1e-3  # largest log-probability of a choice, which is 0 apart from rounding
@@ -63,28 +58,15 @@ def whole(cfg: ImpalaConfig) -> bool:
 
 def loss(
     net: ActorCritic,
-    batch: dict[str, Tensor],
+    batch: Mapping[str, Tensor],
     cfg: ImpalaConfig,
-    envs: slice = WHOLE,
-    add_others: Callable[[Tensor], None] | None = None,
+    envs: slice | Tensor = WHOLE,
+    add_others: AddOthers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch: `UnrollAlgorithm.loss`.
 
-    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
-    alive rows of the whole update.
-
-    Args:
-        net: the network that is trained.
-        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
-        cfg: the options.
-        envs: which environments. With ``normalize_advantages`` these must be the whole update,
-            since what an update learns must not depend on how it is cut to fit a cache.
-        add_others: adds to a tensor, in place, those of the learners that share the update.
-
-    Returns:
-        The loss ``[]``, and ``[len(STATISTICS)]`` without a gradient. The statistics after the
-        entropy are `penstock.algos.diagnostics.batch_sums`. The sum `TEACHER_KL` follows where
-        there is a teacher.
+    The statistics after the entropy are `penstock.algos.diagnostics.batch_sums`. The sum
+    `TEACHER_KL` follows where there is a teacher.
     """
     import torch
 
@@ -92,7 +74,6 @@ def loss(
     from penstock.algos.ops.teaching import teacher_kl
     from penstock.algos.ops.vtrace import vtrace
     from penstock.algos.unrolled import unrolled
-    from penstock.models.distributions import distribution
 
     action = batch["action"][:, envs]
     behaviour_logp = batch["behaviour_logp"][:, envs]
@@ -101,13 +82,11 @@ def loss(
     steps = alive.numel()
 
     # The current policy in the first T rows, and the values of all T + 1.
-    outputs, flat_values, action_mask = unrolled(net, batch, envs)
-    if action_mask is not None:
-        action_mask = action_mask[:steps]
-    policy = distribution(net.actions, outputs[:steps], action_mask)
+    part = unrolled(net, batch, envs)
+    policy = part.policy(net.actions, steps)
     logp = policy.logp(action.flatten(0, 1))
     log_rhos = logp.detach().view(alive.shape) - behaviour_logp
-    values = flat_values.detach().view(-1, alive.shape[1])
+    values = part.values.detach().view(-1, alive.shape[1])
 
     # Advantages and errors are 0 on rows that are not alive, and so are their terms of the sums.
     trace = vtrace(
@@ -126,7 +105,7 @@ def loss(
     if cfg.normalize_advantages:
         advantages = normalized(advantages, mask, add_others)
     targets = (trace.errors + values[:-1]).flatten()
-    differences = flat_values[:steps] - targets
+    differences = part.values[:steps] - targets
 
     policy_loss = -torch.dot(advantages, logp)
     value_loss = 0.5 * torch.dot(differences, differences)

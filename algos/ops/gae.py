@@ -8,6 +8,8 @@ time-major tensors; nothing here carries a gradient or waits for a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def gae(
 
     ``A[t] = delta[t] + discount * gae_lambda * w[t+1] * A[t+1]`` within an episode, where
     ``delta[t] = r[t] + discount * V[t+1] - V[t]``. Without weights ``w`` is 1, and this is GAE.
-    Advantages plus ``values[:-1]`` are then the targets of the values, TD(lambda).
+    Advantages plus ``values[:-1]`` are then the targets of the values (`lambda_returns`).
 
     With truncated importance weights ``w``, ``w * A`` are the errors of V-trace with ``rho = c =
     w``, so that the targets are ``values[:-1] + w * A``, and ``w * A`` also weighs the gradient of
@@ -61,3 +63,30 @@ def gae(
     if weights is not None:
         carries[:-1] *= weights[1:]
     return accumulate(deltas, carries)
+
+
+def lambda_returns(
+    values: Tensor, batch: Mapping[str, Tensor], *, discount: float, gae_lambda: float
+) -> Tensor:
+    """Returns the returns that values learn, TD(lambda), float32 ``[T, E]``.
+
+    ``G[t] = r[t] + discount * ((1 - gae_lambda) * V[t+1] + gae_lambda * G[t+1])`` within an
+    episode. ``G[t+1]`` is ``V[t+1]`` after the last row and where the episode was truncated, and 0
+    where it terminated.
+
+    Args:
+        values: V, float32 ``[T + 1, E]``.
+        batch: `reward`, `terminated`, `truncated` and `alive`, as for `gae`.
+        discount: gamma.
+        gae_lambda: lambda.
+    """
+    advantages = gae(
+        values=values,
+        rewards=batch["reward"],
+        terminated=batch["terminated"],
+        truncated=batch["truncated"],
+        alive=batch["alive"],
+        discount=discount,
+        gae_lambda=gae_lambda,
+    )
+    return advantages + values[:-1]

@@ -6,18 +6,14 @@ There are three policies: the *behaviour* policy acted, the *proximal* policy is
 start of a batch, and the *current* one is trained. Ratios are those of the current policy to the
 proximal one, so that the clip bounds how far an update changes the policy, whatever the lag. The
 importance weight of a row, proximal to behaviour, truncated, corrects for lag.
-
-`columns` are what the actor records. `prepare` comes before the epochs of a batch, `going_on`
-between them, and `loss` is what the learner minimises. Only these import torch, and only when they
-are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.algos.base import UnrollAlgorithm
+from penstock.algos.base import WHOLE, AddOthers, UnrollAlgorithm
 from penstock.algos.diagnostics import MOMENTS as SHARED_MOMENTS
 from penstock.algos.diagnostics import batch_sums
 from penstock.algos.impala.algorithm import check, columns
@@ -28,15 +24,10 @@ from penstock.configs.schedules import constant
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.algos.unrolled import Unrolled
-    from penstock.models.distributions import Distribution
     from penstock.models.torch_heads import ActorCritic
-
-    AddOthers = Callable[[Tensor], None]
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "kl", "ratio", "ratio_clipped")
 MOMENTS = (*SHARED_MOMENTS, "kl_lag", "rho", "rho_clipped")
-WHOLE = slice(None)
 MOST_LOG_RATIO = 20.0  # the ratio is clipped far below; beyond it the sums would overflow
 
 
@@ -55,12 +46,7 @@ def prepare(
     """Returns what `loss` and `going_on` need besides `columns`, by the network before its first
     update.
 
-    Args:
-        net: the network, whose policy is the proximal one.
-        batch: `columns` as tensors ``[T, E, ...]``; observations are ``[T + 1, E, ...]``.
-        cfg: the options.
-        parts: the environments, divided into as many as are to be computed at once.
-        add_others: adds to a tensor, in place, those of the learners that share the batch.
+    The arguments are those of `UnrollAlgorithm`.
 
     Returns:
         Float32 ``[T, E]``: ``proximal_logp`` of the actions, ``weight`` (proximal to behaviour, at
@@ -85,7 +71,7 @@ def prepare(
         logps = []
         for envs, part in zip(parts, unrolls, strict=True):
             action = batch["action"][:, envs].flatten(0, 1)
-            logp = _policy(net, part, len(action)).logp(action)
+            logp = part.policy(net.actions, len(action)).logp(action)
             logps.append(logp.view(rows - 1, -1))
         proximal_logp = torch.cat(logps, 1)
         values = torch.cat([part.values.view(rows, -1) for part in unrolls], 1)
@@ -142,7 +128,8 @@ def going_on(
     """Returns whether to train on a batch once more.
 
     That is so while KL(proximal | current), the mean over the alive rows of all learners, is at
-    most ``target_kl``. The arguments are those of `prepare`; ``batch`` also has what that returned.
+    most ``target_kl``. The arguments are those of `UnrollAlgorithm`; ``batch`` also has what
+    `prepare` returned.
     """
     if cfg.target_kl is None:
         return True
@@ -159,8 +146,8 @@ def going_on(
             proximal_outputs = batch["outputs"][:, envs].flatten(0, 1)
             proximal_part = current_part._replace(outputs=proximal_outputs)
 
-            current = _policy(net, current_part, len(mask))
-            proximal = _policy(net, proximal_part, len(mask))
+            current = current_part.policy(net.actions, len(mask))
+            proximal = proximal_part.policy(net.actions, len(mask))
             divergence = proximal.kl(current).double().dot(mask)
             sums += torch.stack((divergence, mask.sum()))
 
@@ -177,23 +164,10 @@ def loss(
     envs: slice | Tensor = WHOLE,
     add_others: AddOthers | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss and `STATISTICS` of some environments of a batch, summed over alive rows.
+    """Returns the loss and `STATISTICS` of some environments of a batch: `UnrollAlgorithm.loss`.
 
-    They are sums, so that those of micro-batches add up: divide gradient and statistics by the
-    alive rows of the whole update.
-
-    Args:
-        net: the network that is trained, whose policy is the current one.
-        batch: `columns` as tensors ``[T, E, ...]``, observations ``[T + 1, E, ...]``, and what
-            `prepare` made of them.
-        cfg: the options.
-        envs: which environments. Where `whole` says so, these must be the whole update.
-        add_others: adds to a tensor, in place, those of the learners that share the update.
-
-    Returns:
-        The loss ``[]``, and float32 ``[len(STATISTICS)]`` without a gradient. "kl" is an estimate
-        of KL(proximal | current), "ratio_clipped" counts the ratios beyond the bounds. The sum
-        `TEACHER_KL` follows where there is a teacher.
+    "kl" is an estimate of KL(proximal | current), "ratio_clipped" counts the ratios beyond the
+    bounds. The sum `TEACHER_KL` follows where there is a teacher.
     """
     import torch
 
@@ -212,7 +186,7 @@ def loss(
 
     # The ratio of the current policy to the proximal one, and the ratio within the clip.
     part = unrolled(net, batch, envs)
-    policy = _policy(net, part, steps)
+    policy = part.policy(net.actions, steps)
     logp = policy.logp(batch["action"][:, envs].flatten(0, 1))
     log_ratio = ((logp - proximal_logp) * mask).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
     ratio = log_ratio.exp()
@@ -240,14 +214,6 @@ def loss(
         total = total + constant(cfg.teacher_cost) * divergence
         sums = torch.cat((sums, divergence.detach()[None]))
     return total, sums
-
-
-def _policy(net: ActorCritic, part: Unrolled, steps: int) -> Distribution:
-    """Returns the policy in the first ``steps`` rows of an unrolled network."""
-    from penstock.models.distributions import distribution
-
-    mask = None if part.mask is None else part.mask[:steps]
-    return distribution(net.actions, part.outputs[:steps], mask)
 
 
 def _squared_errors(

@@ -1,8 +1,9 @@
-"""R2D2 without its update: recorded columns, the network with memory, the data.
+"""R2D2: DQN with memory, learnt from sequences in replay.
 
 Kapturowski et al. 2019 (https://openreview.net/forum?id=r1lyTjAqYX): DQN with a recurrent network
 on prioritised sequences. Actors record the state of the network before each step, so that a
-sequence begins from it. They explore as those of DQN.
+sequence begins from it. They explore as those of DQN. The learner's half is
+`penstock.algos.r2d2.update`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,9 @@ from penstock.algos.base import ReplayAlgorithm
 from penstock.algos.dqn import algorithm as dqn
 from penstock.algos.r2d2.config import R2d2Config
 from penstock.core.interfaces import TransitionSequences
-from penstock.core.specs import Column
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
-
-
-def columns(observation_space: Any, action_space: Any) -> tuple[Column, ...]:
-    """Returns the columns of a slot; those of DQN without a priority of each step."""
-    return tuple(
-        column
-        for column in dqn.columns(observation_space, action_space)
-        if column.name != "priority"
-    )
 
 
 def data(cfg: R2d2Config) -> TransitionSequences:
@@ -56,7 +47,7 @@ def make_update(cfg: R2d2Config, ctx: UpdateContext) -> ReplayUpdate:
 
 
 R2D2 = ReplayAlgorithm[R2d2Config](
-    columns=columns,
+    columns=dqn.q_columns,
     check=dqn.check,
     process=slots.process,
     network=dqn.network,

@@ -21,12 +21,10 @@ from penstock.algos.dqn.losses import (
     row_losses,
     sum_of_means,
 )
-from penstock.algos.dqn.update import DqnUpdate, MicroBatchResult
-from penstock.algos.ops.backward import backward
+from penstock.algos.dqn.update import DqnUpdate
 from penstock.algos.r2d2.config import R2d2Config
 from penstock.algos.replay_update import Batch, UpdateContext
 from penstock.models.torch_heads import HeadNet
-from penstock.profiling.ledger import Part
 
 ETA = 0.9
 """Weight of the largest error of a sequence in its priority; the rest is that of the mean."""
@@ -217,29 +215,14 @@ class R2d2Update(DqnUpdate):
 
     def __init__(self, algo: R2d2Config, ctx: UpdateContext) -> None:
         super().__init__(algo, ctx)
-        # A sequence is as many observations, with the one after its last step.
-        self._sequences = max(1, ctx.micro_batch // (algo.sequence_length + 1))
+        # A row is a sequence, which is as many observations, with the one after its last step.
+        self._micro_batch = max(1, ctx.micro_batch // (algo.sequence_length + 1))
 
-    def _backward(self, batch: Batch, total: float) -> list[MicroBatchResult]:
-        count = batch["reward"].shape[1]
-        results = []
-        for start in range(0, count, self._sequences):
-            end = start + self._sequences
-            part = {
-                name: column[start:end] if name in ("state", "weights") else column[:, start:end]
-                for name, column in batch.items()
-            }
+    def _rows(self, batch: Batch, rows: slice) -> Batch:
+        return {
+            name: column[rows] if name in ("state", "weights") else column[:, rows]
+            for name, column in batch.items()
+        }
 
-            self._ledger.switch(Part.FORWARD)
-            total_loss, priorities, sums = loss(self.net, self.target_net, part, self._algo)
-
-            # The last backward pass completes the gradients.
-            if end >= count:
-                self.optimizer.prepare_backward(total)
-            self._ledger.switch(Part.BACKWARD)
-            backward(total_loss)
-
-            # This frees the activations before the next pass makes others.
-            del total_loss
-            results.append(MicroBatchResult(priorities, sums))
-        return results
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        return loss(self.net, self.target_net, batch, self._algo)

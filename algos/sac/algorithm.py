@@ -3,8 +3,7 @@
 Haarnoja et al. 2018, arXiv 1812.05905: soft actor-critic with a temperature that is tuned towards a
 target entropy. Each value of an action is from -1 to 1, as policies choose it.
 
-`columns` are what the actor records, and `process` prepares a filled slot; the learner's half is
-`penstock.algos.sac.update`.
+The learner's half is `penstock.algos.sac.update`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
 from penstock.core.specs import Column
 from penstock.models.acting.gaussian import SquashedGaussianSampler
-from penstock.models.fitting import HeadShape, gaussian_shape
+from penstock.models.fitting import gaussian_shape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
@@ -42,11 +41,6 @@ def check(columns: dict[str, npt.NDArray[Any]], spaces: Spaces) -> None:
     largest = np.abs(columns["action"]).max()
     if largest > MOST_ACTION:
         raise ValueError(f"an action of {largest}, which goes from -1 to 1")
-
-
-def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Returns the shape of the actor: means and logarithms of standard deviations."""
-    return gaussian_shape(config, spaces)
 
 
 def action_sampler(
@@ -74,7 +68,7 @@ SAC = ReplayAlgorithm[SacConfig](
     columns=columns,
     check=check,
     process=process,
-    network=network,
+    network=gaussian_shape,
     action_sampler=action_sampler,
     make_update=make_update,
 )

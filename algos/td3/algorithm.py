@@ -20,15 +20,10 @@ from penstock.algos.td3.config import Td3Config
 from penstock.configs.schema import Config
 from penstock.core.observations import Spaces
 from penstock.models.acting.gaussian import NoisySampler
-from penstock.models.fitting import HeadShape, numbers_shape
+from penstock.models.fitting import numbers_shape
 
 if TYPE_CHECKING:
     from penstock.algos.replay_update import ReplayUpdate, UpdateContext
-
-
-def network(config: Config, spaces: Spaces) -> HeadShape:
-    """Returns the shape of the actor: the numbers whose tanh is the action."""
-    return numbers_shape(config, spaces)
 
 
 def action_sampler(config: Config, spaces: Spaces, seed: int, actor: int) -> NoisySampler:
@@ -54,7 +49,7 @@ TD3 = ReplayAlgorithm[Td3Config](
     columns=columns,
     check=check,
     process=process,
-    network=network,
+    network=numbers_shape,
     action_sampler=action_sampler,
     make_update=make_update,
 )

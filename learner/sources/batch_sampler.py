@@ -99,7 +99,7 @@ class BatchSampler:
         self._ledger = ledger
         self._batch_size = config.replay.batch_size
         self._consumer = consumer
-        self._hindsight = make_hindsight(config, draws, rank)
+        self._hindsight = make_hindsight(config, rank)
         self._relabel: Relabel | None = self._hindsight
         if self._relabel is None and isinstance(draws, Transitions):
             self._relabel = draws.relabel

@@ -21,6 +21,7 @@ from penstock.configs.load import resolve
 from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.models.acting.categorical import EpsilonGreedySampler
+from random_unrolls import random_ends
 
 TWO = EnvInfo(spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 1, "")
 
@@ -134,13 +135,11 @@ F, T = False, True
 def priorities(**rows: Any) -> list[float]:
     """Of one environment; 5 steps unless said otherwise."""
     steps = len(rows["reward"])
-    names = ("reward", "q_taken", "q_max", "terminated", "truncated", "alive")
-    missing = {"terminated": [F] * steps, "truncated": [F] * steps, "alive": [T] * steps}
-    columns: list[Any] = []
-    for name in names:
-        dtype = np.float32 if name in ("reward", "q_taken", "q_max") else np.bool_
-        columns.append(np.array({**missing, **rows}[name], dtype)[:, None])
-    found = initial_priorities(*columns, n_step=rows.get("n", N), discount=GAMMA)
+    n_step = rows.pop("n", N)
+    columns = {"terminated": [F] * steps, "truncated": [F] * steps, "alive": [T] * steps} | rows
+    arrays = {name: np.array(column)[:, None] for name, column in columns.items()}
+    numbers = {name: arrays[name].astype(np.float32) for name in BASE}
+    found = initial_priorities(arrays | numbers, n_step=n_step, discount=GAMMA)
     assert found.dtype == np.float32
     return [float(value) for value in found[:, 0]]
 
@@ -223,13 +222,9 @@ def test_priorities_of_random_slots_are_those_of_a_plain_loop(n: int, seed: int)
     columns = spec.views(spec.zeros())
     for name in ("reward", "q_taken", "q_max"):
         columns[name][...] = rng.normal(size=(12, 9))
-    ends = rng.random((2, 12, 9)) < 0.15
-    columns["alive"][0] = True
-    for t in range(12):
-        if t:
-            columns["alive"][t] = ~(columns["terminated"][t - 1] | columns["truncated"][t - 1])
-        columns["terminated"][t] = ends[0, t] & columns["alive"][t]
-        columns["truncated"][t] = ends[1, t] & columns["alive"][t]
+    ends = random_ends(rng, 12, 9, 0.15)
+    for name, flags in zip(("terminated", "truncated", "alive"), ends, strict=True):
+        columns[name][...] = flags
     process(DqnConfig(n_step=n, discount=0.9, reward_scale=0.5), columns)
     expected = np.full((12, 9), np.nan)
     for t, e in zip(*np.nonzero(columns["alive"]), strict=True):

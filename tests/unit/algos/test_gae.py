@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.algos.ops.gae import gae
-from random_unrolls import random_ends
+from penstock.algos.ops.gae import gae, lambda_returns
+from random_unrolls import make_batch, random_ends
 
 
 def flags(*rows: int, steps: int) -> Tensor:
@@ -32,7 +32,6 @@ def test_advantages_of_three_steps_match_a_sum_by_hand() -> None:
 
 def test_a_terminated_row_has_no_next_value_and_cuts_the_trace() -> None:
     """Row 1: 2 - 4; row 0 goes on into it: 1 + .25 * -2."""
-    none = flags(steps=3)
     found = gae(
         column(2, 4, 6, 8),
         column(1, 2, 3),
@@ -43,7 +42,6 @@ def test_a_terminated_row_has_no_next_value_and_cuts_the_trace() -> None:
         gae_lambda=0.5,
     )
     torch.testing.assert_close(found, column(0.5, -2.0, 0.0))
-    assert none.sum() == 0
 
 
 def test_a_truncated_row_goes_on_with_the_value_of_its_final_observation() -> None:
@@ -97,3 +95,23 @@ def test_random_episodes_match_the_definition(gae_lambda: float, dtype: torch.dt
     tolerance = 1e-5 if dtype == torch.float32 else 1e-6
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=tolerance)
     assert not found.numpy()[~alive].any()
+
+
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.65, 1.0])
+def test_lambda_returns_are_those_of_a_loop_backwards(gae_lambda: float) -> None:
+    """Gallici et al. 2024, algorithm 1. An episode that was truncated goes on with its value."""
+    batch = make_batch(steps=9, envs=5)
+    values = torch.randn(10, 5, generator=torch.Generator().manual_seed(0))
+    found = lambda_returns(values, batch, discount=0.9, gae_lambda=gae_lambda).numpy()
+
+    next_values = values[1:].double().numpy()
+    rewards, terminated, truncated, alive = (
+        batch[name].numpy() for name in ("reward", "terminated", "truncated", "alive")
+    )
+    expected = np.zeros((9, 5))
+    for t, e in reversed(np.argwhere(alive).tolist()):
+        following = next_values[t, e]
+        if t < 8 and not truncated[t, e]:
+            following = (1 - gae_lambda) * following + gae_lambda * expected[t + 1, e]
+        expected[t, e] = rewards[t, e] + 0.9 * following * (not terminated[t, e])
+    np.testing.assert_allclose(found[alive], expected[alive], 1e-6, 1e-6)

@@ -12,7 +12,6 @@ from penstock.algos.hindsight import Hindsight, make_hindsight
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 from penstock.configs.sections import EnvConfig
-from penstock.core.interfaces import Transitions
 from penstock.core.observations import views
 from penstock.envs import make
 from penstock.envs.goals import Goals
@@ -139,4 +138,4 @@ def test_hindsight_needs_transitions_of_single_steps() -> None:
         resolve("goal_games:PointReach", ["algo.name=r2d2", "algo.hindsight=0.8"])
     with pytest.raises(UserError, match=r"algo\.hindsight 0\.5 .*n_step 3 sums several; set algo"):
         resolve("goal_games:PointReach", ["algo.name=dqn", "algo.hindsight=0.5", "algo.n_step=3"])
-    assert make_hindsight(resolve("x:f", ["algo.name=sac"]), Transitions(), rank=0) is None
+    assert make_hindsight(resolve("x:f", ["algo.name=sac"]), rank=0) is None

@@ -29,7 +29,7 @@ from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape, MlpShape
 from penstock.models.torch_nets import Net, build_net
-from random_unrolls import ACTIONS, make_batch
+from random_unrolls import ACTIONS, make_batch, make_net
 
 SHAPE = MlpShape(4, discrete(ACTIONS), (16, 16), "tanh", 1.0)
 
@@ -37,15 +37,6 @@ SHAPE = MlpShape(4, discrete(ACTIONS), (16, 16), "tanh", 1.0)
 class Game:
     observation_space = spaces.Box(-1.0, 1.0, (5,), np.float64)
     action_space: spaces.Space[Any] = spaces.Discrete(ACTIONS)
-
-
-def make_net(seed: int = 0) -> Net:
-    torch.manual_seed(seed)
-    net = build_net(SHAPE)
-    with torch.no_grad():
-        for parameter in net.parameters():  # the policy head starts near zero, which hides much
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return net
 
 
 def gradients(net: Net, batch: dict[str, Tensor], cfg: ImpalaConfig, *parts: slice) -> list[Tensor]:

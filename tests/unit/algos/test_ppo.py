@@ -14,21 +14,10 @@ from penstock.algos.ppo import algorithm as ppo
 from penstock.algos.ppo.config import PpoConfig
 from penstock.configs.schedules import constant
 from penstock.models.actions import Choices, Numbers, discrete
-from penstock.models.layout import MlpShape
 from penstock.models.torch_heads import ActorCritic
-from penstock.models.torch_nets import build_net
-from random_unrolls import ACTIONS, make_batch
+from random_unrolls import ACTIONS, make_batch, make_net
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-
-
-def make_net(actions: Choices | Numbers | None = None, seed: int = 0) -> ActorCritic:
-    torch.manual_seed(seed)
-    net = build_net(MlpShape(4, actions or discrete(ACTIONS), (16, 16), "tanh", 1.0))
-    with torch.no_grad():
-        for parameter in net.parameters():  # the policy head starts near zero, which hides much
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return net
 
 
 def prepared(

@@ -1,7 +1,8 @@
-"""PQN's targets and loss against loops written from the paper, and what its actors need."""
+"""PQN's targets, its loss against a loop over rows, and what its actors need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,16 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from penstock.algos.ops.gae import lambda_returns
 from penstock.algos.pqn import algorithm as pqn
 from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.samples import slot_spec
-from penstock.configs.errors import UserError
 from penstock.configs.schedules import LinearSchedule, with_values
 from penstock.configs.schema import Config
 from penstock.models.layout import DenseShape
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
-from random_unrolls import ACTIONS, make_batch
+from random_unrolls import ACTIONS, make_batch, with_random_heads
 
 NUMBERS = spaces.Box(-1, 1, (4,), np.float32)
 
@@ -28,13 +29,8 @@ NUMBERS = spaces.Box(-1, 1, (4,), np.float32)
 def make_net(counts: tuple[int, ...] = (), **options: Any) -> HeadNet:
     torch.manual_seed(0)
     outputs = sum(counts) or ACTIONS
-    net = build_net(
-        DenseShape(4, outputs, (16,), "relu", 1.0, counts=counts, layer_norm=True, **options)
-    )
-    with torch.no_grad():
-        for parameter in net.parameters():  # the head starts near zero, which hides much
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return net
+    shape = DenseShape(4, outputs, (16,), "relu", 1.0, counts=counts, layer_norm=True, **options)
+    return with_random_heads(build_net(shape))
 
 
 def unrolls(seed: int = 0, counts: tuple[int, ...] = ()) -> dict[str, Tensor]:
@@ -56,68 +52,37 @@ def q_values(net: HeadNet, obs: Tensor) -> Any:
         return net(obs).double().numpy().reshape(*obs.shape[:2], -1)
 
 
-def expected_targets(best: Any, batch: dict[str, Tensor], cfg: PqnConfig) -> Any:
-    """Returns the targets of alive rows by algorithm 1 of Gallici et al. 2024, backwards in a loop.
-
-    ``R[t] = r + discount * (lambda * R[t+1] + (1 - lambda) * max Q[t+1])``. ``best`` are the values
-    of the best actions, ``[T + 1, E]``. An episode that was truncated goes on with its value.
-    """
-    rewards, terminated, truncated, alive = (
-        batch[name].numpy() for name in ("reward", "terminated", "truncated", "alive")
-    )
-    steps, envs = alive.shape
-    targets = np.zeros((steps, envs))
-    for e in range(envs):
-        for t in reversed(range(steps)):
-            if not alive[t, e]:
-                continue
-            following = best[t + 1, e]
-            if t + 1 < steps and not truncated[t, e]:
-                following = (1 - cfg.q_lambda) * best[t + 1, e] + cfg.q_lambda * targets[t + 1, e]
-            if terminated[t, e]:
-                following = 0.0
-            targets[t, e] = rewards[t, e] + cfg.discount * following
-    return targets
+def check_targets(
+    net: HeadNet, batch: dict[str, Tensor], best: Any, parts: Sequence[slice] = (slice(0, 5),)
+) -> None:
+    """Targets are the lambda-returns of the values of the best actions ``[T + 1, E]``."""
+    cfg = options()
+    values = torch.from_numpy(best).float()
+    expected = lambda_returns(values, batch, discount=cfg.discount, gae_lambda=cfg.q_lambda)
+    found = pqn.prepare(net, batch, cfg, parts)["target"]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_targets_are_the_lambda_returns_of_the_paper(q_lambda: float, parts: int) -> None:
-    net = make_net()
-    batch = unrolls()
-    cfg = options(q_lambda=q_lambda)
-    slices = [slice(0, 2), slice(2, 5)] if parts == 2 else [slice(0, 5)]
-    prepared = pqn.prepare(net, batch, cfg, slices)
-
-    alive = batch["alive"].numpy()
-    expected = expected_targets(q_values(net, batch["obs"]).max(2), batch, cfg)
-    np.testing.assert_allclose(prepared["target"].numpy()[alive], expected[alive], 1e-6, 1e-6)
+@pytest.mark.parametrize("parts", [[slice(0, 5)], [slice(0, 2), slice(2, 5)]])
+def test_targets_are_the_lambda_returns_of_the_best_values(parts: list[slice]) -> None:
+    net, batch = make_net(), unrolls()
+    check_targets(net, batch, q_values(net, batch["obs"]).max(2), parts)
 
 
 def test_a_forbidden_action_is_in_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = make_net()
-    batch = unrolls()
+    net, batch = make_net(), unrolls()
     mask = torch.randint(0, 2, (10, 5, ACTIONS))
     mask[..., 0] = 1
     monkeypatch.setattr(net, "mask", lambda obs: mask.flatten(0, 1))
-
     q = np.where(mask.numpy() != 0, q_values(net, batch["obs"]), -np.inf)
-    targets = pqn.prepare(net, batch, options(), [slice(0, 5)])["target"].numpy()
-    alive = batch["alive"].numpy()
-    expected = expected_targets(q.max(2), batch, options())
-    np.testing.assert_allclose(targets[alive], expected[alive], 1e-6, 1e-6)
+    check_targets(net, batch, q.max(2))
 
 
 def test_several_choices_have_the_mean_of_their_best_values_as_target() -> None:
     counts = (2, 3)
-    net = make_net(counts)
-    batch = unrolls(counts=counts)
+    net, batch = make_net(counts), unrolls(counts=counts)
     q = q_values(net, batch["obs"])
-    best = (q[..., :2].max(2) + q[..., 2:].max(2)) / 2
-    targets = pqn.prepare(net, batch, options(), [slice(0, 5)])["target"].numpy()
-    alive = batch["alive"].numpy()
-    expected = expected_targets(best, batch, options())
-    np.testing.assert_allclose(targets[alive], expected[alive], 1e-6, 1e-6)
+    check_targets(net, batch, (q[..., :2].max(2) + q[..., 2:].max(2)) / 2)
 
 
 @pytest.mark.parametrize("counts", [(), (2, 3)])
@@ -177,10 +142,3 @@ def test_slots_record_what_the_sampler_does() -> None:
     sampler = pqn.action_sampler(config, game, 0, 0)
     names = {column.name for column in slot_spec(config, game).columns}
     assert set(sampler.recorded) <= names
-
-
-def test_a_continuous_action_is_refused_in_one_sentence() -> None:
-    config = Config.model_validate({"env": {"id": "x"}, "algo": {"name": "pqn"}})
-    game: Any = SimpleNamespace(observation_space=NUMBERS, action_space=NUMBERS)
-    with pytest.raises(UserError, match=r"algo\.name pqn"):
-        slot_spec(config, game)

@@ -16,6 +16,7 @@ from penstock.algos.distill import algorithm as distill
 from penstock.algos.distill.config import DistillConfig
 from penstock.algos.impala import algorithm as impala
 from penstock.algos.impala.config import ImpalaConfig
+from penstock.algos.ops.gae import lambda_returns
 from penstock.algos.ops.teaching import (
     OUTPUTS,
     VALUE,
@@ -28,21 +29,10 @@ from penstock.algos.ppo.config import PpoConfig
 from penstock.algos.registry import algorithm
 from penstock.models.actions import ActionSpec, Choices, Numbers, discrete
 from penstock.models.distributions import distribution
-from penstock.models.layout import MlpShape
 from penstock.models.torch_heads import ActorCritic
-from penstock.models.torch_nets import build_net
-from random_unrolls import ACTIONS, make_batch
+from random_unrolls import ACTIONS, make_batch, make_net
 
 TAUGHT = DistillConfig(teachers=["a"])
-
-
-def make_net(actions: ActionSpec, seed: int = 0) -> ActorCritic:
-    torch.manual_seed(seed)
-    net = build_net(MlpShape(4, actions, (16, 16), "tanh", 1.0))
-    with torch.no_grad():
-        for parameter in net.parameters():  # the policy head starts near zero, which hides much
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return net
 
 
 def with_teacher(batch: dict[str, Tensor], outputs: int = ACTIONS) -> dict[str, Tensor]:
@@ -84,13 +74,6 @@ def test_the_divergence_and_its_gradient_are_those_of_torch(actions: ActionSpec)
     expected.sum().backward()
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-9, atol=1e-9)
-
-
-def test_the_gradient_of_choices_is_the_difference_of_the_probabilities() -> None:
-    teacher, student = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
-    student.requires_grad_()
-    divergence(discrete(4), teacher, student).sum().backward()
-    torch.testing.assert_close(student.grad, (student.softmax(1) - teacher.softmax(1)).detach())
 
 
 def test_q_values_become_probabilities_by_the_temperature() -> None:
@@ -162,7 +145,7 @@ def expected_kl(net: ActorCritic, batch: dict[str, Tensor]) -> float:
 
 
 def test_the_loss_of_distillation_is_the_sum_over_alive_rows() -> None:
-    net, batch = make_net(discrete(ACTIONS)), with_teacher(make_batch())
+    net, batch = make_net(), with_teacher(make_batch())
     cfg = DistillConfig(teachers=["a"], value_cost=0.3)
     parts = [slice(0, 4)]
     total, sums = distill.loss(net, batch | distill.prepare(net, batch, cfg, parts), cfg)
@@ -177,32 +160,21 @@ def test_the_loss_of_distillation_is_the_sum_over_alive_rows() -> None:
 
 
 def test_without_values_of_teachers_a_student_learns_its_returns() -> None:
-    """lambda-returns, as sums forwards from each row to its episode's end."""
-    net, batch = make_net(discrete(ACTIONS)), with_teacher(make_batch(steps=9))
-    del batch[VALUE]
+    net, batch = make_net(), make_batch()
     found = distill.prepare(net, batch, TAUGHT, [slice(0, 1), slice(1, 4)])["target"]
-
     with torch.no_grad():
-        values = net(batch["obs"])[1].view(10, 4).double().numpy()
-    arrays = {name: tensor.numpy() for name, tensor in batch.items()}
-    for t, e in np.argwhere(arrays["alive"]).tolist():
-        target = values[t, e]
-        for k in range(t, 9):
-            following = 0.0 if arrays["terminated"][k, e] else values[k + 1, e]
-            delta = arrays["reward"][k, e] + 0.99 * following - values[k, e]
-            target += (0.99 * distill.RETURNS_LAMBDA) ** (k - t) * delta
-            if arrays["terminated"][k, e] or arrays["truncated"][k, e]:
-                break
-        assert found[t, e].item() == pytest.approx(target, abs=1e-5)
+        values = net(batch["obs"])[1].view(7, 4)
+    expected = lambda_returns(values, batch, discount=0.99, gae_lambda=distill.RETURNS_LAMBDA)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", ["ppo", "impala"])
 def test_a_kick_start_adds_the_weighted_divergence_to_the_loss(name: str) -> None:
-    net, batch = make_net(discrete(ACTIONS)), with_teacher(make_batch())
+    net, batch = make_net(), with_teacher(make_batch())
     plain: Any = {"ppo": PpoConfig, "impala": ImpalaConfig}[name]()
     taught = plain.model_copy(update={"teacher": "a", "teacher_cost": 0.7})
     if name == "ppo":
-        batch |= ppo.prepare(make_net(discrete(ACTIONS), seed=1), batch, plain, [slice(0, 4)])
+        batch |= ppo.prepare(make_net(seed=1), batch, plain, [slice(0, 4)])
     loss: Any = {"ppo": ppo, "impala": impala}[name].loss
 
     total, sums = loss(net, batch, plain)
@@ -216,7 +188,7 @@ def test_a_kick_start_adds_the_weighted_divergence_to_the_loss(name: str) -> Non
 
 def test_at_a_cost_of_0_nobody_teaches() -> None:
     """Then a batch has no columns of a teacher."""
-    net, batch = make_net(discrete(ACTIONS)), make_batch()
+    net, batch = make_net(), make_batch()
     cfg = ImpalaConfig(teacher="a", teacher_cost=0.0)
     total, sums = impala.loss(net, batch, cfg)
     assert total.item() == impala.loss(net, batch, ImpalaConfig())[0].item()
