@@ -178,16 +178,21 @@ class CnnShape:
     layer_norm: bool = False
     """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
+    features: ClassVar[int] = FEATURES
 
     @property
     def outputs(self) -> int:
         return self.actions.outputs
 
+    @property
+    def pixels(self) -> int:
+        """Number of values in an observation."""
+        return self.channels * self.height * self.width
+
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self, features=FEATURES)
-        pixels = self.channels * self.height * self.width
-        statistics = normalizer_entries(pixels) if self.normalize else ()
+        trunk = _conv_entries(self)
+        statistics = normalizer_entries(self.pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
 
 

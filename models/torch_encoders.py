@@ -21,10 +21,10 @@ from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
 from penstock.models.general import channels_last, embedding_width, is_small
-from penstock.models.layout import CONVS, FEATURES, flat_features
+from penstock.models.layout import FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
 from penstock.models.torch_norm import conv_type, make_hidden
-from penstock.models.torch_trunks import activate
+from penstock.models.torch_trunks import activate, nature_convs
 
 IMPALA_CHANNELS = (16, 32, 32)
 IMPALA_FEATURES = 256
@@ -188,12 +188,7 @@ class NatureEncoder(nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        convs: list[nn.Module] = []
-        for filters, kernel, stride in CONVS:
-            conv = conv_type(layer_norm)(channels, filters, kernel, stride)
-            convs.append(orthogonal(conv, math.sqrt(2)))
-            channels = filters
-        self.convs = nn.ModuleList(convs)
+        self.convs = nature_convs(channels, layer_norm=layer_norm)
         flat = flat_features(height, pixels)
         linear = make_hidden(flat, FEATURES, noisy=noisy, layer_norm=layer_norm)
         self.linear = orthogonal(linear, math.sqrt(2))
