@@ -159,7 +159,7 @@ class Dense(MlpTrunk, FusedHead):
     """One tower of layers with one head."""
 
     def __init__(self, shape: DenseShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(shape, dtype, towers=1, noisy=shape.noisy)
+        super().__init__(shape, dtype, towers=1, noisy=shape.head.noisy)
         self._make_head(shape.hidden[-1], shape.head)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
@@ -168,7 +168,7 @@ class QCnn(CnnTrunk, FusedHead):
     """The Nature CNN with Q-values."""
 
     def __init__(self, shape: QCnnShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(shape, dtype, noisy=shape.noisy)
+        super().__init__(shape, dtype, noisy=shape.head.noisy)
         self._make_head(FEATURES, shape.head)
         self.normalizer = FrameNormalizer(shape.pixels) if shape.normalize else None
 

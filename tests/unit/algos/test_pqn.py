@@ -17,7 +17,7 @@ from penstock.algos.samples import slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.schedules import LinearSchedule, with_values
 from penstock.configs.schema import Config
-from penstock.models.layout import DenseShape
+from penstock.models.layout import DenseShape, SingleHead
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from random_unrolls import ACTIONS, make_batch
@@ -27,10 +27,8 @@ NUMBERS = spaces.Box(-1, 1, (4,), np.float32)
 
 def make_net(counts: tuple[int, ...] = (), **options: Any) -> HeadNet:
     torch.manual_seed(0)
-    outputs = sum(counts) or ACTIONS
-    net = build_net(
-        DenseShape(4, outputs, (16,), "relu", 1.0, counts=counts, layer_norm=True, **options)
-    )
+    head = SingleHead(sum(counts) or ACTIONS, counts=counts, **options)
+    net = build_net(DenseShape(4, head, (16,), "relu", 1.0, layer_norm=True))
     with torch.no_grad():
         for parameter in net.parameters():  # the head starts near zero, which hides much
             parameter.add_(0.3 * torch.randn_like(parameter))

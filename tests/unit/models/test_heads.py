@@ -23,7 +23,7 @@ from penstock.core.params import ParamLayout
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.general import GeneralShape
-from penstock.models.layout import CLIP, EPSILON, DenseShape, QCnnShape
+from penstock.models.layout import CLIP, EPSILON, DenseShape, QCnnShape, SingleHead
 from penstock.models.torch_general import GeneralCritics, GeneralHeadNet
 from penstock.models.torch_heads import HeadNet, of_allowed
 from penstock.models.torch_nets import TwinCritics, build_critics, build_net
@@ -286,7 +286,7 @@ def test_critics_use_the_normaliser_of_the_policy() -> None:
 
 @pytest.mark.parametrize("duelling", [False, True])
 def test_numpy_normalises_as_torch_does(duelling: bool) -> None:
-    shape = DenseShape(4, 3, (6, 5), "tanh", 1.0, duelling, normalize=True)
+    shape = DenseShape(4, SingleHead(3, duelling), (6, 5), "tanh", 1.0, normalize=True)
     net = build_net(shape)
     shaken(net)
     named = (*net.named_parameters(), *net.named_buffers())

@@ -13,13 +13,13 @@ from penstock.models.acting.critic import make_critic
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.actions import discrete
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 from penstock.models.torch_nets import QCnn, TwinCritics, build_net
 
 ROWS = 7
 EPSILON = 1e-6  # flax.linen.LayerNorm
 MLP = MlpShape(6, discrete(3), (16, 8), "tanh", 1 / 255, layer_norm=True)
-DENSE = DenseShape(6, 3, (16, 8), "relu", 1.0, layer_norm=True)
+DENSE = DenseShape(6, SingleHead(3), (16, 8), "relu", 1.0, layer_norm=True)
 CNN = CnnShape(4, 36, 36, discrete(3), 1 / 255, layer_norm=True)
 
 
@@ -105,7 +105,7 @@ def test_a_convolution_is_normalised_over_channels_and_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [MLP, DENSE, DenseShape(6, 3, (8,), "tanh", 1.0, True, layer_norm=True)]
+    "shape", [MLP, DENSE, DenseShape(6, SingleHead(3, True), (8,), "tanh", 1.0, layer_norm=True)]
 )
 def test_numpy_and_torch_actors_equal_the_learner(shape: MlpShape | DenseShape) -> None:
     net = build_net(shape)
@@ -132,7 +132,7 @@ def test_the_value_for_displays_equals_the_learners() -> None:
 
 
 def test_hidden_layers_of_twin_critics_are_normalised_and_values_are_not() -> None:
-    critics = TwinCritics(DenseShape(3, 4, (16, 8), "relu", 1.0, layer_norm=True))
+    critics = TwinCritics(DenseShape(3, SingleHead(4), (16, 8), "relu", 1.0, layer_norm=True))
     shaken(critics)
     obs = torch_numbers(ROWS, 3)
     action = torch_numbers(ROWS, 2)
@@ -166,7 +166,7 @@ def test_bf16_is_close_to_fp32(shape: Any) -> None:
 
 
 def test_outputs_do_not_depend_on_the_scale_of_the_observations() -> None:
-    net = build_net(QCnnShape(4, 36, 36, 3, 1.0, layer_norm=True))
+    net = build_net(QCnnShape(4, 36, 36, SingleHead(3), 1.0, layer_norm=True))
     assert isinstance(net, QCnn)
     frames = torch.randint(0, 256, (ROWS, 4, 36, 36)).float()
     torch.testing.assert_close(net(10 * frames), net(frames), rtol=0, atol=1e-5)

@@ -26,6 +26,7 @@ from penstock.models.layout import (
     MlpShape,
     NetShape,
     QCnnShape,
+    SingleHead,
 )
 from penstock.models.torch_nets import Dense, Mlp, NatureCnn, Net, QCnn, TwinCritics, build_net
 from penstock.models.torch_trunks import activate, climb, tanh, towers_in_turn
@@ -241,7 +242,7 @@ def plain_tower(net: Any, obs: torch.Tensor, activation: Any) -> torch.Tensor:
 def test_q_values_of_an_mlp_are_value_plus_advantage_over_the_mean(
     hidden: tuple[int, ...], activation: Any, scale: float, duelling: bool
 ) -> None:
-    shape = DenseShape(6, 3, hidden, activation, scale, duelling)
+    shape = DenseShape(6, SingleHead(3, duelling), hidden, activation, scale)
     net = build_net(shape)
     assert isinstance(net, Dense)
     flat, obs = shaken(net), observations(shape, ENVS)
@@ -262,7 +263,7 @@ def test_q_values_of_an_mlp_are_value_plus_advantage_over_the_mean(
 
 @pytest.mark.parametrize("duelling", [False, True])
 def test_q_values_of_frames_have_streams_of_their_own(duelling: bool) -> None:
-    shape = QCnnShape(4, 84, 84, 6, 1 / 255, duelling)
+    shape = QCnnShape(4, 84, 84, SingleHead(6, duelling), 1 / 255)
     net = build_net(shape)
     assert isinstance(net, QCnn)
     flat, frames = shaken(net), observations(shape, 4)
@@ -284,7 +285,7 @@ def test_q_values_of_frames_have_streams_of_their_own(duelling: bool) -> None:
 
 
 def test_a_common_shift_of_all_advantages_changes_no_q_value() -> None:
-    net = build_net(DenseShape(6, 3, (16,), "tanh", 1.0, duelling=True))
+    net = build_net(DenseShape(6, SingleHead(3, True), (16,), "tanh", 1.0))
     shaken(net)
     obs = torch.from_numpy(observations(MLP, ENVS))
     before = net(obs)
@@ -295,7 +296,7 @@ def test_a_common_shift_of_all_advantages_changes_no_q_value() -> None:
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_twin_critics_are_two_networks_over_observation_and_action(activation: Any) -> None:
-    critics = TwinCritics(DenseShape(3, 2 * 2, (8, 12), activation, 1 / 255))
+    critics = TwinCritics(DenseShape(3, SingleHead(2 * 2), (8, 12), activation, 1 / 255))
     shaken(critics)
     rng = np.random.default_rng(0)
     obs = torch.from_numpy(rng.integers(0, 256, (ENVS, 3)).astype(np.uint8))
