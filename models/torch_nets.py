@@ -180,23 +180,17 @@ class TwinCritics(nn.Module):
         actor: the shape of the policy whose actions they value. They have the same observations,
             layers and activation.
         normalizer: that of the policy.
-        action_size: number of values in an action; by default half of the policy's outputs, as of
-            a Gaussian one.
+        action_size: number of values in an action.
     """
 
     def __init__(
-        self,
-        actor: DenseShape,
-        normalizer: Normalizer | None = None,
-        *,
-        action_size: int | None = None,
+        self, actor: DenseShape, normalizer: Normalizer | None = None, *, action_size: int
     ) -> None:
         super().__init__()
         self._inputs = actor.inputs
         self._obs_scale = actor.obs_scale
         self._activate = activate(actor.activation)
 
-        action_size = action_size or actor.outputs // 2
         widths = (actor.inputs + action_size, *actor.hidden, 1)
         head = len(actor.hidden)
         self._layer_norm = actor.layer_norm
@@ -239,7 +233,7 @@ def build_critics(
     normalizer: Normalizer | None,
     dtype: torch.dtype = torch.float32,
     *,
-    action_size: int | None = None,
+    action_size: int,
 ) -> TwinCritics | GeneralCritics:
     """Makes the critics of a policy's actions, initialised from torch's global random generator.
 
@@ -247,7 +241,7 @@ def build_critics(
         actor: the shape of the policy.
         normalizer: that of the policy, which the critics use.
         dtype: precision of bodies that read images.
-        action_size: as of `TwinCritics`.
+        action_size: number of values in an action.
     """
     if isinstance(actor, DenseShape):
         return TwinCritics(actor, normalizer, action_size=action_size)

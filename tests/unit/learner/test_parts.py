@@ -94,7 +94,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         layers("hidden.0 3x8 8\nhidden.1 8x12 12\nhead 2x6 2\nvalue 1x6 1"),
     ),
     "twin critics": (
-        lambda: build_critics(DenseShape(3, SingleHead(4), (8,), "relu", 1.0), None),
+        lambda: build_critics(DenseShape(3, SingleHead(4), (8,), "relu", 1.0), None, action_size=2),
         """\
 layers.0.weight[0] 5x8
 layers.0.weight[1] 5x8
@@ -136,7 +136,9 @@ def test_gradient_parts_are_the_layers_of_each_network(network: str) -> None:
         lambda: general(FRAMES, kind="impala_cnn"),
         lambda: general(FRAMES, kind="impala_cnn", core="lstm", critic="separate"),
         lambda: general_q(FRAMES, kind="impala_cnn"),
-        lambda: build_critics(DenseShape(3, SingleHead(4), (8, 6), "relu", 1.0), None),
+        lambda: build_critics(
+            DenseShape(3, SingleHead(4), (8, 6), "relu", 1.0), None, action_size=2
+        ),
     ],
 )
 def test_weights_are_matrices_and_biases_vectors_that_fill_the_flat_vector(

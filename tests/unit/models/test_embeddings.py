@@ -174,7 +174,7 @@ def test_critics_of_actions_tell_choices_apart(observation: Any) -> None:
     info = game(observation, TORQUES)
     shape: Any = network_shape(config("sac"), info)
     net: Any = build_net(shape)
-    critics = build_critics(shape, net.normalizer)
+    critics = build_critics(shape, net.normalizer, action_size=2)
     _, packed = observations(info)
     action = torch.zeros(ROWS, 2)
     values = critics(torch.from_numpy(packed), action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -216,7 +217,7 @@ def test_critics_of_several_arrays_by_numpy(arrays: dict[str, Any], normalized: 
     shape: Any = network_shape(cfg, made)
     net = build_net(shape)
     shaken(net)
-    critics = build_critics(shape, net.normalizer)
+    critics = build_critics(shape, net.normalizer, action_size=2)
     assert isinstance(critics, GeneralCritics)
     shaken(critics, 2, 0.03)
     packed, named = observations(made, 4), of(critics)
@@ -244,7 +245,7 @@ def test_critics_take_actions_of_any_shape(space: Any, actions: tuple[int, ...])
     made = game("sac", space)
     made.action_space = spaces.Box(-1, 1, actions, np.float32)
     shape: Any = network_shape(config("sac"), made)
-    critics = build_critics(shape, None)
+    critics = build_critics(shape, None, action_size=math.prod(actions))
     obs, action = torch.from_numpy(observations(made, 4)), torch.rand(4, *actions)
     torch.testing.assert_close(critics(obs, action), critics(obs, action.view(4, -1)))
 
@@ -256,7 +257,7 @@ def test_only_the_action_gets_a_gradient_where_the_actor_is_trained(space: Any, 
         space = spaces.Box(0, 255, (4,), np.uint8)
     made = game("sac", space)
     shape: Any = network_shape(config("sac", entry=entry), made)
-    critics = build_critics(shape, None)
+    critics = build_critics(shape, None, action_size=2)
     shaken(critics)
     obs = torch.from_numpy(observations(made, 5))
     actions = [torch.full((5, 2), 0.5, requires_grad=True) for _ in range(2)]
@@ -272,7 +273,10 @@ def test_critics_use_the_normaliser_of_the_policy() -> None:
     shape: Any = network_shape(config("sac", normalize_observations=True), made)
     assert isinstance(shape, DenseShape)
     net = build_net(shape)
-    critics, plain = build_critics(shape, net.normalizer), TwinCritics(shape)
+    critics, plain = (
+        build_critics(shape, net.normalizer, action_size=2),
+        TwinCritics(shape, action_size=2),
+    )
     plain.load_state_dict(critics.state_dict(), strict=False)
     obs, action = torch.randn(6, 3) * 3 + 5, torch.zeros(6, 2)
     assert net.normalizer is not None

@@ -132,7 +132,9 @@ def test_the_value_for_displays_equals_the_learners() -> None:
 
 
 def test_hidden_layers_of_twin_critics_are_normalised_and_values_are_not() -> None:
-    critics = TwinCritics(DenseShape(3, SingleHead(4), (16, 8), "relu", 1.0, layer_norm=True))
+    critics = TwinCritics(
+        DenseShape(3, SingleHead(4), (16, 8), "relu", 1.0, layer_norm=True), action_size=2
+    )
     shaken(critics)
     obs = torch_numbers(ROWS, 3)
     action = torch_numbers(ROWS, 2)

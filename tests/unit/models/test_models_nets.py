@@ -296,7 +296,7 @@ def test_a_common_shift_of_all_advantages_changes_no_q_value() -> None:
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_twin_critics_are_two_networks_over_observation_and_action(activation: Any) -> None:
-    critics = TwinCritics(DenseShape(3, SingleHead(2 * 2), (8, 12), activation, 1 / 255))
+    critics = TwinCritics(DenseShape(3, SingleHead(4), (8, 12), activation, 1 / 255), action_size=2)
     shaken(critics)
     rng = np.random.default_rng(0)
     obs = torch.from_numpy(rng.integers(0, 256, (ENVS, 3)).astype(np.uint8))
