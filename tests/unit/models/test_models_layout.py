@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from net_weights import layout_of
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
@@ -84,9 +85,7 @@ def test_layout_of_q_networks_equals_that_of_the_torch_module(duelling: bool) ->
 
 
 def assert_layout(shape: AnyShape) -> None:
-    net = build_net(shape)
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
+    assert shape.layout == layout_of(build_net(shape))
 
 
 @pytest.mark.parametrize(
