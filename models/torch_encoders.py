@@ -76,13 +76,14 @@ class Encoder(VectorReader):
         noisy: bool = False,
     ) -> None:
         super().__init__()
-        self._images = [array for array in arrays if array.is_image]
+        images = [array for array in arrays if array.is_image]
+        self._images = [(image.name, channels_last(image.shape)) for image in images]
 
         # This rule holds on a CPU, too: narrow convolutions and pooling take at most half the time.
         rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
         self._memory_format = rule if memory_format == "auto" else memory_format
 
-        encoders = [_image_encoder(image.shape, cfg, noisy=noisy) for image in self._images]
+        encoders = [_image_encoder(image.shape, cfg, noisy=noisy) for image in images]
         self.images = nn.ModuleList(encoders)
         small_widths = [encoder.width for encoder in encoders if isinstance(encoder, SmallConvs)]
         large_widths = [
@@ -100,10 +101,8 @@ class Encoder(VectorReader):
         """Returns float32 ``[B, width]``; arrays are ``[B, *shape]``, with values near 1."""
         features: list[Tensor] = []
         layer_inputs = self._vectors(arrays)
-        for image, encoder in zip(self._images, self.images, strict=True):
-            frames = arrays[image.name]
-            if channels_last(image.shape):
-                frames = frames.movedim(-1, 1)
+        for (name, is_channels_last), encoder in zip(self._images, self.images, strict=True):
+            frames = arrays[name].movedim(-1, 1) if is_channels_last else arrays[name]
             image_features = encoder(in_order(frames, frames.dtype, self._memory_format))
             if isinstance(encoder, SmallConvs):
                 layer_inputs.append(image_features)
