@@ -59,7 +59,7 @@ def make_hidden(fan_in: int, fan_out: int, *, noisy: bool, layer_norm: bool) -> 
     """Makes a hidden linear layer, with noise in its weights and with normalisation if asked."""
     if not layer_norm:
         return make_linear(fan_in, fan_out, noisy=noisy)
-    linear_type = NormalizedNoisyLinear if noisy else NormalizedLinear
+    linear_type: type[nn.Linear] = NormalizedNoisyLinear if noisy else NormalizedLinear
     return linear_type(fan_in, fan_out)
 
 
