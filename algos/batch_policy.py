@@ -17,7 +17,7 @@ from penstock.core.params import Array, Float32
 from penstock.models.acting.acting_network import ActingNetwork
 from penstock.models.acting.categorical import ActionSampler, Explanation
 from penstock.models.acting.critic import Critic, make_critic, state_values
-from penstock.models.acting.exploration import ExploringWeights, exploration_of
+from penstock.models.acting.exploration import exploring_weights
 from penstock.models.acting.policy import core_inputs_of, make_network, state_size_of
 from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import mask_of
@@ -108,8 +108,7 @@ class BatchPolicy:
         network = make_network(config.actors, self._shape, sampler.outputs, memory)
         self._workspaces = {1: Workspace(network, sampler, memory)}
 
-        exploration = exploration_of(self._shape, seed)
-        self._exploring = None if exploration is None else ExploringWeights(exploration)
+        self._exploring = exploring_weights(self._shape, seed)
         self._load(number=0)
 
     def decide(self, observations: Array, state: Float32, *, sample: bool) -> tuple[Array, Float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
@@ -13,7 +13,7 @@ from penstock.configs.schema import Config
 from penstock.configs.sections import EnvKind
 from penstock.core.observations import MASK, ObservationPart, Spaces, bounds_of
 from penstock.core.params import ParamLayout
-from penstock.models.actions import action_spec
+from penstock.models.actions import ActionSpec, action_spec
 from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     LEAST_LARGE,
@@ -34,6 +34,7 @@ LEAST_PIXELS = {"small_cnn": LEAST_SMALL, "nature_cnn": LEAST_LARGE, "impala_cnn
 ActorCriticShape = MlpShape | CnnShape | GeneralShape[ActorCriticHeads]
 HeadShape = DenseShape | QCnnShape | GeneralShape[SingleHead]
 AnyShape = ActorCriticShape | HeadShape
+Heads = TypeVar("Heads", ActorCriticHeads, SingleHead)
 
 
 class NetworkInputs(NamedTuple):
@@ -81,17 +82,6 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
-    general = GeneralShape(
-        inputs=observation.arrays,
-        mask=observation.mask,
-        heads=ActorCriticHeads(actions),
-        model=model,
-        make_layout=_layout,
-        core_inputs=CoreInputs.of(config, actions),
-    )
-    if _needs_general(model, array) or model.core != "none":
-        return general
-
     if _is_fast_cnn(model, array):
         channels, height, width = array.shape
         return CnnShape(
@@ -105,8 +95,8 @@ def actor_critic_shape(config: Config, spaces: Spaces) -> ActorCriticShape:
             layer_norm=model.layer_norm,
         )
 
-    if array.is_image or model.critic == "shared":
-        return general
+    if _needs_general(model, array) or array.is_image or model.critic == "shared":
+        return _general_shape(config, observation, ActorCriticHeads(actions), actions)
     return MlpShape(
         inputs=math.prod(array.shape),
         actions=actions,
@@ -149,20 +139,18 @@ def q_shape(
     observation = _read(config, spaces)
     array = observation.arrays[0]
 
-    needs_general = _needs_general(model, array) or model.core != "none"
-    if not needs_general and _is_fast_cnn(model, array):
+    if _is_fast_cnn(model, array):
         channels, height, width = array.shape
         return QCnnShape(
             channels=channels,
             height=height,
             width=width,
+            head=head,
             obs_scale=observation.scale,
             normalize=model.normalize_observations,
             layer_norm=model.layer_norm,
-            **vars(head),
         )
-    core_inputs = CoreInputs.of(config, action_spec(config, spaces))
-    return _head_shape(model, observation, head, core_inputs)
+    return _head_shape(config, spaces, observation, head)
 
 
 def gaussian_shape(config: Config, spaces: Spaces) -> DenseShape | GeneralShape[SingleHead]:
@@ -188,36 +176,41 @@ def numbers_shape(
             f"{config.algo.name} plays; set algo.name=ppo or algo.name=dqn"
         )
 
-    head = SingleHead(of_each * action_size(spaces))
-    return _head_shape(config.model, _read(config, spaces), head)
+    head = SingleHead(of_each * math.prod(spaces.action_space.shape))
+    return _head_shape(config, spaces, _read(config, spaces), head)
 
 
 def _head_shape(
-    model: ModelConfig,
-    observation: NetworkInputs,
-    head: SingleHead,
-    core_inputs: CoreInputs | None = None,
+    config: Config, spaces: Spaces, observation: NetworkInputs, head: SingleHead
 ) -> DenseShape | GeneralShape[SingleHead]:
     """Returns the network with one head: a fused one for a vector of numbers without memory."""
+    model = config.model
     array = observation.arrays[0]
-    if _needs_general(model, array) or array.is_image or model.core != "none":
-        return GeneralShape(
-            inputs=observation.arrays,
-            mask=observation.mask,
-            heads=head,
-            model=model,
-            make_layout=_layout,
-            core_inputs=core_inputs,
-        )
+    if _needs_general(model, array) or array.is_image:
+        return _general_shape(config, observation, head, action_spec(config, spaces))
 
     return DenseShape(
         inputs=math.prod(array.shape),
+        head=head,
         hidden=tuple(model.hidden),
         activation=model.activation,
         obs_scale=observation.scale,
         normalize=model.normalize_observations,
         layer_norm=model.layer_norm,
-        **vars(head),
+    )
+
+
+def _general_shape(
+    config: Config, observation: NetworkInputs, heads: Heads, actions: ActionSpec
+) -> GeneralShape[Heads]:
+    """Returns the general network with these heads, whose core may read the last of ``actions``."""
+    return GeneralShape(
+        inputs=observation.arrays,
+        mask=observation.mask,
+        heads=heads,
+        model=config.model,
+        make_layout=_layout,
+        core_inputs=CoreInputs.of(config, actions),
     )
 
 
@@ -226,11 +219,6 @@ def scales_of(shape: AnyShape) -> list[list[float]]:
     if isinstance(shape, GeneralShape):
         return [[array.low, 1 / array.span] for array in shape.inputs]
     return [[0.0, shape.obs_scale]]
-
-
-def action_size(spaces: Spaces) -> int:
-    """Returns the number of values in one action of a Box."""
-    return math.prod(spaces.action_space.shape)
 
 
 def _counts(spaces: Spaces, algo: str) -> tuple[int, ...]:
@@ -382,16 +370,20 @@ def _is_image(model: ModelConfig, shape: tuple[int, ...]) -> bool:
 
 
 def _needs_general(model: ModelConfig, array: Input) -> bool:
-    """Returns whether only a `GeneralShape` can read observations whose first array is ``array``.
+    """Returns whether only a `GeneralShape` is a network for observations with this first array.
 
-    That is so if they have parts, if something is subtracted, or if the network is a custom one.
+    That is so if they have parts, if something is subtracted, and if the network is a custom one or
+    has memory.
     """
-    return array.part is not None or array.low != 0 or model.entry is not None
+    is_fused = model.entry is None and model.core == "none"
+    return array.part is not None or array.low != 0 or not is_fused
 
 
 def _is_fast_cnn(model: ModelConfig, array: Input) -> bool:
     """Returns whether the fused networks `CnnShape` and `QCnnShape` can read an array."""
-    if not array.is_image or model.kind == "impala_cnn" or model.critic == "separate":
+    if not array.is_image or _needs_general(model, array):
+        return False
+    if model.kind == "impala_cnn" or model.critic == "separate":
         return False
     return not is_small(model, array.shape) and not channels_last(array.shape)
 

@@ -191,11 +191,10 @@ class PlainMlp:
         layers = []
         for i in range(len(self.widths) - 1):
             name = _layer(POLICY, i)
-            layer = Layer(named[f"{name}.weight"], named[f"{name}.bias"])
+            norm = None
             if self.layer_norm:
                 norm = Scaling(named[f"{name}.norm.weight"], named[f"{name}.norm.bias"])
-                layer = layer._replace(norm=norm)
-            layers.append(layer)
+            layers.append(Layer(named[f"{name}.weight"], named[f"{name}.bias"], norm))
 
         layers[0] = layers[0]._replace(weight=layers[0].weight * self._factor)
         return [*layers, policy_head(named, self._actions)]

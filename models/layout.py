@@ -15,7 +15,7 @@ other network is a `penstock.models.general.GeneralShape`, with the same heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple
@@ -69,8 +69,8 @@ class SingleHead:
     outputs: int
     """Numbers that decide an action."""
     duelling: bool = False
-    """Whether the outputs are a value of the state plus advantages of the actions, each of a last
-    layer of its own."""
+    """Whether the outputs are a value of the state plus advantages of the actions (Wang et al.
+    2016), each of a last layer of its own."""
     quantiles: int = 1
     """Quantiles of the return that are learned for each output, whose mean decides (Dabney et al.
     2017). With 1 it is the expected return."""
@@ -100,14 +100,6 @@ class SingleHead:
     def buffers(self) -> tuple[Entry, ...]:
         """Returns the entries of the head's buffers, which come before those of the statistics."""
         return ((EPSILON_RATE, (1,)),) if self.shows_epsilon else ()
-
-
-class OneHeaded:
-    """Base of the fused shapes that have the fields of a `SingleHead` among their own."""
-
-    @property
-    def head(self) -> SingleHead:
-        return SingleHead(**{field.name: getattr(self, field.name) for field in fields(SingleHead)})
 
 
 @dataclass(frozen=True)
@@ -149,15 +141,12 @@ class MlpShape:
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the policy's layers, given the parameters by name."""
-        return [*self._tower(named, POLICY), policy_head(named, self.actions)]
+        return [*_tower(self, named, POLICY), policy_head(named, self.actions)]
 
     def value_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the value's layers, given the parameters by name."""
         head = Layer(named["value.weight"], named["value.bias"])
-        return [*self._tower(named, VALUE), head]
-
-    def _tower(self, named: Mapping[str, Float32], tower: int) -> list[Layer]:
-        return _tower(named, layers=len(self.hidden), tower=tower, obs_scale=self.obs_scale)
+        return [*_tower(self, named, VALUE), head]
 
 
 @dataclass(frozen=True)
@@ -178,81 +167,84 @@ class CnnShape:
     layer_norm: bool = False
     """Whether the outputs of each convolution, and of the layer after them, are normalised."""
     convolutional: ClassVar[bool] = True
+    features: ClassVar[int] = FEATURES
 
     @property
     def outputs(self) -> int:
         return self.actions.outputs
 
+    @property
+    def pixels(self) -> int:
+        """Number of values in an observation."""
+        return self.channels * self.height * self.width
+
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self, features=FEATURES)
-        pixels = self.channels * self.height * self.width
-        statistics = normalizer_entries(pixels) if self.normalize else ()
+        trunk = _conv_entries(self)
+        statistics = normalizer_entries(self.pixels) if self.normalize else ()
         return ParamLayout(actor_critic(trunk, FEATURES, self.actions, statistics))
 
 
 @dataclass(frozen=True)
-class DenseShape(OneHeaded):
-    """One tower of ``hidden`` layers over ``inputs`` values, and a head of ``outputs`` values."""
+class DenseShape:
+    """One tower of ``hidden`` layers over ``inputs`` values, with one head.
+
+    If that is duelling, the last hidden layer is two of them side by side, the first for the value
+    of the state, the second for the advantages of the actions.
+    """
 
     inputs: int
-    outputs: int
+    head: SingleHead
     hidden: tuple[int, ...]
     """Width of each hidden layer."""
     activation: Activation
     obs_scale: float
     """Factor on the observations."""
-    duelling: bool = False
-    """Whether the last hidden layer is two of them side by side, the first for the value of the
-    state, the second for the advantages of the actions."""
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
-    quantiles: int = 1
-    noisy: bool = False
-    counts: tuple[int, ...] = ()
-    shows_epsilon: bool = False
     layer_norm: bool = False
     """Whether the outputs of each hidden layer are normalised."""
     convolutional: ClassVar[bool] = False
 
     @property
+    def outputs(self) -> int:
+        return self.head.outputs
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Widths of the inputs and of each layer."""
-        last = 2 * self.hidden[-1] if self.duelling else self.hidden[-1]
+        last = 2 * self.hidden[-1] if self.head.duelling else self.hidden[-1]
         return (self.inputs, *self.hidden[:-1], last)
 
     @cached_property
     def layout(self) -> ParamLayout:
-        tower = tower_entries(1, self.widths, noisy=self.noisy, layer_norm=self.layer_norm)
+        noisy = self.head.noisy
+        tower = tower_entries(1, self.widths, noisy=noisy, layer_norm=self.layer_norm)
         head = self.head.entries(self.hidden[-1])
         statistics = normalizer_entries(self.inputs) if self.normalize else ()
         return ParamLayout((*tower, *head, *self.head.buffers, *statistics))
 
     def acting_layers(self, named: Mapping[str, Float32]) -> list[Layer]:
         """Returns the layers, given the parameters by name; the head becomes one product."""
-        tower = _tower(named, layers=len(self.hidden), tower=0, obs_scale=self.obs_scale)
-        return [*tower, acting_head(self.head, named)]
+        return [*_tower(self, named, 0), acting_head(self.head, named)]
 
 
 @dataclass(frozen=True)
-class QCnnShape(OneHeaded):
-    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action."""
+class QCnnShape:
+    """The Nature CNN over ``[channels, height, width]`` with a Q-value of each action.
+
+    If the head is duelling, the layer after the convolutions is two of them side by side, as the
+    last one of `DenseShape`.
+    """
 
     channels: int
     height: int
     width: int
-    outputs: int
+    head: SingleHead
     obs_scale: float
     """Factor on the observations."""
-    duelling: bool = False
-    """Whether the layer after the convolutions is two of them side by side, the first for the value
-    of the state, the second for the advantages of the actions (Wang et al. 2016)."""
     normalize: bool = False
     """Whether observations are normalised by their statistics."""
-    quantiles: int = 1
-    noisy: bool = False
-    counts: tuple[int, ...] = ()
-    shows_epsilon: bool = False
     memory_format: MemoryFormat = "auto"
     """Order of the frames in memory; it changes no parameter."""
     layer_norm: bool = False
@@ -260,16 +252,24 @@ class QCnnShape(OneHeaded):
     convolutional: ClassVar[bool] = True
 
     @property
+    def outputs(self) -> int:
+        return self.head.outputs
+
+    @property
+    def pixels(self) -> int:
+        """Number of values in an observation."""
+        return self.channels * self.height * self.width
+
+    @property
     def features(self) -> int:
         """Width of the layer after the convolutions."""
-        return 2 * FEATURES if self.duelling else FEATURES
+        return 2 * FEATURES if self.head.duelling else FEATURES
 
     @cached_property
     def layout(self) -> ParamLayout:
-        trunk = _conv_entries(self, features=self.features, noisy=self.noisy)
+        trunk = _conv_entries(self, noisy=self.head.noisy)
         head = self.head.entries(FEATURES)
-        pixels = self.channels * self.height * self.width
-        statistics = normalizer_entries(pixels) if self.normalize else ()
+        statistics = normalizer_entries(self.pixels) if self.normalize else ()
         return ParamLayout((*trunk, *head, *self.head.buffers, *statistics))
 
 
@@ -314,10 +314,8 @@ def norm_entries(layer: str, shape: tuple[int, ...]) -> list[Entry]:
     return [(f"{layer}.norm.weight", shape), (f"{layer}.norm.bias", shape)]
 
 
-def _conv_entries(
-    shape: CnnShape | QCnnShape, *, features: int, noisy: bool = False
-) -> list[Entry]:
-    """Returns the entries of the convolutions, and of the layer of ``features`` after them."""
+def _conv_entries(shape: CnnShape | QCnnShape, *, noisy: bool = False) -> list[Entry]:
+    """Returns the entries of the convolutions, and of the layer after them."""
     entries: list[Entry] = []
     channels = shape.channels
     for i, (filters, kernel, _) in enumerate(CONVS):
@@ -327,10 +325,11 @@ def _conv_entries(
             entries += norm_entries(f"convs.{i}", (filters,))
         channels = filters
 
-    weight_shape = (features, flat_features(shape.height, shape.width))
-    entries += layer_entries("linear", weight_shape, (features,), noisy=noisy)
+    bias_shape = (shape.features,)
+    weight_shape = (shape.features, flat_features(shape.height, shape.width))
+    entries += layer_entries("linear", weight_shape, bias_shape, noisy=noisy)
     if shape.layer_norm:
-        entries += norm_entries("linear", (features,))
+        entries += norm_entries("linear", bias_shape)
     return entries
 
 
@@ -409,20 +408,17 @@ def _means(head: SingleHead, rows: Float32) -> Float32:
     return np.concatenate(means).reshape(rows.shape)
 
 
-def _tower(
-    named: Mapping[str, Float32], *, layers: int, tower: int, obs_scale: float
-) -> list[Layer]:
+def _tower(shape: MlpShape | DenseShape, named: Mapping[str, Float32], tower: int) -> list[Layer]:
     """Returns the hidden layers of one tower; the first includes the factor on observations."""
-    tower_layers = []
-    for i in range(layers):
+    layers = []
+    for i in range(len(shape.hidden)):
         weight = named[f"hidden.{i}.weight"][tower].T
         if i == 0:
-            weight = weight * np.float32(obs_scale)
-        layer = Layer(weight, named[f"hidden.{i}.bias"][tower])
+            weight = weight * np.float32(shape.obs_scale)
 
-        if f"hidden.{i}.norm.weight" in named:
-            norm_weight = named[f"hidden.{i}.norm.weight"][tower]
-            norm_bias = named[f"hidden.{i}.norm.bias"][tower]
-            layer = layer._replace(norm=Scaling(norm_weight, norm_bias))
-        tower_layers.append(layer)
-    return tower_layers
+        norm = None
+        if shape.layer_norm:
+            gains = named[f"hidden.{i}.norm.weight"][tower]
+            norm = Scaling(gains, named[f"hidden.{i}.norm.bias"][tower])
+        layers.append(Layer(weight, named[f"hidden.{i}.bias"][tower], norm))
+    return layers

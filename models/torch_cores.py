@@ -11,7 +11,7 @@ operation takes 1.7 times as long.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,14 +90,9 @@ class Gru(Core):
         return result
 
 
-def make_core(kind: str, inputs: int, size: int) -> Core | None:
-    """Makes the memory of `model.core` over features of width ``inputs``; None for kind `none`."""
-    match kind:
-        case "lstm":
-            return Lstm(inputs, size)
-        case "gru":
-            return Gru(inputs, size)
-    return None
+def make_core(kind: Literal["lstm", "gru"], inputs: int, size: int) -> Core:
+    """Makes the memory of `model.core` over features of width ``inputs``."""
+    return Lstm(inputs, size) if kind == "lstm" else Gru(inputs, size)
 
 
 class _LstmRows(torch.autograd.Function):

@@ -9,9 +9,8 @@ layers, beside the numbers, so that a number may decide how an image is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import pairwise
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +19,11 @@ from torch import Tensor, nn
 from penstock.configs.model import ModelConfig
 from penstock.configs.value_types import MemoryFormat
 from penstock.models.frame_order import in_order
-from penstock.models.general import channels_last, embedding_width, is_small
-from penstock.models.layout import CONVS, FEATURES, flat_features
+from penstock.models.general import Input, channels_last, embedding_width, is_small
+from penstock.models.layout import FEATURES, flat_features
 from penstock.models.torch_heads import orthogonal
 from penstock.models.torch_norm import conv_type, make_hidden
-from penstock.models.torch_trunks import activate
+from penstock.models.torch_trunks import activate, nature_convs
 
 IMPALA_CHANNELS = (16, 32, 32)
 IMPALA_FEATURES = 256
@@ -32,50 +31,67 @@ IMPALA_FEATURES = 256
 EMBEDDING_STD = 0.01
 
 
-class Encoder(nn.Module):
+class VectorReader(nn.Module):
+    """Base of modules that read the arrays of an observation that are no images."""
+
+    embeddings: nn.ModuleList
+    """Of each array of choices."""
+
+    def _add_vectors(self, arrays: Sequence[Input], cfg: ModelConfig) -> int:
+        """Make the embeddings, and return the width of all `_vectors` of these arrays."""
+        numbers = [array for array in arrays if not array.is_image and not array.choices]
+        choices = [array for array in arrays if array.choices]
+        self._numbers = [array.name for array in numbers]
+        self._choices = [array.name for array in choices]
+
+        embeddings = [Embeddings(array.choices, cfg) for array in choices]
+        self.embeddings = nn.ModuleList(embeddings)
+        numbers_width = sum(math.prod(array.shape) for array in numbers)
+        return numbers_width + sum(embedding.width for embedding in embeddings)
+
+    def _vectors(self, arrays: dict[str, Tensor]) -> list[Tensor]:
+        """Returns the numbers, then the embeddings of choices, each ``[B, width]``."""
+        vectors = [arrays[name].flatten(1) for name in self._numbers]
+        for name, embeddings in zip(self._choices, self.embeddings, strict=True):
+            vectors.append(embeddings(arrays[name]))
+        return vectors
+
+
+class Encoder(VectorReader):
     """Computes features of the arrays of an observation.
 
     Args:
-        images: shapes of the images, by name.
-        numbers: shapes of the other arrays, by name.
+        arrays: what it reads.
         cfg: the options of the network.
         memory_format: order of the images in memory; `auto` is by rule.
-        choices: of the arrays that are embedded, by name: the number of choices of each number.
         noisy: whether the weights of linear layers have noise.
     """
 
     def __init__(
         self,
-        images: dict[str, tuple[int, ...]],
-        numbers: dict[str, tuple[int, ...]],
+        arrays: Sequence[Input],
         cfg: ModelConfig,
         memory_format: MemoryFormat = "auto",
         *,
-        choices: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         noisy: bool = False,
     ) -> None:
         super().__init__()
-        self._images = images
-        self._numbers = list(numbers)
-        self._choices = list(choices)
+        images = [array for array in arrays if array.is_image]
+        self._images = [(image.name, channels_last(image.shape)) for image in images]
 
         # This rule holds on a CPU, too: narrow convolutions and pooling take at most half the time.
         rule: MemoryFormat = "channels_last" if cfg.kind == "impala_cnn" else "auto"
         self._memory_format = rule if memory_format == "auto" else memory_format
 
-        encoders = [_image_encoder(shape, cfg, noisy=noisy) for shape in images.values()]
+        encoders = [_image_encoder(image.shape, cfg, noisy=noisy) for image in images]
         self.images = nn.ModuleList(encoders)
         small_widths = [encoder.width for encoder in encoders if isinstance(encoder, SmallConvs)]
         large_widths = [
             encoder.width for encoder in encoders if not isinstance(encoder, SmallConvs)
         ]
 
-        embeddings = [Embeddings(counts, cfg) for counts in choices.values()]
-        self.embeddings = nn.ModuleList(embeddings)
-
         # The layers read the numbers, the embeddings and the features of small images.
-        inputs = sum(math.prod(shape) for shape in numbers.values()) + sum(small_widths)
-        inputs += sum(embedding.width for embedding in embeddings)
+        inputs = self._add_vectors(arrays, cfg) + sum(small_widths)
         widths = (inputs, *cfg.hidden)
         self.layers = DenseLayers(widths, cfg, noisy=noisy) if inputs else None
         layers_width = cfg.hidden[-1] if inputs else 0
@@ -84,11 +100,9 @@ class Encoder(nn.Module):
     def forward(self, arrays: dict[str, Tensor]) -> Tensor:
         """Returns float32 ``[B, width]``; arrays are ``[B, *shape]``, with values near 1."""
         features: list[Tensor] = []
-        layer_inputs = [arrays[name].flatten(1) for name in self._numbers]
-        for name, embeddings in zip(self._choices, self.embeddings, strict=True):
-            layer_inputs.append(embeddings(arrays[name]))
-        for (name, shape), encoder in zip(self._images.items(), self.images, strict=True):
-            frames = arrays[name].movedim(-1, 1) if channels_last(shape) else arrays[name]
+        layer_inputs = self._vectors(arrays)
+        for (name, is_channels_last), encoder in zip(self._images, self.images, strict=True):
+            frames = arrays[name].movedim(-1, 1) if is_channels_last else arrays[name]
             image_features = encoder(in_order(frames, frames.dtype, self._memory_format))
             if isinstance(encoder, SmallConvs):
                 layer_inputs.append(image_features)
@@ -188,12 +202,7 @@ class NatureEncoder(nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        convs: list[nn.Module] = []
-        for filters, kernel, stride in CONVS:
-            conv = conv_type(layer_norm)(channels, filters, kernel, stride)
-            convs.append(orthogonal(conv, math.sqrt(2)))
-            channels = filters
-        self.convs = nn.ModuleList(convs)
+        self.convs = nature_convs(channels, layer_norm=layer_norm)
         flat = flat_features(height, pixels)
         linear = make_hidden(flat, FEATURES, noisy=noisy, layer_norm=layer_norm)
         self.linear = orthogonal(linear, math.sqrt(2))

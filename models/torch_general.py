@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from penstock.core.params import ParamLayout
-from penstock.models.core_inputs import CoreInputs
 from penstock.models.general import (
     ActorCriticHeads,
     GeneralShape,
@@ -33,7 +32,7 @@ from penstock.models.layout import SingleHead
 from penstock.models.normalizer import FrameNormalizer, Normalizer
 from penstock.models.own_network import Body, make_own
 from penstock.models.torch_cores import make_core
-from penstock.models.torch_encoders import DenseLayers, Embeddings, Encoder
+from penstock.models.torch_encoders import DenseLayers, Encoder, VectorReader
 from penstock.models.torch_heads import ActorCritic, HeadNet, PolicyNetwork, orthogonal
 from penstock.models.torch_norm import make_hidden
 from penstock.models.torch_trunks import activate
@@ -45,8 +44,6 @@ class GeneralNet(PolicyNetwork):
     Bodies compute in ``dtype``, the rest in float32.
     """
 
-    state_size: int
-    core_inputs: CoreInputs | None
     bodies: nn.ModuleList
     """One body, or two where the critic is separate: the policy's first."""
     cores: nn.ModuleList
@@ -66,19 +63,16 @@ class GeneralNet(PolicyNetwork):
         width = bodies[0].width
         self.is_whole = width is None
 
-        cores: list[nn.Module] = []
         model = shape.model
         self.core_inputs = shape.core_inputs
         self._inputs_width = self.core_inputs.width if self.core_inputs else 0
-        for _ in range(count):
-            inputs = width + self._inputs_width if width else 0
-            core = make_core(model.core, inputs, model.core_size) if inputs else None
-            if core is not None:
-                cores.append(core)
-        self.cores = nn.ModuleList(cores)
-
-        # Width of the features that heads read.
-        self._width = model.core_size if cores else width
+        self._width = width
+        """Width of the features that heads read."""
+        self.cores = nn.ModuleList()
+        if width is not None and model.core != "none":
+            inputs = width + self._inputs_width
+            self.cores.extend(make_core(model.core, inputs, model.core_size) for _ in range(count))
+            self._width = model.core_size
 
     @abstractmethod
     def outputs_of(self, features: Tensor) -> Tensor:
@@ -317,8 +311,7 @@ class GeneralCritics(nn.Module):
         actor: the shape of the policy whose actions they value.
         normalizer: that of the policy.
         dtype: precision of the bodies.
-        action_size: number of values in an action; by default half of the policy's outputs, as of
-            a Gaussian one.
+        action_size: number of values in an action.
     """
 
     def __init__(
@@ -327,14 +320,13 @@ class GeneralCritics(nn.Module):
         normalizer: Normalizer | None,
         dtype: torch.dtype = torch.float32,
         *,
-        action_size: int | None = None,
+        action_size: int,
     ) -> None:
         super().__init__()
         self._shape = actor
         self._dtype = dtype
         self.normalizer = normalizer
-        values = action_size or actor.outputs // 2
-        self.critics = nn.ModuleList(_Critic(actor, values, dtype) for _ in range(2))
+        self.critics = nn.ModuleList(_Critic(actor, action_size, dtype) for _ in range(2))
 
     def forward(self, obs: Tensor, action: Tensor) -> Tensor:
         """Returns Q-values ``[2, B]`` of observations ``[B, ...]`` and actions ``[B, ...]``, -1 to
@@ -363,7 +355,7 @@ class GeneralCritics(nn.Module):
         return torch.stack([critic(arrays, actions) for critic in self.critics[:count]])
 
 
-class _Critic(nn.Module):
+class _Critic(VectorReader):
     """One Q-function of `GeneralCritics`."""
 
     def __init__(
@@ -372,9 +364,7 @@ class _Critic(nn.Module):
         super().__init__()
         self._dtype = dtype
         model = actor.model
-        images = {array.name: array.shape for array in actor.inputs if array.is_image}
-        choices = {array.name: array.choices for array in actor.inputs if array.choices}
-        numbers = [array for array in actor.inputs if not array.is_image and not array.choices]
+        images = [array for array in actor.inputs if array.is_image]
 
         # A custom network reads all arrays, an encoder here only the images.
         self.body: nn.Module | None = None
@@ -383,30 +373,21 @@ class _Critic(nn.Module):
             body = make_own(actor)
             self.body = body.module
             width = body.width
-            numbers = []
-            choices = {}
         elif images:
-            self.body = encoder = Encoder(images, {}, model, actor.memory_format)
+            self.body = encoder = Encoder(images, model, actor.memory_format)
             width = encoder.width
         assert width is not None, actor
 
-        self._numbers = [array.name for array in numbers]
-        self._choices = list(choices)
-        embeddings = [Embeddings(counts, model) for counts in choices.values()]
-        self.embeddings = nn.ModuleList(embeddings)
-        numbers_width = sum(math.prod(array.shape) for array in numbers)
-        numbers_width += sum(embedding.width for embedding in embeddings)
-        inputs = width + numbers_width + action_size
+        vectors_width = self._add_vectors(() if model.entry else actor.inputs, model)
+        inputs = width + vectors_width + action_size
         self.layers = DenseLayers((inputs, *model.hidden), model)
         self.value = orthogonal(nn.Linear(model.hidden[-1], 1), 1.0)
 
     def forward(self, arrays: dict[str, Tensor], action: Tensor) -> Tensor:
         """Returns Q-values ``[B]`` of arrays ``[B, *shape]`` and actions ``[B, size]``."""
         features = [] if self.body is None else [apply_body(self.body, arrays, self._dtype)]
-        features += [arrays[name].flatten(1) for name in self._numbers]
-        for name, embeddings in zip(self._choices, self.embeddings, strict=True):
-            features.append(embeddings(arrays[name]))
-        values: Tensor = self.value(self.layers(torch.cat([*features, action], 1)))
+        inputs = torch.cat([*features, *self._vectors(arrays), action], 1)
+        values: Tensor = self.value(self.layers(inputs))
         return values[:, 0]
 
 
@@ -559,17 +540,8 @@ def _make_body(shape: GeneralShape[Any]) -> Body:
     """Makes a body: a custom network, or an encoder of all arrays."""
     if shape.model.entry is not None:
         return make_own(shape)
-    images = {array.name: array.shape for array in shape.inputs if array.is_image}
-    choices = {array.name: array.choices for array in shape.inputs if array.choices}
-    numbers = {
-        array.name: array.shape
-        for array in shape.inputs
-        if not array.is_image and not array.choices
-    }
     noisy = isinstance(shape.heads, SingleHead) and shape.heads.noisy
-    encoder = Encoder(
-        images, numbers, shape.model, shape.memory_format, choices=choices, noisy=noisy
-    )
+    encoder = Encoder(shape.inputs, shape.model, shape.memory_format, noisy=noisy)
     return Body(encoder, encoder.width)
 
 

@@ -29,6 +29,10 @@ class PolicyNetwork(nn.Module, ABC):
     normalizer: Normalizer | None
     """Normalises observations, if they are normalised. Every network sets it after its
     parameters."""
+    state_size: int = 0
+    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
+    core_inputs: CoreInputs | None = None
+    """What its memory reads besides the features of an observation."""
 
     def mask(self, obs: Tensor) -> Tensor | None:
         """Returns the action mask in observations ``[..., *shape]``.
@@ -63,10 +67,6 @@ class ActorCritic(PolicyNetwork):
     """The network that learners train of an actor-critic, with any trunk or bodies."""
 
     actions: ActionSpec
-    state_size: int = 0
-    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
-    core_inputs: CoreInputs | None = None
-    """What its memory reads besides the observation."""
 
     @abstractmethod
     def forward(
@@ -134,10 +134,6 @@ class HeadNet(PolicyNetwork):
     head: nn.Linear
     value: nn.Linear | None
     """The value head of a duelling network."""
-    state_size: int = 0
-    """Number of float32 values that it remembers of one environment; 0: it has no memory."""
-    core_inputs: CoreInputs | None = None
-    """What its core reads besides the features."""
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns outputs float32 ``[B, outputs]`` of observations ``[..., *shape]``."""
@@ -182,13 +178,7 @@ class HeadNet(PolicyNetwork):
     ) -> tuple[Tensor, Tensor]:
         """Returns what `values` does of rows in their order, and the state after the last row.
 
-        Args:
-            obs: observations ``[T, B, *shape]``.
-            state: of the memory before the first row, float32 ``[B, state_size]``.
-            first: bool ``[T, B]``; the state is forgotten before each row where it is true. None:
-                before none.
-            inputs: what the core reads besides the features, float32 ``[T, B, width]``. None: what
-                the state has, for a single row.
+        The arguments are those of `ActorCritic.forward`; without ``first`` no state is forgotten.
         """
         assert not self.state_size
         return self.values(obs, self.training_weights()), state

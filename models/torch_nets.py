@@ -9,7 +9,6 @@ These are the fused implementations; what they do not compute is `GeneralNet` an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import overload
@@ -43,7 +42,6 @@ from penstock.models.torch_trunks import (
     Trunk,
     activate,
     climb,
-    climb_normalized,
     towers_in_turn,
 )
 
@@ -111,14 +109,7 @@ class Mlp(MlpTrunk, Net):
     """Two towers of the same widths, one for the policy and one for the value."""
 
     def __init__(self, shape: MlpShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(
-            towers=TOWERS,
-            widths=shape.widths,
-            activation=shape.activation,
-            layer_norm=shape.layer_norm,
-            obs_scale=shape.obs_scale,
-            dtype=dtype,
-        )
+        super().__init__(shape, dtype, towers=TOWERS)
         self.actions = shape.actions
         self._make_heads(shape.hidden[-1], shape.log_std_init)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
@@ -147,18 +138,10 @@ class NatureCnn(CnnTrunk, Net):
     """The Nature CNN, shared by policy and value."""
 
     def __init__(self, shape: CnnShape, dtype: torch.dtype = torch.float32) -> None:
-        frames = (shape.channels, shape.height, shape.width)
-        super().__init__(
-            frames=frames,
-            width=FEATURES,
-            obs_scale=shape.obs_scale,
-            dtype=dtype,
-            memory_format=shape.memory_format,
-            layer_norm=shape.layer_norm,
-        )
+        super().__init__(shape, dtype)
         self.actions = shape.actions
         self._make_heads(FEATURES, shape.log_std_init)
-        self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
+        self.normalizer = FrameNormalizer(shape.pixels) if shape.normalize else None
 
 
 class FusedHead(HeadNet, Trunk):
@@ -176,15 +159,7 @@ class Dense(MlpTrunk, FusedHead):
     """One tower of layers with one head."""
 
     def __init__(self, shape: DenseShape, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(
-            towers=1,
-            widths=shape.widths,
-            activation=shape.activation,
-            layer_norm=shape.layer_norm,
-            obs_scale=shape.obs_scale,
-            dtype=dtype,
-            noisy=shape.noisy,
-        )
+        super().__init__(shape, dtype, towers=1, noisy=shape.head.noisy)
         self._make_head(shape.hidden[-1], shape.head)
         self.normalizer = Normalizer(shape.inputs) if shape.normalize else None
 
@@ -193,18 +168,9 @@ class QCnn(CnnTrunk, FusedHead):
     """The Nature CNN with Q-values."""
 
     def __init__(self, shape: QCnnShape, dtype: torch.dtype = torch.float32) -> None:
-        frames = (shape.channels, shape.height, shape.width)
-        super().__init__(
-            frames=frames,
-            width=shape.features,
-            obs_scale=shape.obs_scale,
-            dtype=dtype,
-            memory_format=shape.memory_format,
-            layer_norm=shape.layer_norm,
-            noisy=shape.noisy,
-        )
+        super().__init__(shape, dtype, noisy=shape.head.noisy)
         self._make_head(FEATURES, shape.head)
-        self.normalizer = FrameNormalizer(math.prod(frames)) if shape.normalize else None
+        self.normalizer = FrameNormalizer(shape.pixels) if shape.normalize else None
 
 
 class TwinCritics(nn.Module):
@@ -214,26 +180,20 @@ class TwinCritics(nn.Module):
         actor: the shape of the policy whose actions they value. They have the same observations,
             layers and activation.
         normalizer: that of the policy.
-        action_size: number of values in an action; by default half of the policy's outputs, as of
-            a Gaussian one.
+        action_size: number of values in an action.
     """
 
     def __init__(
-        self,
-        actor: DenseShape,
-        normalizer: Normalizer | None = None,
-        *,
-        action_size: int | None = None,
+        self, actor: DenseShape, normalizer: Normalizer | None = None, *, action_size: int
     ) -> None:
         super().__init__()
         self._inputs = actor.inputs
         self._obs_scale = actor.obs_scale
         self._activate = activate(actor.activation)
 
-        action_size = action_size or actor.outputs // 2
         widths = (actor.inputs + action_size, *actor.hidden, 1)
         head = len(actor.hidden)
-        self._climb = climb_normalized if actor.layer_norm else climb
+        self._layer_norm = actor.layer_norm
         self.layers = nn.ModuleList(
             Towers(2, fan_in, fan_out, layer_norm=actor.layer_norm and i != head)
             for i, (fan_in, fan_out) in enumerate(pairwise(widths))
@@ -263,7 +223,8 @@ class TwinCritics(nn.Module):
             rows = self.normalizer(rows)
 
         inputs = torch.cat([rows, action.reshape(len(rows), -1)], 1)
-        features = self._climb(inputs.expand(len(head_weight), -1, -1), hidden, self._activate)
+        inputs = inputs.expand(len(head_weight), -1, -1)
+        features = climb(inputs, hidden, self._activate, layer_norm=self._layer_norm)
         return torch.baddbmm(head_bias[:, None], features, head_weight)[..., 0]
 
 
@@ -272,7 +233,7 @@ def build_critics(
     normalizer: Normalizer | None,
     dtype: torch.dtype = torch.float32,
     *,
-    action_size: int | None = None,
+    action_size: int,
 ) -> TwinCritics | GeneralCritics:
     """Makes the critics of a policy's actions, initialised from torch's global random generator.
 
@@ -280,7 +241,7 @@ def build_critics(
         actor: the shape of the policy.
         normalizer: that of the policy, which the critics use.
         dtype: precision of bodies that read images.
-        action_size: as of `TwinCritics`.
+        action_size: number of values in an action.
     """
     if isinstance(actor, DenseShape):
         return TwinCritics(actor, normalizer, action_size=action_size)

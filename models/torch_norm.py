@@ -30,48 +30,36 @@ class LayerNorm(nn.Module):
         return normalized_layer(outputs, self.weight, self.bias)
 
 
-class NormalizedLinear(nn.Linear):
-    """A linear layer whose outputs are normalised."""
-
-    def __init__(self, fan_in: int, fan_out: int) -> None:
-        super().__init__(fan_in, fan_out)
-        self.norm = LayerNorm(fan_out)
-
-    def forward(self, input: Tensor) -> Tensor:
-        outputs: Tensor = self.norm(super().forward(input))
-        return outputs
-
-
-class NormalizedNoisyLinear(NoisyLinear):
-    """A linear layer with noise in its weights, whose outputs are normalised."""
-
-    def __init__(self, fan_in: int, fan_out: int) -> None:
-        super().__init__(fan_in, fan_out)
-        self.norm = LayerNorm(fan_out)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        outputs: Tensor = self.norm(super().forward(rows))
-        return outputs
-
-
-class NormalizedConv(nn.Conv2d):
-    """A convolution whose outputs are normalised."""
+class Normalized(nn.Module):
+    """Base of a layer whose outputs are normalised; it comes before the class of the layer."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """The arguments are those of `torch.nn.Conv2d`."""
+        """The arguments are those of the layer."""
         super().__init__(*args, **options)
-        self.norm = LayerNorm(self.out_channels)
+        self.norm = LayerNorm(len(self.get_parameter("bias")))
 
-    def forward(self, input: Tensor) -> Tensor:
-        outputs: Tensor = self.norm(super().forward(input))
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.norm(super().forward(inputs))
         return outputs
+
+
+class NormalizedLinear(Normalized, nn.Linear):
+    """A linear layer whose outputs are normalised."""
+
+
+class NormalizedNoisyLinear(Normalized, NoisyLinear):
+    """A linear layer with noise in its weights, whose outputs are normalised."""
+
+
+class NormalizedConv(Normalized, nn.Conv2d):
+    """A convolution whose outputs are normalised."""
 
 
 def make_hidden(fan_in: int, fan_out: int, *, noisy: bool, layer_norm: bool) -> nn.Linear:
     """Makes a hidden linear layer, with noise in its weights and with normalisation if asked."""
     if not layer_norm:
         return make_linear(fan_in, fan_out, noisy=noisy)
-    linear_type = NormalizedNoisyLinear if noisy else NormalizedLinear
+    linear_type: type[nn.Linear] = NormalizedNoisyLinear if noisy else NormalizedLinear
     return linear_type(fan_in, fan_out)
 
 

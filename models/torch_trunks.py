@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from penstock.configs.value_types import MemoryFormat
 from penstock.device.choice import runs_behind
 from penstock.models.frame_order import (
     divides,
@@ -31,7 +30,15 @@ from penstock.models.frame_order import (
     kernel_over_depth,
     space_to_depth,
 )
-from penstock.models.layout import CONVS, Activation, flat_features
+from penstock.models.layout import (
+    CONVS,
+    Activation,
+    CnnShape,
+    DenseShape,
+    MlpShape,
+    QCnnShape,
+    flat_features,
+)
 from penstock.models.normalizer import FrameNormalizer
 from penstock.models.torch_heads import PolicyNetwork, orthogonal
 from penstock.models.torch_noise import Noisy, weights_of
@@ -93,35 +100,24 @@ class MlpTrunk(Trunk):
     On a CPU in float32 they are computed one after the other, else by batched products.
 
     Args:
-        towers: number of towers.
-        widths: of the inputs and of each layer.
-        activation: after each layer.
-        layer_norm: whether the outputs of each layer are normalised.
-        obs_scale: factor on the observations.
+        shape: of the network.
         dtype: precision of the products.
+        towers: number of towers.
         noisy: whether weights have noise.
     """
 
     def __init__(
-        self,
-        *,
-        towers: int,
-        widths: tuple[int, ...],
-        activation: Activation,
-        layer_norm: bool,
-        obs_scale: float,
-        dtype: torch.dtype,
-        noisy: bool = False,
+        self, shape: MlpShape | DenseShape, dtype: torch.dtype, *, towers: int, noisy: bool = False
     ) -> None:
-        super().__init__(obs_scale, dtype)
-        self._inputs = widths[0]
-        self._activation = activation
-        self._activate = activate(activation)
-        self._layer_norm = layer_norm
+        super().__init__(shape.obs_scale, dtype)
+        self._inputs = shape.inputs
+        self._activation = shape.activation
+        self._activate = activate(shape.activation)
+        self._layer_norm = shape.layer_norm
 
         self.hidden = nn.ModuleList(
-            Towers(towers, fan_in, fan_out, noisy=noisy, layer_norm=layer_norm)
-            for fan_in, fan_out in pairwise(widths)
+            Towers(towers, fan_in, fan_out, noisy=noisy, layer_norm=shape.layer_norm)
+            for fan_in, fan_out in pairwise(shape.widths)
         )
 
     def weights(self) -> list[Tensor]:
@@ -129,27 +125,23 @@ class MlpTrunk(Trunk):
         tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            tensors += layer.weights() if layer.has_noise else (layer.weight, layer.bias)
+            tensors += layer.weights()
             if layer.norm is not None:
                 tensors += (layer.norm.weight, layer.norm.bias)
         return self._prepared(*tensors)
 
     def features(self, obs: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
         rows = self._rows(obs)
-        if self._layer_norm:
-            towers = len(weights[0])
-            hidden = rows.expand(towers, -1, -1)
-            return climb_normalized(hidden, weights, self._activate).float().unbind(0)
-
-        if self.dtype == torch.bfloat16:
-            hidden = self._activate(linear_of_all(rows, *weights[:2]))
-            return climb(hidden, weights[2:], self._activate).float().unbind(0)
-
         if self._computes_in_turn(rows):
             return towers_in_turn(rows, weights, self._activation)
 
-        towers = len(weights[0])
-        return climb(rows.expand(towers, -1, -1), weights, self._activate).unbind(0)
+        if self.dtype == torch.bfloat16 and not self._layer_norm:
+            hidden = self._activate(linear_of_all(rows, *weights[:2]))
+            return climb(hidden, weights[2:], self._activate).float().unbind(0)
+
+        hidden = rows.expand(len(weights[0]), -1, -1)
+        hidden = climb(hidden, weights, self._activate, layer_norm=self._layer_norm)
+        return hidden.float().unbind(0)
 
     def numbers(self, obs: Tensor) -> Tensor:
         return obs.reshape(-1, self._inputs)
@@ -197,41 +189,23 @@ class CnnTrunk(Trunk):
     """Three convolutions and a linear layer (Mnih et al. 2015).
 
     Args:
-        frames: channels, height and width of an observation.
-        width: of the linear layer.
-        obs_scale: factor on the observations.
+        shape: of the network.
         dtype: precision of the products.
-        memory_format: order of the frames in memory.
-        layer_norm: whether the outputs of each layer are normalised.
         noisy: whether the weights of the linear layer have noise.
     """
 
     def __init__(
-        self,
-        *,
-        frames: tuple[int, int, int],
-        width: int,
-        obs_scale: float,
-        dtype: torch.dtype,
-        memory_format: MemoryFormat,
-        layer_norm: bool,
-        noisy: bool = False,
+        self, shape: CnnShape | QCnnShape, dtype: torch.dtype, *, noisy: bool = False
     ) -> None:
-        super().__init__(obs_scale, dtype)
-        self._frames = frames
-        self._layer_norm = layer_norm
-        self._memory_format = memory_format
-        self._gains_by_depth = dtype == torch.bfloat16 and memory_format == "channels_last"
+        super().__init__(shape.obs_scale, dtype)
+        self._frames = (shape.channels, shape.height, shape.width)
+        self._layer_norm = shape.layer_norm
+        self._memory_format = shape.memory_format
+        self._gains_by_depth = dtype == torch.bfloat16 and shape.memory_format == "channels_last"
 
-        channels, height, pixels = frames
-        convs: list[nn.Module] = []
-        for filters, kernel, stride in CONVS:
-            conv = conv_type(layer_norm)(channels, filters, kernel, stride)
-            convs.append(orthogonal(conv, math.sqrt(2)))
-            channels = filters
-        self.convs = nn.ModuleList(convs)
-        flat = flat_features(height, pixels)
-        linear = make_hidden(flat, width, noisy=noisy, layer_norm=layer_norm)
+        self.convs = nature_convs(shape.channels, layer_norm=shape.layer_norm)
+        flat = flat_features(shape.height, shape.width)
+        linear = make_hidden(flat, shape.features, noisy=noisy, layer_norm=shape.layer_norm)
         self.linear = orthogonal(linear, math.sqrt(2))
 
     def weights(self) -> list[Tensor]:
@@ -279,28 +253,35 @@ class CnnTrunk(Trunk):
         return divides(*self._frames[1:]) and not runs_behind(weight)
 
 
-def climb(hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
+def nature_convs(channels: int, *, layer_norm: bool) -> nn.ModuleList:
+    """Makes the convolutions of the Nature CNN over frames of so many channels."""
+    convs: list[nn.Module] = []
+    for filters, kernel, stride in CONVS:
+        conv = conv_type(layer_norm)(channels, filters, kernel, stride)
+        convs.append(orthogonal(conv, math.sqrt(2)))
+        channels = filters
+    return nn.ModuleList(convs)
+
+
+def climb(
+    hidden: Tensor,
+    weights: list[Tensor],
+    activation: Callable[[Tensor], Tensor],
+    *,
+    layer_norm: bool = False,
+) -> Tensor:
     """Returns the features ``[towers, B, width]`` after the layers of all towers.
 
-    ``hidden`` ``[towers, B, in]`` are the inputs; ``weights`` are weight and bias of each layer in
-    turn, ``[towers, in, out]`` and ``[towers, out]``.
+    Args:
+        hidden: the inputs, ``[towers, B, in]``.
+        weights: of each layer in turn the weight ``[towers, in, out]`` and the bias ``[towers,
+            out]``; with ``layer_norm`` also the gains and biases of its normalisation.
+        activation: after each layer.
+        layer_norm: whether the outputs of each layer are normalised.
     """
-    for weight, bias in zip(weights[::2], weights[1::2], strict=True):
-        product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
-        hidden = activation(product)
-    return hidden
-
-
-def climb_normalized(
-    hidden: Tensor, weights: list[Tensor], activation: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Returns what `climb` does, of layers whose outputs are normalised.
-
-    ``weights`` has of each layer also the gains and biases of its normalisation, ``[towers, out]``.
-    """
-    for weight, bias, norm_weight, norm_bias in layers_of(weights, layer_norm=True):
-        product = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
-        hidden = activation(normalized_towers(product, norm_weight, norm_bias))
+    for weight, bias, *norm in layers_of(weights, layer_norm):
+        outputs = torch.baddbmm(bias[:, None], hidden.to(weight.dtype), weight)
+        hidden = activation(normalized_towers(outputs, *norm) if norm else outputs)
     return hidden
 
 

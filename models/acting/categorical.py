@@ -375,11 +375,15 @@ class ExploringSampler(ActionSampler):
                 base may come with weights. Only with a ladder can seats of games explore.
             rng: draws the actions.
         """
-        self._ladder = epsilon if isinstance(epsilon, Ladder) else None
-        self._base = epsilon.base if isinstance(epsilon, Ladder) else 1.0
-        rates = epsilon.rates(epsilon.base) if isinstance(epsilon, Ladder) else epsilon.copy()
-        self._epsilon = rates
-        envs = len(rates)
+        self._ladder: Ladder | None = None
+        self._base = 1.0
+        if isinstance(epsilon, Ladder):
+            self._ladder = epsilon
+            self._base = epsilon.base
+            self._epsilon = epsilon.rates(epsilon.base)
+        else:
+            self._epsilon = epsilon.copy()
+        envs = len(self._epsilon)
         super().__init__(outputs, envs, rng)
 
         self._uniform = np.empty(envs)

@@ -7,7 +7,8 @@ weights say, wherever it is and whenever it joined.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,63 +29,6 @@ from penstock.models.layout import (
 NOISE_SEED = "noise_seed"  # entry of a policy's state
 
 
-class NoisyLayer(NamedTuple):
-    """The parameters of a noisy layer, as views of a flat vector."""
-
-    weight: Float32
-    bias: Float32
-    weight_sigma: Float32
-    bias_sigma: Float32
-
-    def add_noise(self, rng: np.random.Generator) -> None:
-        """Add noise to weight and bias, as `models.torch_noise.Noisy` does."""
-        *towers, outputs = self.bias.shape
-        of_inputs = _scaled(rng, (*towers, self.weight.shape[1]))
-        of_outputs = _scaled(rng, (*towers, outputs))
-        rows, columns = (of_inputs, of_outputs) if towers else (of_outputs, of_inputs)
-
-        noise = self.weight_sigma * rows[..., :, None]
-        noise *= columns[..., None, :]
-        np.add(self.weight, noise, out=self.weight)
-        np.add(self.bias, self.bias_sigma * of_outputs, out=self.bias)
-
-
-class Exploration:
-    """Reads noise and rate of exploration from the weights of one network."""
-
-    def __init__(self, layout: ParamLayout, head: SingleHead, seed: int) -> None:
-        """``seed`` is that of the noise, which belongs to one policy."""
-        self.is_noisy = head.noisy
-        """Whether the network has noisy layers."""
-        self.seed = seed
-        self._layout = layout
-        self._shows_epsilon = head.shows_epsilon
-
-    def epsilon(self, flat: Float32) -> float | None:
-        """Returns the rate of exploration among weights, float32 ``[size]``; None if it does not
-        change."""
-        if not self._shows_epsilon:
-            return None
-        return float(self._layout.views(flat)[EPSILON_RATE][0])
-
-    def noisy(self, flat: Float32, number: int) -> Float32:
-        """Returns a copy of weights, float32 ``[size]``, with the noise of their ``number``."""
-        weights = flat.copy()
-        named = self._layout.views(weights)
-        rng = np.random.default_rng([self.seed, number])
-
-        for name, weight_sigma in named.items():
-            layer, _, kind = name.rpartition(".")
-            if kind == WEIGHT_SIGMA:
-                NoisyLayer(
-                    weight=named[f"{layer}.weight"],
-                    bias=named[f"{layer}.bias"],
-                    weight_sigma=weight_sigma,
-                    bias_sigma=named[f"{layer}.{BIAS_SIGMA}"],
-                ).add_noise(rng)
-        return weights
-
-
 class ExploringWeights:
     """The weights of a policy that explores by them, and what of them the network has loaded.
 
@@ -92,8 +36,11 @@ class ExploringWeights:
     the policy. So a resumed policy, which loads its weights again, plays on with the same noise.
     """
 
-    def __init__(self, exploration: Exploration) -> None:
-        self._exploration = exploration
+    def __init__(self, layout: ParamLayout, head: SingleHead, seed: int) -> None:
+        """``seed`` is that of the noise, which belongs to one policy."""
+        self._layout = layout
+        self._head = head
+        self._seed = seed
         self._flat: Float32 | None = None
         self._number = 0
         self._loaded_noise: bool | None = None
@@ -105,37 +52,51 @@ class ExploringWeights:
         Returns the rate of exploration among them, None if it does not change. Noisy weights are
         loaded by the next `prepare`.
         """
-        if self._exploration.is_noisy:
+        if self._head.noisy:
             self._flat = flat.copy()
             self._number = number
             self._loaded_noise = None
         else:
             network.load(flat)
-        return self._exploration.epsilon(flat)
+
+        if not self._head.shows_epsilon:
+            return None
+        return float(self._layout.views(flat)[EPSILON_RATE][0])
 
     def prepare(self, network: ActingNetwork, *, explores: bool) -> None:
         """Load the weights with noise if the policy ``explores``, and without it otherwise."""
         if self._flat is None or explores == self._loaded_noise:
             return
-        weights = self._exploration.noisy(self._flat, self._number) if explores else self._flat
-        network.load(weights)
+        network.load(self._with_noise(self._flat) if explores else self._flat)
         self._loaded_noise = explores
+
+    def _with_noise(self, flat: Float32) -> Float32:
+        """Returns a copy of weights, float32 ``[size]``, with the noise of their number."""
+        weights = flat.copy()
+        named = self._layout.views(weights)
+        rng = np.random.default_rng([self._seed, self._number])
+
+        for name in named:
+            layer, _, kind = name.rpartition(".")
+            if kind == WEIGHT_SIGMA:
+                _add_noise(named, layer, rng)
+        return weights
 
     def state_dict(self) -> dict[str, int]:
         """Returns the seed of the noise; nothing without noise."""
-        return {NOISE_SEED: self._exploration.seed} if self._exploration.is_noisy else {}
+        return {NOISE_SEED: self._seed} if self._head.noisy else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         """Take over the entries of `state_dict` in a state; returns the others."""
         others = dict(state)
-        if self._exploration.is_noisy:
-            self._exploration.seed = int(others.pop(NOISE_SEED))
+        if self._head.noisy:
+            self._seed = int(others.pop(NOISE_SEED))
             self._loaded_noise = None
         return others
 
 
-def exploration_of(shape: AnyShape, seed: int) -> Exploration | None:
-    """Returns how the weights of a network make it explore; None if they do not.
+def exploring_weights(shape: AnyShape, seed: int) -> ExploringWeights | None:
+    """Makes the weights of a network that explores by them; None if it does not.
 
     ``seed`` is that of the noise.
     """
@@ -147,7 +108,27 @@ def exploration_of(shape: AnyShape, seed: int) -> Exploration | None:
         case _:
             return None
     # The layout of a general network imports torch, so it is made only where it is needed.
-    return Exploration(shape.layout, head, seed) if head.noisy or head.shows_epsilon else None
+    if not (head.noisy or head.shows_epsilon):
+        return None
+    return ExploringWeights(shape.layout, head, seed)
+
+
+def _add_noise(named: Mapping[str, Float32], layer: str, rng: np.random.Generator) -> None:
+    """Add noise to weight and bias of a layer, in place, as `models.torch_noise.Noisy` does.
+
+    ``named`` are the parameters by name.
+    """
+    weight = named[f"{layer}.weight"]
+    bias = named[f"{layer}.bias"]
+    *towers, outputs = bias.shape
+    of_inputs = _scaled(rng, (*towers, weight.shape[1]))
+    of_outputs = _scaled(rng, (*towers, outputs))
+    rows, columns = (of_inputs, of_outputs) if towers else (of_outputs, of_inputs)
+
+    noise = named[f"{layer}.{WEIGHT_SIGMA}"] * rows[..., :, None]
+    noise *= columns[..., None, :]
+    np.add(weight, noise, out=weight)
+    np.add(bias, named[f"{layer}.{BIAS_SIGMA}"] * of_outputs, out=bias)
 
 
 def _scaled(rng: np.random.Generator, shape: tuple[int, ...]) -> Float32:

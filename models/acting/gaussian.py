@@ -6,6 +6,7 @@ The base class and its rules are in `penstock.models.acting.categorical`.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import numpy as np
 
@@ -79,16 +80,47 @@ class GaussianSampler(ActionSampler):
         return _explanation(actions, numbers, mean, log_std, squashed=self.squashed)
 
 
-class SquashedGaussianSampler(ActionSampler):
-    """Draws ``tanh`` of normal numbers: actions float32 ``[envs, *shape]``, from -1 to 1.
+class TanhSampler(ActionSampler):
+    """Base of the samplers of SAC and TD3: actions float32 ``[envs, *shape]``, from -1 to 1.
 
-    Outputs are the means, then the logarithms of the standard deviations, which are clipped to the
-    bounds ``log_std``. Before the first update of the network actions are uniform: the first
-    `replay.min_size` steps cover all of them, as published (Haarnoja et al. 2018, the authors'
-    code). Records nothing.
+    Before the first update of the network actions are uniform: the first `replay.min_size` steps
+    cover all of them, as published (the code of Haarnoja et al. 2018 and of Fujimoto et al. 2018).
+    Records nothing.
     """
 
     squashed = True
+
+    def __init__(
+        self, shape: tuple[int, ...], envs: int, rng: np.random.Generator, *, of_each: int
+    ) -> None:
+        """``of_each`` is the number of outputs for each number of an action."""
+        self._actions = np.empty((envs, *shape), np.float32)
+        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
+        super().__init__(of_each * len(self._flat), envs, rng)
+        self._noise = np.empty(self._flat.shape, np.float32)
+        self.recorded = {}
+
+    def sample(self) -> Float32:
+        if self.untrained:
+            noise = self._noise
+            self._rng.random(out=noise, dtype=np.float32)
+            np.multiply(noise, 2, out=noise)
+            np.subtract(noise, 1, out=self._flat)
+        else:
+            self._explore()
+        return self._actions
+
+    @abstractmethod
+    def _explore(self) -> None:
+        """Write actions with noise, by the outputs of a network that was updated."""
+
+
+class SquashedGaussianSampler(TanhSampler):
+    """Draws ``tanh`` of normal numbers.
+
+    Outputs are the means, then the logarithms of the standard deviations, which are clipped to the
+    bounds ``log_std``.
+    """
 
     def __init__(
         self,
@@ -97,33 +129,20 @@ class SquashedGaussianSampler(ActionSampler):
         log_std: tuple[float, float],
         rng: np.random.Generator,
     ) -> None:
-        self._actions = np.empty((envs, *shape), np.float32)
-        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
-        size = len(self._flat)
-        super().__init__(2 * size, envs, rng)
-        self._mean = self.outputs[:size]
-        self._log_std = self.outputs[size:]
+        super().__init__(shape, envs, rng, of_each=2)
+        self._mean, self._log_std = np.split(self.outputs, 2)
         self.log_std_bounds = log_std
-        self._noise = np.empty(self._flat.shape, np.float32)
-        self.recorded = {}
 
-    def sample(self) -> Float32:
-        noise = self._noise
-        if self.untrained:
-            self._rng.random(out=noise, dtype=np.float32)
-            np.multiply(noise, 2, out=noise)
-            np.subtract(noise, 1, out=self._flat)
-            return self._actions
-
+    def _explore(self) -> None:
         # The logarithms are overwritten by the standard deviations.
         std = self._log_std
         np.clip(std, *self.log_std_bounds, out=std)
         np.exp(std, out=std)
+        noise = self._noise
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, std, out=noise)
         np.add(noise, self._mean, out=noise)
         np.tanh(noise, out=self._flat)
-        return self._actions
 
     def greedy(self) -> Float32:
         np.tanh(self._mean, out=self._flat)
@@ -138,39 +157,23 @@ class SquashedGaussianSampler(ActionSampler):
         return _explanation(actions, numbers, mean, log_std, squashed=True)
 
 
-class NoisySampler(ActionSampler):
-    """Adds normal noise to ``tanh`` of the outputs: actions float32 ``[envs, *shape]``, -1 to 1.
-
-    The sum is clipped to the bounds. Before the first update of the network actions are uniform, as
-    published (Fujimoto et al. 2018, the authors' code). Records nothing.
-    """
-
-    squashed = True
+class NoisySampler(TanhSampler):
+    """Adds normal noise to ``tanh`` of the outputs, and clips the sum to the bounds."""
 
     def __init__(
         self, shape: tuple[int, ...], envs: int, noise: float, rng: np.random.Generator
     ) -> None:
         """Create a sampler whose noise has the standard deviation ``noise``."""
-        self._actions = np.empty((envs, *shape), np.float32)
-        self._flat = self._actions.reshape(envs, -1).T  # a view, shaped as the outputs are
-        super().__init__(len(self._flat), envs, rng)
+        super().__init__(shape, envs, rng, of_each=1)
         self._noise_std = np.float32(noise)
-        self._noise = np.empty(self._flat.shape, np.float32)
-        self.recorded = {}
 
-    def sample(self) -> Float32:
+    def _explore(self) -> None:
         noise = self._noise
-        if self.untrained:
-            self._rng.random(out=noise, dtype=np.float32)
-            np.multiply(noise, 2, out=noise)
-            np.subtract(noise, 1, out=self._flat)
-            return self._actions
-
         np.tanh(self.outputs, out=self._flat)
         self._rng.standard_normal(out=noise, dtype=np.float32)
         np.multiply(noise, self._noise_std, out=noise)
         np.add(self._flat, noise, out=self._flat)
-        return np.clip(self._actions, -1, 1, out=self._actions)
+        np.clip(self._actions, -1, 1, out=self._actions)
 
     def greedy(self) -> Float32:
         np.tanh(self.outputs, out=self._flat)

@@ -19,7 +19,7 @@ from penstock.core.observations import ObservationPart, Spaces, views
 from penstock.core.params import Float32
 from penstock.models.acting.acting_network import ActingNetwork
 from penstock.models.acting.categorical import ActionSampler, Explanation
-from penstock.models.acting.exploration import Exploration, ExploringWeights, exploration_of
+from penstock.models.acting.exploration import ExploringWeights, exploring_weights
 from penstock.models.compute_form import in_memory_format
 from penstock.models.core_inputs import CoreInputs
 from penstock.models.fitting import AnyShape, mask_of
@@ -46,7 +46,7 @@ class Policy:
         state: Float32 | None = None,
         mask: ObservationPart | None = None,
         core_inputs: CoreInputs | None = None,
-        exploration: Exploration | None = None,
+        weights: ExploringWeights | None = None,
     ) -> None:
         """Create a policy from a ``network`` that writes the outputs of the ``decider``.
 
@@ -56,7 +56,7 @@ class Policy:
             state: the recurrent state of the network, float32 ``[envs, size]``; None without one.
             mask: the action mask among the parts of an observation; None without one.
             core_inputs: what of the last action and reward the state has; None for nothing.
-            exploration: how weights make the policy explore; None if they do not.
+            weights: those that make the policy explore; None if they do not.
         """
         self.network = network
         self.decider = decider
@@ -64,7 +64,7 @@ class Policy:
         self.state = np.zeros((envs, 0), np.float32) if state is None else state
         self._mask = mask
         self._core_inputs = core_inputs
-        self._weights = None if exploration is None else ExploringWeights(exploration)
+        self._weights = weights
 
     def reset(self, first: npt.NDArray[np.bool_]) -> None:
         """Set `state` to 0 in the environments, bool ``[envs]``, where an episode begins."""
@@ -177,7 +177,7 @@ def make_policy(
         state=state,
         mask=mask_of(spaces),
         core_inputs=core_inputs_of(shape),
-        exploration=exploration_of(shape, seed),
+        weights=exploring_weights(shape, seed),
     )
 
 

@@ -18,7 +18,7 @@ from penstock.algos.pqn.config import PqnConfig
 from penstock.algos.samples import slot_spec
 from penstock.configs.schedules import LinearSchedule, with_values
 from penstock.configs.schema import Config
-from penstock.models.layout import DenseShape
+from penstock.models.layout import DenseShape, SingleHead
 from penstock.models.torch_heads import HeadNet
 from penstock.models.torch_nets import build_net
 from random_unrolls import ACTIONS, make_batch, with_random_heads
@@ -28,9 +28,8 @@ NUMBERS = spaces.Box(-1, 1, (4,), np.float32)
 
 def make_net(counts: tuple[int, ...] = (), **options: Any) -> HeadNet:
     torch.manual_seed(0)
-    outputs = sum(counts) or ACTIONS
-    shape = DenseShape(4, outputs, (16,), "relu", 1.0, counts=counts, layer_norm=True, **options)
-    return with_random_heads(build_net(shape))
+    head = SingleHead(sum(counts) or ACTIONS, counts=counts, **options)
+    return with_random_heads(build_net(DenseShape(4, head, (16,), "relu", 1.0, layer_norm=True)))
 
 
 def unrolls(seed: int = 0, counts: tuple[int, ...] = ()) -> dict[str, Tensor]:

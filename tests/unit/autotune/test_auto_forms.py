@@ -26,7 +26,7 @@ from penstock.models.compute_form import (
     acting_forms,
     training_forms,
 )
-from penstock.models.layout import CnnShape, DenseShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, QCnnShape, SingleHead
 
 SHAPE = CnnShape(1, 36, 36, discrete(2), 1 / 255, normalize=True)
 TASK = Task(SHAPE, ((1, 36, 36), "|u1"), ModelConfig(), learns=True, threads=1, most_rows=8)
@@ -245,8 +245,8 @@ def test_form_with_a_slow_first_pass_is_dropped() -> None:
 
 NETWORKS = {
     "actor-critic": SHAPE,
-    "one head": QCnnShape(1, 36, 36, 3, 1 / 255, duelling=True),
-    "mlp": DenseShape(36, 3, (8,), "tanh", 1.0, normalize=True),
+    "one head": QCnnShape(1, 36, 36, SingleHead(3, duelling=True), 1 / 255),
+    "mlp": DenseShape(36, SingleHead(3), (8,), "tanh", 1.0, normalize=True),
 }
 
 

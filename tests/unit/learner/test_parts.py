@@ -17,7 +17,7 @@ from penstock.core.interfaces import GradientPart
 from penstock.learner.codecs.buckets import parts_of
 from penstock.models.actions import Numbers, discrete
 from penstock.models.fitting import actor_critic_shape, q_shape
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 from penstock.models.torch_nets import build_critics, build_net
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -86,15 +86,15 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "log_std 2\n" + TOWERS + layers("policy 2x6 2\nvalue 1x6 1"),
     ),
     "one tower": (
-        lambda: build_net(DenseShape(3, 2, (8, 6), "relu", 1.0)),
+        lambda: build_net(DenseShape(3, SingleHead(2), (8, 6), "relu", 1.0)),
         layers("hidden.0 3x8 8\nhidden.1 8x6 6\nhead 2x6 2"),
     ),
     "one tower, duelling": (
-        lambda: build_net(DenseShape(3, 2, (8, 6), "relu", 1.0, duelling=True)),
+        lambda: build_net(DenseShape(3, SingleHead(2, True), (8, 6), "relu", 1.0)),
         layers("hidden.0 3x8 8\nhidden.1 8x12 12\nhead 2x6 2\nvalue 1x6 1"),
     ),
     "twin critics": (
-        lambda: build_critics(DenseShape(3, 4, (8,), "relu", 1.0), None),
+        lambda: build_critics(DenseShape(3, SingleHead(4), (8,), "relu", 1.0), None, action_size=2),
         """\
 layers.0.weight[0] 5x8
 layers.0.weight[1] 5x8
@@ -110,7 +110,7 @@ layers.1.bias[1] 1""",
         layers(CONVS + "linear 512x3136 512\npolicy 2x512 2\nvalue 1x512 1"),
     ),
     "Nature CNN, duelling": (
-        lambda: build_net(QCnnShape(4, 84, 84, 2, 1 / 255, duelling=True)),
+        lambda: build_net(QCnnShape(4, 84, 84, SingleHead(2, True), 1 / 255)),
         layers(CONVS + "linear 1024x3136 1024\nhead 2x512 2\nvalue 1x512 1"),
     ),
     "LSTM": (
@@ -136,7 +136,9 @@ def test_gradient_parts_are_the_layers_of_each_network(network: str) -> None:
         lambda: general(FRAMES, kind="impala_cnn"),
         lambda: general(FRAMES, kind="impala_cnn", core="lstm", critic="separate"),
         lambda: general_q(FRAMES, kind="impala_cnn"),
-        lambda: build_critics(DenseShape(3, 4, (8, 6), "relu", 1.0), None),
+        lambda: build_critics(
+            DenseShape(3, SingleHead(4), (8, 6), "relu", 1.0), None, action_size=2
+        ),
     ],
 )
 def test_weights_are_matrices_and_biases_vectors_that_fill_the_flat_vector(

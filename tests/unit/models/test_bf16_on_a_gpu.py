@@ -160,7 +160,7 @@ def test_critics_of_actions_compute_only_images_in_bf16(waits: Waits, game: Any)
     with unset_fake_temporarily():
         shape = gaussian_shape(config(), game)
     waits.allowed = True
-    net = build_critics(shape, None, BF16).to(GPU)
+    net = build_critics(shape, None, BF16, action_size=2).to(GPU)
     waits.allowed = False
     waits.products.clear()
     values = net(observations(game, ENVS), torch.empty(ENVS, 2, device=GPU))

@@ -18,7 +18,7 @@ from penstock.models.compute_form import (
     training_forms,
 )
 from penstock.models.general import ActorCriticHeads, GeneralShape, Input
-from penstock.models.layout import CnnShape, DenseShape, MlpShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, SingleHead
 
 CNN = CnnShape(4, 84, 84, discrete(6), 1 / 255)
 MLP = MlpShape(4, discrete(2), (64, 64), "tanh", 1.0)
@@ -40,7 +40,7 @@ def general(**model: Any) -> GeneralShape[ActorCriticHeads]:
         (WIDE, True),
         (MLP, False),
         (MlpShape(400, Numbers((2,)), (128, 128), "relu", 1.0), False),
-        (DenseShape(400, 6, (128,), "relu", 1.0), False),
+        (DenseShape(400, SingleHead(6), (128,), "relu", 1.0), False),
         (general(core="lstm"), True),
     ],
 )

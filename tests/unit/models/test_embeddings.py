@@ -10,13 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from net_weights import flat_of, layout_of
 from penstock.algos.acting import make_policy
 from penstock.algos.registry import algorithm
 from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.observations import views
-from penstock.core.params import Float32
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
 from penstock.models.acting.numpy_mlp import NumpyMlp
@@ -64,11 +64,6 @@ def observations(info: EnvInfo, seed: int = 0) -> tuple[list[Any], Array]:
     packed = np.zeros((ROWS, *info.observation_space.shape), info.observation_space.dtype)
     Packer("x", space, info.embed_above).write(batch, packed)
     return seen, packed
-
-
-def flat_of(net: torch.nn.Module) -> Float32:
-    tensors = (*net.parameters(), *net.buffers())
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
 
 
 def test_a_choice_of_ten_thousand_takes_four_bytes() -> None:
@@ -147,8 +142,7 @@ def test_actors_compute_what_the_learner_does(
     info = game(observation, action)
     shape = network_shape(cfg, info)
     net: Any = build_net(shape)
-    names = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout.entries == tuple((name, tuple(tensor.shape)) for name, tensor in names)
+    assert shape.layout == layout_of(net)
 
     _, packed = observations(info)
     rows = torch.from_numpy(packed)
@@ -174,7 +168,7 @@ def test_critics_of_actions_tell_choices_apart(observation: Any) -> None:
     info = game(observation, TORQUES)
     shape: Any = network_shape(config("sac"), info)
     net: Any = build_net(shape)
-    critics = build_critics(shape, net.normalizer)
+    critics = build_critics(shape, net.normalizer, action_size=2)
     _, packed = observations(info)
     action = torch.zeros(ROWS, 2)
     values = critics(torch.from_numpy(packed), action)

@@ -19,7 +19,8 @@ from penstock.models.actions import discrete
 from penstock.models.compute_form import in_memory_format
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.frame_order import divides, in_order, kernel_over_depth, space_to_depth
-from penstock.models.layout import CnnShape, QCnnShape
+from penstock.models.general import Input
+from penstock.models.layout import CnnShape, QCnnShape, SingleHead
 from penstock.models.torch_encoders import Encoder, ImpalaEncoder
 from penstock.models.torch_nets import build_net
 
@@ -77,7 +78,8 @@ def test_the_order_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_residual_network_computes_in_channels_last_by_rule(
     wanted: MemoryFormat, expected: bool
 ) -> None:
-    net = Encoder({"obs": (4, 20, 20)}, {}, ModelConfig(kind="impala_cnn"), wanted)
+    frames = Input("obs", (4, 20, 20), "|u1", part=None, is_image=True)
+    net = Encoder([frames], ModelConfig(kind="impala_cnn"), wanted)
     seen: list[bool] = []
     [image] = net.images
     assert isinstance(image, ImpalaEncoder)
@@ -109,7 +111,11 @@ def test_the_order_of_a_shape_reaches_the_network(monkeypatch: pytest.MonkeyPatc
     space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
     game: Any = SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2))
     general = Config.model_validate({"env": {"id": "x"}, "model": {"core": "gru"}})
-    for shape in (plain, replace(plain, normalize=True), QCnnShape(4, 36, 36, 2, 1 / 255)):
+    for shape in (
+        plain,
+        replace(plain, normalize=True),
+        QCnnShape(4, 36, 36, SingleHead(2), 1 / 255),
+    ):
         build_net(in_memory_format(shape, "channels_last"))(torch.zeros(2, 4, 36, 36).byte())
     with_memory = in_memory_format(actor_critic_shape(general, game), "channels_last")
     build_net(with_memory)(torch.zeros(1, 2, 4, 36, 36).byte())

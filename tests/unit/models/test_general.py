@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from net_weights import flat_of, layout_of
 from penstock.algos.acting import make_policy
 from penstock.algos.impala import algorithm as impala
 from penstock.algos.samples import slot_spec
@@ -20,7 +21,6 @@ from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
 from penstock.configs.schema import Config
 from penstock.core.observations import laid_out, row_nbytes, views
-from penstock.core.params import ParamLayout
 from penstock.core.specs import SlotSpec
 from penstock.envs import EnvInfo
 from penstock.envs.packing import Packer
@@ -123,8 +123,7 @@ def test_layout_and_outputs_match_the_network(
     shape = actor_critic_shape(config(**model), game)
     assert isinstance(shape, GeneralShape)
     net = build_net(shape, dtype)
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
+    assert shape.layout == layout_of(net)
     outputs, values = net(observations(game, 3, 2))
     assert outputs.shape == (6, shape.outputs)
     assert values.shape == (6,)
@@ -140,9 +139,8 @@ def test_numpy_actor_equals_the_learners_actor_critic(game: Any, model: dict[str
     cfg = config(**model)
     shape = actor_critic_shape(cfg, game)
     net = build_net(shape)
-    flat = torch.cat([t.detach().flatten() for t in (*net.parameters(), *net.buffers())])
     policy = make_policy(cfg, game, 0)
-    policy.load(flat.numpy())
+    policy.load(flat_of(net))
     obs = observations(game, 1, 3)
     with torch.no_grad():
         outputs, _ = net(obs)

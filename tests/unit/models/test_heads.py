@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,17 +14,17 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from net_weights import flat_of, layout_of, shake
 from penstock.algos.acting import make_policy
 from penstock.algos.dqn import algorithm as dqn
 from penstock.algos.samples import network_shape, slot_spec
 from penstock.configs.errors import UserError
 from penstock.configs.schema import Config
 from penstock.core.observations import laid_out, row_nbytes, views
-from penstock.core.params import ParamLayout
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.policy import Policy
 from penstock.models.general import GeneralShape
-from penstock.models.layout import CLIP, EPSILON, DenseShape, QCnnShape
+from penstock.models.layout import CLIP, EPSILON, DenseShape, QCnnShape, SingleHead
 from penstock.models.torch_general import GeneralCritics, GeneralHeadNet
 from penstock.models.torch_heads import HeadNet, of_allowed
 from penstock.models.torch_nets import TwinCritics, build_critics, build_net
@@ -70,24 +71,17 @@ def observations(made: Any, rows: int, seed: int = 0) -> npt.NDArray[Any]:
 
 def shaken(net: nn.Module, seed: int = 1, scale: float = 0.3) -> None:
     """With weights at which every layer matters, and statistics as after some batches."""
-    made = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=made))
-        normalizer = getattr(net, "normalizer", None)
-        if normalizer is not None:
-            normalizer.mean.copy_(100 * torch.rand(normalizer.mean.shape, generator=made))
-            normalizer.var.copy_(1e4 * torch.rand(normalizer.var.shape, generator=made))
+    shake(net, scale, seed)
+    normalizer = getattr(net, "normalizer", None)
+    if normalizer is not None:
+        rng = torch.Generator().manual_seed(seed)
+        normalizer.mean.copy_(100 * torch.rand(normalizer.mean.shape, generator=rng))
+        normalizer.var.copy_(1e4 * torch.rand(normalizer.var.shape, generator=rng))
 
 
 def assert_near(found: npt.NDArray[np.float32], expected: Array) -> None:
     """Up to what float32 loses among numbers of that size."""
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-def flat_of(net: nn.Module) -> npt.NDArray[np.float32]:
-    tensors = (*net.parameters(), *net.buffers())
-    return torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
 
 
 def of(net: nn.Module) -> dict[str, Array]:
@@ -158,8 +152,7 @@ def test_layout_and_outputs_match_the_network(
     assert isinstance(shape, GeneralShape)
     net = build_net(shape, dtype)
     assert isinstance(net, GeneralHeadNet)
-    named = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in named))
+    assert shape.layout == layout_of(net)
     outputs = net(torch.from_numpy(observations(made, 6)))
     assert outputs.shape == (6, shape.outputs)
     assert outputs.dtype == torch.float32
@@ -216,7 +209,7 @@ def test_critics_of_several_arrays_by_numpy(arrays: dict[str, Any], normalized: 
     shape: Any = network_shape(cfg, made)
     net = build_net(shape)
     shaken(net)
-    critics = build_critics(shape, net.normalizer)
+    critics = build_critics(shape, net.normalizer, action_size=2)
     assert isinstance(critics, GeneralCritics)
     shaken(critics, 2, 0.03)
     packed, named = observations(made, 4), of(critics)
@@ -244,7 +237,7 @@ def test_critics_take_actions_of_any_shape(space: Any, actions: tuple[int, ...])
     made = game("sac", space)
     made.action_space = spaces.Box(-1, 1, actions, np.float32)
     shape: Any = network_shape(config("sac"), made)
-    critics = build_critics(shape, None)
+    critics = build_critics(shape, None, action_size=math.prod(actions))
     obs, action = torch.from_numpy(observations(made, 4)), torch.rand(4, *actions)
     torch.testing.assert_close(critics(obs, action), critics(obs, action.view(4, -1)))
 
@@ -256,7 +249,7 @@ def test_only_the_action_gets_a_gradient_where_the_actor_is_trained(space: Any, 
         space = spaces.Box(0, 255, (4,), np.uint8)
     made = game("sac", space)
     shape: Any = network_shape(config("sac", entry=entry), made)
-    critics = build_critics(shape, None)
+    critics = build_critics(shape, None, action_size=2)
     shaken(critics)
     obs = torch.from_numpy(observations(made, 5))
     actions = [torch.full((5, 2), 0.5, requires_grad=True) for _ in range(2)]
@@ -272,7 +265,8 @@ def test_critics_use_the_normaliser_of_the_policy() -> None:
     shape: Any = network_shape(config("sac", normalize_observations=True), made)
     assert isinstance(shape, DenseShape)
     net = build_net(shape)
-    critics, plain = build_critics(shape, net.normalizer), TwinCritics(shape)
+    critics = build_critics(shape, net.normalizer, action_size=2)
+    plain = TwinCritics(shape, action_size=2)
     plain.load_state_dict(critics.state_dict(), strict=False)
     obs, action = torch.randn(6, 3) * 3 + 5, torch.zeros(6, 2)
     assert net.normalizer is not None
@@ -286,11 +280,10 @@ def test_critics_use_the_normaliser_of_the_policy() -> None:
 
 @pytest.mark.parametrize("duelling", [False, True])
 def test_numpy_normalises_as_torch_does(duelling: bool) -> None:
-    shape = DenseShape(4, 3, (6, 5), "tanh", 1.0, duelling, normalize=True)
+    shape = DenseShape(4, SingleHead(3, duelling), (6, 5), "tanh", 1.0, normalize=True)
     net = build_net(shape)
     shaken(net)
-    named = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in named))
+    assert shape.layout == layout_of(net)
     outputs = np.empty((3, 7), np.float32)
     network = NumpyMlp(shape, outputs)
     network.load(flat_of(net))

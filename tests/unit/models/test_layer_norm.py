@@ -9,29 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from net_weights import flat_of, shake
 from penstock.models.acting.critic import make_critic
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.acting.torch_network import TorchNetwork
 from penstock.models.actions import discrete
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 from penstock.models.torch_nets import QCnn, TwinCritics, build_net
 
 ROWS = 7
 EPSILON = 1e-6  # flax.linen.LayerNorm
 MLP = MlpShape(6, discrete(3), (16, 8), "tanh", 1 / 255, layer_norm=True)
-DENSE = DenseShape(6, 3, (16, 8), "relu", 1.0, layer_norm=True)
+DENSE = DenseShape(6, SingleHead(3), (16, 8), "relu", 1.0, layer_norm=True)
 CNN = CnnShape(4, 36, 36, discrete(3), 1 / 255, layer_norm=True)
-
-
-def shaken(net: nn.Module) -> None:
-    """Moves all parameters, so that gains are not 1 and biases not 0."""
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-
-
-def flat(net: nn.Module) -> Any:
-    return torch.cat([p.detach().flatten() for p in net.parameters()]).numpy()
 
 
 def layers_of_tower(net: Any, tower: int, activation: type[nn.Module]) -> nn.Sequential:
@@ -55,7 +45,7 @@ def torch_numbers(*shape: int) -> Tensor:
 
 def test_towers_and_their_gradients_equal_torchs_own_layers() -> None:
     net: Any = build_net(MLP)
-    shaken(net)
+    shake(net)
     obs = 255 * torch_numbers(ROWS, 6)
     policy_tower, value_tower = (layers_of_tower(net, t, nn.Tanh) for t in (0, 1))
     expected_logits = net.policy(policy_tower(obs / 255))
@@ -86,7 +76,7 @@ def test_towers_and_their_gradients_equal_torchs_own_layers() -> None:
 
 def test_a_convolution_is_normalised_over_channels_and_pixels() -> None:
     net: Any = build_net(CNN)
-    shaken(net)
+    shake(net)
     frames = torch.randint(0, 256, (ROWS, 4, 36, 36), dtype=torch.uint8)
 
     hidden = frames / 255
@@ -105,26 +95,26 @@ def test_a_convolution_is_normalised_over_channels_and_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [MLP, DENSE, DenseShape(6, 3, (8,), "tanh", 1.0, True, layer_norm=True)]
+    "shape", [MLP, DENSE, DenseShape(6, SingleHead(3, True), (8,), "tanh", 1.0, layer_norm=True)]
 )
 def test_numpy_and_torch_actors_equal_the_learner(shape: MlpShape | DenseShape) -> None:
     net = build_net(shape)
-    shaken(net)
+    shake(net)
     obs = 3 * torch_numbers(ROWS, 6)
     result = net(obs)
     expected = (result[0] if isinstance(shape, MlpShape) else result).detach()
     for kind in (NumpyMlp, TorchNetwork):
         outputs = np.empty((3, ROWS), np.float32)
         network = kind(shape, outputs)
-        network.load(flat(net))
+        network.load(flat_of(net))
         network.forward(obs.numpy())
         np.testing.assert_allclose(outputs.T, expected, rtol=0, atol=1e-5)
 
 
 def test_the_value_for_displays_equals_the_learners() -> None:
     net = build_net(MLP)
-    shaken(net)
-    critic = make_critic(MLP, flat(net))
+    shake(net)
+    critic = make_critic(MLP, flat_of(net))
     assert critic is not None
     obs = torch_numbers(ROWS, 6)
     values = critic(obs.numpy(), np.zeros((ROWS, 0), np.float32))
@@ -132,8 +122,10 @@ def test_the_value_for_displays_equals_the_learners() -> None:
 
 
 def test_hidden_layers_of_twin_critics_are_normalised_and_values_are_not() -> None:
-    critics = TwinCritics(DenseShape(3, 4, (16, 8), "relu", 1.0, layer_norm=True))
-    shaken(critics)
+    critics = TwinCritics(
+        DenseShape(3, SingleHead(4), (16, 8), "relu", 1.0, layer_norm=True), action_size=2
+    )
+    shake(critics)
     obs = torch_numbers(ROWS, 3)
     action = torch_numbers(ROWS, 2)
     layers: list[Any] = list(critics.layers)
@@ -166,7 +158,7 @@ def test_bf16_is_close_to_fp32(shape: Any) -> None:
 
 
 def test_outputs_do_not_depend_on_the_scale_of_the_observations() -> None:
-    net = build_net(QCnnShape(4, 36, 36, 3, 1.0, layer_norm=True))
+    net = build_net(QCnnShape(4, 36, 36, SingleHead(3), 1.0, layer_norm=True))
     assert isinstance(net, QCnn)
     frames = torch.randint(0, 256, (ROWS, 4, 36, 36)).float()
     torch.testing.assert_close(net(10 * frames), net(frames), rtol=0, atol=1e-5)

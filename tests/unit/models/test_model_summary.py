@@ -22,48 +22,44 @@ def frames(*shape: int) -> Any:
     return SimpleNamespace(observation_space=space, action_space=spaces.Discrete(2))
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [
-        ({}, "nature_cnn"),
-        ({"kind": "mlp"}, "mlp 64-64 tanh"),
-        ({"core": "lstm", "core_size": 256}, "nature_cnn, lstm 256, shared critic"),
-        ({"kind": "impala_cnn"}, "impala_cnn, shared critic"),
-        ({"critic": "separate"}, "nature_cnn, separate critic"),
-        ({"entry": "nets:Mine", "core": "gru"}, "nets:Mine, gru 128, shared critic"),
-    ],
-)
-def test_network_for_frames_is_described_in_words(model: dict[str, Any], text: str) -> None:
-    config = Config.model_validate({"env": {"id": "x"}, "model": model})
-    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1234567)
-    assert said == f"network: {text}, 1,234,567 parameters"
-
-
-def test_network_for_a_small_image_is_described_in_words() -> None:
-    config = Config.model_validate({"env": {"id": "x"}, "model": {"filters": [8, 8]}})
-    said = in_words(network_shape(config, frames(4, 9, 9)), config.model, 1)
-    assert said == "network: small_cnn 8-8 and mlp 64-64 tanh, shared critic, 1 parameters"
+SCREEN = (4, 84, 84)
+BOARD = (4, 9, 9)
+LSTM = {"core": "lstm", "core_size": 256}
 
 
 @pytest.mark.parametrize(
-    ("model", "text"),
+    ("algo", "shape", "model", "text"),
     [
-        ({}, "nature_cnn"),
-        ({"kind": "impala_cnn"}, "impala_cnn"),
-        ({"entry": "nets:Mine"}, "nets:Mine"),
+        ("impala", SCREEN, {}, "nature_cnn"),
+        ("impala", SCREEN, {"kind": "mlp"}, "mlp 64-64 tanh"),
+        ("impala", SCREEN, LSTM, "nature_cnn, lstm 256, shared critic"),
+        ("impala", SCREEN, {"kind": "impala_cnn"}, "impala_cnn, shared critic"),
+        ("impala", SCREEN, {"critic": "separate"}, "nature_cnn, separate critic"),
+        (
+            "impala",
+            SCREEN,
+            {"entry": "nets:Mine", "core": "gru"},
+            "nets:Mine, gru 128, shared critic",
+        ),
+        (
+            "impala",
+            BOARD,
+            {"filters": [8, 8]},
+            "small_cnn 8-8 and mlp 64-64 tanh, shared critic",
+        ),
+        ("dqn", SCREEN, {}, "nature_cnn"),
+        ("dqn", SCREEN, {"kind": "impala_cnn"}, "impala_cnn"),
+        ("dqn", SCREEN, {"entry": "nets:Mine"}, "nets:Mine"),
+        ("r2d2", SCREEN, LSTM, "nature_cnn, lstm 256"),
     ],
 )
-def test_a_network_with_one_head_has_no_critic(model: dict[str, Any], text: str) -> None:
-    sections = {"env": {"id": "x"}, "algo": {"name": "dqn"}, "model": model}
+def test_network_is_described_in_words(
+    algo: str, shape: tuple[int, ...], model: dict[str, Any], text: str
+) -> None:
+    sections = {"env": {"id": "x"}, "algo": {"name": algo}, "model": model}
     config = Config.model_validate(sections)
-    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1234567)
+    said = in_words(network_shape(config, frames(*shape)), config.model, 1234567)
     assert said == f"network: {text}, 1,234,567 parameters"
-
-
-def test_a_network_with_one_head_and_memory_names_its_core() -> None:
-    config = resolve("ALE/Pong-v5", ["algo.name=r2d2"])
-    said = in_words(network_shape(config, frames(4, 84, 84)), config.model, 1)
-    assert said == "network: nature_cnn, lstm 512, 1 parameters"
 
 
 # CartPole: 4 numbers, 2 actions. A layer of n to m has n m + m parameters.

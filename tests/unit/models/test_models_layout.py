@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from net_weights import layout_of
 from penstock.algos.samples import network_shape
 from penstock.configs.errors import UserError
 from penstock.configs.model import ModelConfig
@@ -19,7 +20,7 @@ from penstock.core.params import ParamLayout
 from penstock.models.actions import discrete
 from penstock.models.fitting import AnyShape, scales_of
 from penstock.models.general import GeneralShape, channels_last
-from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape
+from penstock.models.layout import CnnShape, DenseShape, MlpShape, QCnnShape, SingleHead
 from penstock.models.torch_nets import build_net
 
 FRAMES = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -70,23 +71,21 @@ def test_layout_equals_that_of_the_torch_module(
 @pytest.mark.parametrize("model", [ModelConfig(), ModelConfig(hidden=[8, 16], activation="relu")])
 def test_layout_of_a_gaussian_policy_equals_that_of_the_torch_module(model: ModelConfig) -> None:
     shape = shape_of(model, VECTOR, TORQUES, "sac")
-    assert shape == DenseShape(6, 2 * 3, tuple(model.hidden), model.activation, 1.0)
+    assert shape == DenseShape(6, SingleHead(2 * 3), tuple(model.hidden), model.activation, 1.0)
     assert_layout(shape)
 
 
 @pytest.mark.parametrize("duelling", [True, False])
 def test_layout_of_q_networks_equals_that_of_the_torch_module(duelling: bool) -> None:
-    assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling))
-    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling))
-    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, normalize=True))
-    assert_layout(QCnnShape(1, 40, 52, 3, 1.0, duelling, layer_norm=True))
-    assert_layout(DenseShape(6, 3, (16, 8), "tanh", 1.0, duelling, layer_norm=True))
+    head = SingleHead(3, duelling)
+    for layer_norm in (False, True):
+        assert_layout(DenseShape(6, head, (16, 8), "tanh", 1.0, layer_norm=layer_norm))
+        assert_layout(QCnnShape(1, 40, 52, head, 1.0, layer_norm=layer_norm))
+    assert_layout(QCnnShape(1, 40, 52, head, 1.0, normalize=True))
 
 
 def assert_layout(shape: AnyShape) -> None:
-    net = build_net(shape)
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
+    assert shape.layout == layout_of(build_net(shape))
 
 
 @pytest.mark.parametrize(
@@ -150,10 +149,10 @@ def test_arrays_that_are_no_board_are_not_small_images(shape: tuple[int, ...], d
 
 def test_q_networks_by_default_are_duelling() -> None:
     assert shape_of(ModelConfig(), VECTOR, TWO, "dqn") == DenseShape(
-        6, 2, (64, 64), "tanh", 1.0, duelling=True
+        6, SingleHead(2, duelling=True), (64, 64), "tanh", 1.0
     )
     assert shape_of(ModelConfig(), FRAMES, TWO, "dqn") == QCnnShape(
-        4, 84, 84, 2, 1 / 255, duelling=True
+        4, 84, 84, SingleHead(2, duelling=True), 1 / 255
     )
 
 

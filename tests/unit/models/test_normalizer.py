@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from net_weights import flat_of
 from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.actions import discrete
 from penstock.models.layout import CnnShape, MlpShape
@@ -120,8 +121,7 @@ def test_numpy_normalizes_as_torch_does(rounds: int) -> None:
     seen = batches(4)
     for obs, alive in seen[:rounds]:
         net.observe(obs, alive)
-    tensors = [t.detach().flatten() for t in (*net.parameters(), *net.buffers())]
-    flat = torch.cat(tensors).numpy()
+    flat = flat_of(net)
     assert flat.size == SHAPE.layout.size
     outputs = np.empty((2, 4), np.float32)
     network = NumpyMlp(SHAPE, outputs)

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from net_weights import flat_of
 from pages import code
 from penstock.algos import samples
 from penstock.algos.acting import make_policy
@@ -153,7 +154,7 @@ def test_custom_network_acts_as_it_is_trained(
     net = build_net(shape)
     obs = np.array([[0, 51, 255, 102], [255, 0, 0, 51]], np.uint8)
     policy = make_policy(cfg, GAME, 0)
-    policy.load(torch.cat([p.detach().flatten() for p in net.parameters()]).numpy())
+    policy.load(flat_of(net))
     with torch.no_grad():
         outputs, values = net(torch.from_numpy(obs)[None])
     np.testing.assert_allclose(policy.outputs(obs), outputs, rtol=1e-5, atol=1e-6)
@@ -202,7 +203,7 @@ def test_dropout_is_inactive_in_training_as_on_actors() -> None:
         net.policy.weight.normal_()  # near zero at the start, which hides what differs
     obs = np.array([[0, 51, 255, 102], [255, 0, 0, 51]], np.uint8)
     policy = make_policy(cfg, GAME, 0)
-    policy.load(torch.cat([p.detach().flatten() for p in net.parameters()]).numpy())
+    policy.load(flat_of(net))
     outputs, _ = net(torch.from_numpy(obs)[None])
     np.testing.assert_allclose(policy.outputs(obs), outputs.detach(), rtol=1e-5, atol=1e-6)
     outputs.sum().backward()
@@ -287,10 +288,10 @@ def assert_acts(cfg: Config, actions: int, parameters: int) -> None:
     """As on an actor: of the game that is named, by weights as they are published."""
     info = probe(cfg.env)
     net = build_net(actor_critic_shape(cfg, info))
-    weights = torch.cat([p.detach().flatten() for p in net.parameters()])
+    weights = flat_of(net)
     assert len(weights) == parameters
     policy, envs = make_policy(cfg, info, 0), cfg.actor_envs
-    policy.load(weights.numpy())
+    policy.load(weights)
     space = info.observation_space
     obs = np.random.default_rng(0).integers(0, 256, (envs, *space.shape)).astype(space.dtype)
     outputs, values = net(torch.from_numpy(obs)[None])

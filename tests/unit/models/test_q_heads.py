@@ -10,12 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from net_weights import flat_of, layout_of, shake
 from penstock.algos.acting import make_policy
 from penstock.algos.batch_policy import BatchPolicy
 from penstock.algos.samples import network_shape
 from penstock.configs.load import resolve
 from penstock.configs.schema import Config
-from penstock.core.params import Float32, ParamLayout
 from penstock.envs import EnvInfo
 from penstock.models.fitting import HeadShape
 from penstock.models.torch_heads import HeadNet
@@ -48,19 +48,10 @@ def case(cell: str, *options: str) -> tuple[Config, EnvInfo, HeadShape]:
 
 
 def net_of(shape: HeadShape, seed: int = 0) -> HeadNet:
-    """Returns a network in whose parameters nothing is special."""
     torch.manual_seed(seed)
     net = build_net(shape)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+    shake(net)
     return net
-
-
-def flat_of(net: HeadNet) -> Float32:
-    tensors = (*net.parameters(), *net.buffers())
-    flat: Float32 = torch.cat([tensor.detach().flatten() for tensor in tensors]).numpy()
-    return flat
 
 
 def observations(info: EnvInfo, seed: int = 0) -> Any:
@@ -85,9 +76,7 @@ def observations(info: EnvInfo, seed: int = 0) -> Any:
 @pytest.mark.parametrize("cell", CELLS)
 def test_layout_of_all_parts_equals_that_of_the_torch_module(cell: str, duelling: bool) -> None:
     _, _, shape = case(cell, *ALL_PARTS, f"algo.duelling={str(duelling).lower()}")
-    net = build_net(shape)
-    tensors = (*net.named_parameters(), *net.named_buffers())
-    assert shape.layout == ParamLayout(tuple((name, tuple(t.shape)) for name, t in tensors))
+    assert shape.layout == layout_of(build_net(shape))
     assert ("epsilon", (1,)) in shape.layout.entries
     sigmas = [name for name, _ in shape.layout.entries if name.endswith("weight_sigma")]
     assert len(sigmas) >= (3 if duelling else 2)

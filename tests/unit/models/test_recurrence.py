@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from fake_inference import given
+from net_weights import flat_of
 from penstock.actors.rollout import Rollout
 from penstock.algos.acting import make_inference, make_policy
 from penstock.algos.pqn import algorithm as pqn
@@ -19,7 +20,7 @@ from penstock.algos.samples import process, slot_spec
 from penstock.algos.unrolled import unrolled
 from penstock.configs.schedules import with_values
 from penstock.configs.schema import Config
-from penstock.core.params import Stamp
+from penstock.core.params import Float32, Stamp
 from penstock.models.distributions import distribution
 from penstock.models.fitting import actor_critic_shape
 from penstock.models.torch_cores import Core, Gru, Lstm
@@ -41,15 +42,14 @@ def config(**model: Any) -> Config:
     return Config.model_validate(sections)
 
 
-def wide_awake(net: nn.Module) -> np.ndarray[Any, Any]:
+def wide_awake(net: nn.Module) -> Float32:
     """Random weights, as they are published: fresh ones hardly tell one state from another."""
     torch.manual_seed(4)
     with torch.no_grad():
         for name, tensor in (*net.named_parameters(), *net.named_buffers()):
             small = name.endswith("log_std") or "normalizer" in name
             tensor.add_((0.1 if small else 0.4) * torch.randn_like(tensor).abs_())
-    tensors = [t.detach().flatten() for t in (*net.parameters(), *net.buffers())]
-    return torch.cat(tensors).numpy()
+    return flat_of(net)
 
 
 CASES = [
