@@ -62,7 +62,9 @@ class Goals:
 
     def rewards(self, achieved: Array, desired: Array) -> npt.NDArray[np.float32]:
         """Returns the rewards ``[B]`` of goals achieved for those desired, each ``[B, *shape]``."""
-        rewards = self._called(self._reward, "compute_reward", achieved, desired, np.float32)
+        rewards: npt.NDArray[np.float32] = self._called(
+            self._reward, "compute_reward", achieved, desired, np.float32
+        )
         if rewards.shape != (len(achieved),):
             raise self._wrong_shape("compute_reward", rewards, len(achieved))
         if bad := find_bad_reward(rewards):
