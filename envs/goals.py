@@ -62,9 +62,7 @@ class Goals:
 
     def rewards(self, achieved: Array, desired: Array) -> npt.NDArray[np.float32]:
         """Returns the rewards ``[B]`` of goals achieved for those desired, each ``[B, *shape]``."""
-        rewards: npt.NDArray[np.float32] = self._called(
-            self._reward, "compute_reward", achieved, desired, np.float32
-        )
+        rewards = self._called(self._reward, "compute_reward", achieved, desired, np.float32)
         if rewards.shape != (len(achieved),):
             raise self._wrong_shape("compute_reward", rewards, len(achieved))
         if bad := find_bad_reward(rewards):
@@ -129,7 +127,7 @@ class Goals:
         achieved: Array,
         desired: Array,
         dtype: type[np.generic],
-    ) -> Array:
+    ) -> npt.NDArray[Any]:
         """Returns what a function of the environment computes of goals, as an array."""
         with explaining_errors(f"environment {self._name}: {name} of {len(achieved)} rows"):
             return np.asarray(function(achieved, desired, {}), dtype)
