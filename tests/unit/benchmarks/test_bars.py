@@ -24,7 +24,7 @@ from bars import (
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 
-BAR = LearningBar("cartpole", (), seeds=(1, 2), steps=100)
+BAR = LearningBar("cartpole", steps=100, seeds=(1, 2))
 
 
 def seed(mean: float, steps_to_goal: int | None = None) -> dict[str, Any]:
