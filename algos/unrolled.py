@@ -53,7 +53,7 @@ class UnrolledMemory(NamedTuple):
     """What a network with memory needs besides the observations of ``T + 1`` rows."""
 
     state: Tensor
-    """The actor's state before the first row, float32 ``[E, state_size]``."""
+    """Before the first row, float32 ``[E, state_size]``."""
     first: Tensor
     """The rows with which an episode begins, bool ``[T + 1, E]``."""
     inputs: Tensor | None
@@ -61,17 +61,22 @@ class UnrolledMemory(NamedTuple):
 
 
 def memory_of(
-    net: ActorCritic | HeadNet, batch: Mapping[str, Tensor], envs: slice | Tensor
+    net: ActorCritic | HeadNet,
+    batch: Mapping[str, Tensor],
+    envs: slice | Tensor,
+    state: Tensor | None = None,
 ) -> UnrolledMemory:
     """Returns what a network with memory needs of some environments of a batch of unrolls.
 
-    The arguments are those of `unrolled`.
+    The arguments are those of `unrolled`, and the ``state`` of these environments before the first
+    row, ``[E, state_size]``; by default the actor's.
     """
     alive = batch["alive"][:, envs]
     first = torch.zeros(len(alive) + 1, alive.shape[1], dtype=torch.bool, device=alive.device)
     torch.logical_not(alive, out=first[1:])
 
-    state = batch["core_state"][envs]
+    if state is None:
+        state = batch["core_state"][envs]
     inputs = None
     if net.core_inputs is not None:
         rewards = batch[REWARD] if REWARD in batch else batch["reward"]
