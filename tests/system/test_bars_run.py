@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bars import BarFolder, LearningBar, measure_seed
+from bar_table import LearningBar
+from bars import BarFolder, measure_seed
 from penstock.learner.checkpoints import checkpoint_format
 
 pytestmark = [pytest.mark.system]

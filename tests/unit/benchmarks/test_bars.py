@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
+from bar_table import BARS, Claim, LearningBar
 from bars import (
-    BARS,
     BarFolder,
-    Claim,
-    LearningBar,
     at_multiples,
     chosen_seeds,
     first_reaching,
