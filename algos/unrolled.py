@@ -48,7 +48,7 @@ def unrolled(net: ActorCritic, batch: Mapping[str, Tensor], envs: slice | Tensor
         envs: which environments of the batch, by slice or by index.
     """
     obs = observations(batch, envs)
-    memory = _memory_of(net, batch, envs) if net.state_size else ()
+    memory = memory_of(net, batch, envs) if net.state_size else ()
     outputs, values = net(obs, *memory)
     return Unrolled(outputs, values, net.mask(obs))
 
@@ -63,7 +63,7 @@ def unrolled_q(
     obs = observations(batch, envs)
     if not net.state_size:
         return net(obs), net.mask(obs)
-    q, _ = net.unroll(obs, *_memory_of(net, batch, envs))
+    q, _ = net.unroll(obs, *memory_of(net, batch, envs))
     return q, net.mask(obs)
 
 
@@ -71,25 +71,30 @@ class UnrolledMemory(NamedTuple):
     """What a network with memory needs besides the observations of ``T + 1`` rows."""
 
     state: Tensor
-    """The actor's state before the first row, float32 ``[E, state_size]``."""
+    """Before the first row, float32 ``[E, state_size]``."""
     first: Tensor
     """The rows with which an episode begins, bool ``[T + 1, E]``."""
     inputs: Tensor | None
     """What the core reads besides the features, float32 ``[T + 1, E, width]``."""
 
 
-def _memory_of(
-    net: ActorCritic | HeadNet, batch: Mapping[str, Tensor], envs: slice | Tensor
+def memory_of(
+    net: ActorCritic | HeadNet,
+    batch: Mapping[str, Tensor],
+    envs: slice | Tensor,
+    state: Tensor | None = None,
 ) -> UnrolledMemory:
     """Returns what a network with memory needs of some environments of a batch of unrolls.
 
-    The arguments are those of `unrolled`.
+    The arguments are those of `unrolled`, and the ``state`` of these environments before the first
+    row, ``[E, state_size]``; by default the actor's.
     """
     alive = batch["alive"][:, envs]
     first = torch.zeros(len(alive) + 1, alive.shape[1], dtype=torch.bool, device=alive.device)
     torch.logical_not(alive, out=first[1:])
 
-    state = batch["core_state"][envs]
+    if state is None:
+        state = batch["core_state"][envs]
     inputs = None
     if net.core_inputs is not None:
         rewards = batch[REWARD] if REWARD in batch else batch["reward"]

@@ -34,6 +34,7 @@ from penstock.envs.packing import leaves_of
 from penstock.models.acting.policy import core_inputs_of, state_size_of
 from penstock.models.actions import Choices, Numbers
 from penstock.models.compute_form import in_memory_format
+from penstock.models.core_inputs import CoreInputs
 from penstock.models.distributions import FORBIDDEN, distribution
 from penstock.models.general import GeneralShape
 from penstock.models.torch_general import GeneralActorCritic, GeneralNet
@@ -186,8 +187,8 @@ class PolicyModule(nn.Module):
 
         # The network, of its own parameters or of those that are an input.
         state = named.get("state")
-        if state is not None and "reward" in named:
-            state = self._paid(state, named["reward"])
+        if self._core_inputs is not None and self._core_inputs.reads_reward:
+            state = _with_reward(self._core_inputs, named["state"], named["reward"])
         if "weights" in named:
             parameters = self._parameters_in(named["weights"])
             outputs, value, next_state = functional_call(self.network, parameters, (arrays, state))
@@ -195,44 +196,21 @@ class PolicyModule(nn.Module):
             outputs, value, next_state = self.network(arrays, state)
 
         decision = self._decide(outputs, mask)
+        sample = self._sample(decision, named["noise"]) if self._draws else None
         results = dict(decision.arrays)
         if value is not None:
             results["value"] = value
         if next_state is not None:
-            results["state_out"] = self._after(next_state, decision)
-
-        # Without the action as an input both states would be the same.
-        if self._draws:
-            sample = self._sample(decision, named["noise"])
+            results["state_out"] = next_state
+        if sample is not None:
             results |= sample.arrays
-            if next_state is not None and self._reads_action:
-                results["sampled_state_out"] = self._after(next_state, sample)
+
+        # Only with the action among its inputs the state depends on what was decided.
+        if self._core_inputs is not None and self._core_inputs.actions is not None:
+            results["state_out"] = _with_action(self._core_inputs, next_state, decision)
+            if sample is not None:
+                results["sampled_state_out"] = _with_action(self._core_inputs, next_state, sample)
         return results
-
-    @property
-    def _reads_action(self) -> bool:
-        return self._core_inputs is not None and self._core_inputs.actions is not None
-
-    def _paid(self, state: Tensor, reward: Tensor) -> Tensor:
-        """Returns states ``[B, size]`` with the last rewards ``[B]``, as `LoadedPolicy` does."""
-        core_inputs = self._core_inputs
-        assert core_inputs is not None
-        if core_inputs.reward_clip is not None:
-            reward = reward.clamp(-core_inputs.reward_clip, core_inputs.reward_clip)
-        reward = reward * core_inputs.reward_scale
-        has_begun = (state == 0).all(1)
-        return torch.cat((state[:, :-1], torch.where(has_begun, 0.0, reward)[:, None]), 1)
-
-    def _after(self, state: Tensor, decision: _Decision) -> Tensor:
-        """Returns the states ``[B, size]`` after a decision: with its action, if they have that."""
-        if not self._reads_action:
-            return state
-        core_inputs = self._core_inputs
-        assert core_inputs is not None
-        encoded = encoded_actions(core_inputs, decision.own_action)
-        first = self.state_size - core_inputs.width
-        last = first + core_inputs.action_width
-        return torch.cat((state[:, :first], encoded, state[:, last:]), 1)
 
     def _all_inputs(self, program: bool) -> tuple[GraphArray, ...]:
         """Returns the arrays that the module takes; with "weights" if it is a ``program``."""
@@ -275,16 +253,15 @@ class PolicyModule(nn.Module):
     def _decide(self, outputs: Tensor, mask: Tensor | None) -> _Decision:
         """Returns the most probable action, and what the network's outputs mean."""
         actions = self._rule.actions
-        if isinstance(actions, Numbers) and self._rule.deterministic:
-            numbers = _bounded(outputs, actions)
-            return _Decision(numbers, {"action": self.to_env(numbers), "mean": outputs})
         if isinstance(actions, Numbers):
-            mean, log_std = outputs.chunk(2, 1)
-            if self._rule.log_std is not None:
-                log_std = log_std.clamp(*self._rule.log_std)
-            numbers = _bounded(mean, actions)
-            arrays = {"action": self.to_env(numbers), "mean": mean, "log_std": log_std}
-            return _Decision(numbers, arrays)
+            arrays = {"mean": outputs}
+            if not self._rule.deterministic:
+                mean, log_std = outputs.chunk(2, 1)
+                if self._rule.log_std is not None:
+                    log_std = log_std.clamp(*self._rule.log_std)
+                arrays = {"mean": mean, "log_std": log_std}
+            numbers = _bounded(arrays["mean"], actions)
+            return _Decision(numbers, {"action": self.to_env(numbers), **arrays})
 
         if self._rule.has_values:
             name = "q"
@@ -386,28 +363,30 @@ class _Packing(nn.Module):
         self._packed_dtype = _torch_dtype(packed_dtype)
         self._is_flags = space.dtype == np.bool_ and packed_dtype == np.uint8 and not self.is_mask
 
-        # Choices that are one-hot: of each packed number the component and the choice.
+        # Choices that are numbers: the first and the last of each.
         self._start: Tensor | None = None
+        self._last: Tensor | None = None
+        # Choices that are one-hot: of each packed number the component and the choice.
         self._component: Tensor | None = None
         self._choices: Tensor | None = None
         meaning = "the observation" if part_name == "obs" else f"{part_name} of the observation"
         meaning += ", as the environment returns it"
         if self.is_mask:
             meaning += ": not 0 where a choice is allowed"
-        if is_numbered:
-            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-            self._start = torch.from_numpy(np.ravel(space.start).astype(np.int64))
-            self._last = torch.from_numpy(counts.astype(np.int64) - 1)
-            meaning += ": choices, and the nearest one for any other number"
-        elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            counts = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
-            component = np.repeat(np.arange(len(counts)), counts)
-            choices = np.concatenate([np.arange(count) for count in counts])
-            choices += np.ravel(space.start)[component]
-            self._component = torch.from_numpy(component)
-            self._choices = torch.from_numpy(choices.astype(space.dtype))
-            meaning += ": choices, which are made one-hot"
+            start = np.ravel(space.start)
+            if is_numbered:
+                self._start = torch.from_numpy(start.astype(np.int64))
+                self._last = torch.from_numpy(counts.astype(np.int64) - 1)
+                meaning += ": choices, and the nearest one for any other number"
+            else:
+                component = np.repeat(np.arange(len(counts)), counts)
+                choices = np.concatenate([np.arange(count) for count in counts])
+                choices += start[component]
+                self._component = torch.from_numpy(component)
+                self._choices = torch.from_numpy(choices.astype(space.dtype))
+                meaning += ": choices, which are made one-hot"
         dtype = np.dtype(space.dtype).newbyteorder("=").name
         self.graph_array = GraphArray(input_name, dtype, tuple(space.shape), meaning)
 
@@ -418,6 +397,7 @@ class _Packing(nn.Module):
             rows = values.reshape(values.shape[0], -1)
             return torch.eq(rows[:, self._component], self._choices).to(self._packed_dtype)
         if self._start is not None:
+            assert self._last is not None
             rows = values.reshape(values.shape[0], -1).to(torch.int64)
             numbers = (rows - self._start).clamp(min=0)
             return torch.minimum(numbers, self._last).to(self._packed_dtype)
@@ -487,6 +467,23 @@ def _packings(space: spaces.Space[Any], info: EnvInfo) -> list[_Packing]:
             )
         )
     return packings
+
+
+def _with_reward(core_inputs: CoreInputs, state: Tensor, reward: Tensor) -> Tensor:
+    """Returns states ``[B, size]`` with the last rewards ``[B]``, as `LoadedPolicy` does."""
+    if core_inputs.reward_clip is not None:
+        reward = reward.clamp(-core_inputs.reward_clip, core_inputs.reward_clip)
+    reward = reward * core_inputs.reward_scale
+    has_begun = (state == 0).all(1)
+    return torch.cat((state[:, :-1], torch.where(has_begun, 0.0, reward)[:, None]), 1)
+
+
+def _with_action(core_inputs: CoreInputs, state: Tensor, decision: _Decision) -> Tensor:
+    """Returns the states ``[B, size]`` after a decision, with its action."""
+    encoded = encoded_actions(core_inputs, decision.own_action)
+    first = state.shape[1] - core_inputs.width
+    last = first + core_inputs.action_width
+    return torch.cat((state[:, :first], encoded, state[:, last:]), 1)
 
 
 def _bounded(numbers: Tensor, actions: Numbers) -> Tensor:

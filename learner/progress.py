@@ -594,23 +594,21 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns JSON values for `load_state_dict`."""
-        counters = {name: getattr(self, name) for name in COUNTERS}
-        all_returns = {} if self.all_returns is None else {"all_returns": list(self.all_returns)}
-        return (
-            counters
-            | all_returns
-            | {
-                "generation": self.generation,
-                "lr_factor": self.lr_factor,
-                "rollbacks": self.rollbacks,
-                "time_s": self.time_s,
-                "returns": list(self.returns.returns),
-                "lengths": list(self.returns.lengths),
-                "reached_at_s": self.goal.reached_at_s,
-                "solved_at_s": self.goal.solved_at_s,
-                "goal": self._stop.return_,
-            }
-        )
+        state = {name: getattr(self, name) for name in COUNTERS}
+        state |= {
+            "generation": self.generation,
+            "lr_factor": self.lr_factor,
+            "rollbacks": self.rollbacks,
+            "time_s": self.time_s,
+            "returns": list(self.returns.returns),
+            "lengths": list(self.returns.lengths),
+            "reached_at_s": self.goal.reached_at_s,
+            "solved_at_s": self.goal.solved_at_s,
+            "goal": self._stop.return_,
+        }
+        if self.all_returns is not None:
+            state["all_returns"] = list(self.all_returns)
+        return state
 
     def load_state_dict(self, state: dict[str, Any], *, same_env: bool = True) -> None:
         """Continue from a checkpoint, as the next generation of the run.

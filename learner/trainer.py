@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +46,10 @@ from penstock.learner.device_statistics import DeviceStatistics, kind_of
 from penstock.learner.minibatches import BatchSteps, Minibatch, deal, deal_steps, pieces
 from penstock.learner.passes import PassSize, compile_network
 from penstock.learner.sources.staging import StagingBatch, torch_dtype
+from penstock.learner.stored_teachers import load_teachers
 from penstock.models.compute_form import in_memory_format
 from penstock.models.torch_nets import build_net
 from penstock.profiling.ledger import Part, TimeLedger
-
-if TYPE_CHECKING:
-    from penstock.learner.teachers import Teachers
 
 # Name of the sums of `RewardScale` in a checkpoint.
 REWARDS = "rewards/sums"
@@ -101,7 +99,7 @@ class Trainer(BaseTrainer[StagingBatch]):
         self.optimizer = self._add_optimizer("model", self.model.named_parameters())
         self._accumulation = Accumulation(config.learner.accumulate)
         self._rewards = RewardScale(self.device) if config.algo.normalizes_rewards else None
-        self._teachers = _load_teachers(config, info, self.device)
+        self._teachers = load_teachers(config, info, self.device)
 
         self._early_stops: list[bool] = []
         """Whether each batch since the last `statistics` was left before its last epoch."""
@@ -422,16 +420,6 @@ class Trainer(BaseTrainer[StagingBatch]):
             any_taken = torch.stack(accumulation.norms).isfinite().any()
             self._restore_shared(accumulation.shared, any_taken)
             accumulation.forget_shared()
-
-
-def _load_teachers(config: Config, info: EnvInfo, device: torch.device) -> Teachers | None:
-    """Returns the teachers of a run, None if it has none. Raises UserError as `Teachers`."""
-    if config.algo.teaching is None:
-        return None
-    # Few runs have teachers, and the others need not wait for these imports.
-    from penstock.learner.teachers import Teachers
-
-    return Teachers(config, info, device)
 
 
 class ScheduledOptions:

@@ -829,17 +829,12 @@ def _continuing(table: Table, following: Rows) -> Mask:
     Returns:
         ``[length - 1, K]``.
     """
-    # Only the flags are read: a record may hold whole observations.
-    flags = {
-        name: table.records[name][following]
-        for name in ("terminated", "truncated", "alive", "age")
-        if name in (table.records.dtype.names or ())
-    }
-    is_last = (flags["terminated"] | flags["truncated"]).astype(np.bool_)
-    continuing: Mask = ~is_last[:-1]
-    continuing &= following[1:] != NONE
+    # Only the columns of flags are read: a record may hold whole observations.
+    records = table.records
+    is_last = records["terminated"][following] | records["truncated"][following]
+    continuing: Mask = ~is_last[:-1] & (following[1:] != NONE)
     for name in ("alive", "age"):
-        if name in flags:
-            continuing &= flags[name][1:] != 0
+        if name in (records.dtype.names or ()):
+            continuing &= records[name][following[1:]] != 0
     np.logical_and.accumulate(continuing, axis=0, out=continuing)
     return continuing

@@ -178,12 +178,11 @@ class _SlotMoves(NamedTuple):
 
 
 def restore(reader: FolderReader, table: Table) -> Restored:
-    """Fill a new table from the snapshot of one with the same spec.
+    """Fill a table that is as it was made from the snapshot of one with the same spec.
 
     Raises:
-        ReplayError: the table is not new, the snapshot is damaged or of another kind.
+        ReplayError: the snapshot is damaged or of another kind.
     """
-    check_new(reader, table)
     with reader.reporting_damage():
         state = reader.about["table"]
         spec = SlotSpec.from_dict(state["spec"])

@@ -117,14 +117,18 @@ def trained(run_dir: Path) -> bool:
     return any(m["learner_steps"] > 0 and m["actors_alive"] == 2 for m in metrics(run_dir))
 
 
+def run_command(folder: Path, *words: str) -> dict[str, Any]:
+    """Runs a command in a folder to its end; returns what it prints with ``--json``."""
+    command = [sys.executable, "-m", "penstock", *words, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
 def train(folder: Path, target: str, *options: str) -> dict[str, Any]:
     """Trains in a folder to the end of the run; returns its summary."""
-    command = [sys.executable, "-m", "penstock", "train", target, "run.dir=run", "--json"]
-    done = subprocess.run(
-        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    summary = run_command(folder, "train", target, "run.dir=run", *options)
     assert_balanced(summary)
     return summary
 

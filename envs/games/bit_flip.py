@@ -16,20 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+
+from penstock.envs.games.vector_game import Flags, StepResults, VectorGame
 
 Bits = npt.NDArray[np.float32]
-Flags = npt.NDArray[np.bool_]
 
 
-class BitFlipVectorEnv(VectorEnv):
-    """`num_envs` rows of bits.
-
-    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
-    """
-
-    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+class BitFlipVectorEnv(VectorGame):
+    """`num_envs` rows of bits."""
 
     def __init__(self, num_envs: int = 1, *, bits: int = 15) -> None:
         """Make the rows.
@@ -44,15 +38,10 @@ class BitFlipVectorEnv(VectorEnv):
         if bits < 1:
             raise ValueError(f"bits {bits} must be at least 1")
 
-        self.num_envs = num_envs
-        self._count = bits
         row = Box(0, 1, (bits,), np.float32)
-        self.single_observation_space = Dict(
-            {"observation": row, "achieved_goal": row, "desired_goal": row}
-        )
-        self.single_action_space = Discrete(bits)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        observation_space = Dict({"observation": row, "achieved_goal": row, "desired_goal": row})
+        super().__init__(num_envs, observation_space, Discrete(bits))
+        self._count = bits
 
         self._bits = np.zeros((num_envs, bits), np.float32)
         self._goals = np.zeros((num_envs, bits), np.float32)
@@ -61,16 +50,7 @@ class BitFlipVectorEnv(VectorEnv):
         # The rows whose episode has ended, which the next step resets.
         self._ended = np.zeros(num_envs, np.bool_)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Bits], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._begin(np.ones(self.num_envs, np.bool_))
-        return self._observe(), {}
-
-    def step(
-        self, actions: npt.NDArray[np.integer]
-    ) -> tuple[dict[str, Bits], npt.NDArray[np.float32], Flags, Flags, dict[str, Any]]:
+    def step(self, actions: npt.NDArray[np.integer]) -> StepResults:
         """Flip one bit of each row, or begin anew where the last step ended an episode."""
         resets = self._ended
         plays = np.flatnonzero(~resets)
@@ -100,7 +80,6 @@ class BitFlipVectorEnv(VectorEnv):
         return agree
 
     def _begin(self, begins: Flags) -> None:
-        """Begin new episodes in the rows that ``begins`` marks."""
         shape = self._bits.shape
         bits = self.np_random.integers(2, size=shape).astype(np.float32)
         goals = self.np_random.integers(2, size=shape).astype(np.float32)

@@ -14,19 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
+from penstock.envs.games.vector_game import Flags, StepResults, VectorGame
 from penstock.envs.single import SingleEnv
 
 
-class HiddenArmVectorEnv(VectorEnv):
-    """`num_envs` bandits, which begin their episodes together.
-
-    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
-    """
-
-    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+class HiddenArmVectorEnv(VectorGame):
+    """`num_envs` bandits, which begin their episodes together."""
 
     def __init__(self, num_envs: int = 1, *, arms: int = 2, steps: int = 10) -> None:
         """Make the bandits.
@@ -42,48 +36,28 @@ class HiddenArmVectorEnv(VectorEnv):
         if arms < 2 or steps < 1:
             raise ValueError(f"arms {arms} must be at least 2, and steps {steps} at least 1")
 
-        self.num_envs = num_envs
+        super().__init__(num_envs, Box(0, 1, (1,), np.float32), Discrete(arms))
         self._arms = arms
         self._steps = steps
-        self.single_observation_space = Box(0, 1, (1,), np.float32)
-        self.single_action_space = Discrete(arms)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
 
         # The arm of each bandit that pays.
         self._paying = np.zeros(num_envs, np.int64)
         # Steps that were taken in the episodes, which all have the same length.
         self._taken = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._begin()
-        return self._observe(), {}
-
-    def step(
-        self, actions: npt.NDArray[np.integer]
-    ) -> tuple[
-        npt.NDArray[Any],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: npt.NDArray[np.integer]) -> StepResults:
         """Pull an arm of each bandit."""
         ends = np.zeros(self.num_envs, np.bool_)
         reward = np.zeros(self.num_envs, np.float32)
         if self._taken == self._steps:
-            self._begin()
+            self._begin(np.ones(self.num_envs, np.bool_))
         else:
             reward[:] = actions == self._paying
             self._taken += 1
             ends[:] = self._taken == self._steps
         return self._observe(), reward, ends, np.zeros_like(ends), {}
 
-    def _begin(self) -> None:
-        """Begin new episodes, each with an arm of its own that pays."""
+    def _begin(self, begins: Flags) -> None:
         self._paying = self.np_random.integers(self._arms, size=self.num_envs)
         self._taken = 0
 

@@ -14,19 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
+from penstock.envs.games.vector_game import Flags, StepResults, VectorGame
 from penstock.envs.single import SingleEnv
 
 
-class MemoryVectorEnv(VectorEnv):
-    """`num_envs` corridors; each episode draws a new length.
-
-    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
-    """
-
-    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+class MemoryVectorEnv(VectorGame):
+    """`num_envs` corridors; each episode draws a new length."""
 
     def __init__(self, num_envs: int = 1, *, lengths: Sequence[int] = (8, 24)) -> None:
         """Make the corridors.
@@ -42,12 +36,8 @@ class MemoryVectorEnv(VectorEnv):
         if not 1 <= least <= most:
             raise ValueError(f"lengths {[*lengths]} must be two numbers from 1, the fewest first")
 
-        self.num_envs = num_envs
+        super().__init__(num_envs, Box(-1, 1, (3,), np.float32), Discrete(2))
         self._lengths = least, most
-        self.single_observation_space = Box(-1, 1, (3,), np.float32)
-        self.single_action_space = Discrete(2)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
 
         # The sign of each corridor, -1 or 1.
         self._signs = np.zeros(num_envs, np.int64)
@@ -56,22 +46,7 @@ class MemoryVectorEnv(VectorEnv):
         # The corridors at whose start one stands, where the sign is shown.
         self._begins = np.ones(num_envs, np.bool_)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._begin(np.ones(self.num_envs, np.bool_))
-        return self._observe(), {}
-
-    def step(
-        self, actions: npt.NDArray[np.integer]
-    ) -> tuple[
-        npt.NDArray[Any],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: npt.NDArray[np.integer]) -> StepResults:
         """Take a step in each corridor. At its end the action is compared with the sign."""
         resets = self._left < 0
         ends = self._left == 0
@@ -83,8 +58,7 @@ class MemoryVectorEnv(VectorEnv):
         truncated = np.zeros(self.num_envs, np.bool_)
         return self._observe(), reward, ends, truncated, {}
 
-    def _begin(self, begins: npt.NDArray[np.bool_]) -> None:
-        """Begin new episodes in the corridors that ``begins`` marks."""
+    def _begin(self, begins: Flags) -> None:
         least, most = self._lengths
         signs = 2 * self.np_random.integers(2, size=self.num_envs) - 1
         lengths = self.np_random.integers(least, most + 1, size=self.num_envs)

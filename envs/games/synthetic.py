@@ -19,19 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete
-from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from penstock.envs.games.vector_game import Flags, StepResults, VectorGame
 from penstock.envs.single import SingleEnv
 
 
-class SyntheticVectorEnv(VectorEnv):
-    """`num_envs` synthetic environments, whose episodes begin and end together.
-
-    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
-    """
-
-    metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+class SyntheticVectorEnv(VectorGame):
+    """`num_envs` synthetic environments, whose episodes begin and end together."""
 
     def __init__(
         self,
@@ -84,11 +79,7 @@ class SyntheticVectorEnv(VectorEnv):
         shape = tuple(obs_shape)
         dtype = np.dtype(obs_dtype)
         high = 1 if obs_dtype == "float32" else 255
-        self.num_envs = num_envs
-        self.single_observation_space = Box(0, high, shape, dtype.type)
-        self.single_action_space = Discrete(n_actions)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        super().__init__(num_envs, Box(0, high, shape, dtype.type), Discrete(n_actions))
 
         # The observation that shows each action.
         self._patterns = _patterns(n_actions=n_actions, shape=shape, dtype=dtype, high=high)
@@ -108,22 +99,7 @@ class SyntheticVectorEnv(VectorEnv):
         self._age = 0
         self._targets = np.zeros(num_envs, np.int64)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._age = 0
-        return self._observe(), {}
-
-    def step(
-        self, actions: npt.NDArray[np.integer]
-    ) -> tuple[
-        npt.NDArray[Any],
-        npt.NDArray[np.float32],
-        npt.NDArray[np.bool_],
-        npt.NDArray[np.bool_],
-        dict[str, Any],
-    ]:
+    def step(self, actions: npt.NDArray[np.integer]) -> StepResults:
         """Step all environments, or do the fault that is due."""
         self._calls += 1
         if fault := self._faults.get(self._calls):
@@ -144,6 +120,9 @@ class SyntheticVectorEnv(VectorEnv):
         terminated, truncated = (no_ends, ends) if self._truncate else (ends, no_ends)
         return self._observe(), reward, terminated, truncated, {}
 
+    def _begin(self, begins: Flags) -> None:
+        self._age = 0
+
     def _observe(self) -> npt.NDArray[Any]:
         """Draw the rewarded actions, and return observations that show them."""
         self._targets = self.np_random.integers(len(self._patterns), size=self.num_envs)
@@ -163,10 +142,7 @@ class SyntheticVectorEnv(VectorEnv):
 
 
 class SyntheticGames(SyntheticVectorEnv):
-    """`num_games` synthetic games; each seat is paid for its own rewarded action.
-
-    A checkpoint holds the attributes by their names (`penstock.envs.saved_state`).
-    """
+    """`num_games` synthetic games; each seat is paid for its own rewarded action."""
 
     def __init__(
         self,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.learner.checkpoints import checkpoint_format
+from train_command import run_command
 
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -52,17 +49,8 @@ class AnyHero(gymnasium.Env):
 '''
 
 
-def penstock(folder: Path, *words: str) -> dict[str, Any]:
-    """The result that a command prints as JSON."""
-    command = [sys.executable, "-m", "penstock", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def mean_return(folder: Path, run: str) -> float:
-    result = penstock(folder, "eval", run, "--checkpoint", "last", "--episodes", "20", "--json")
+    result = run_command(folder, "eval", run, "--checkpoint", "last", "--episodes", "20")
     mean: float = result["return"]["mean"]
     return mean
 
@@ -76,9 +64,9 @@ def steps_of_teacher(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, in
     """A folder with a run that has solved CartPole by PPO and its exported policy; its steps."""
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "heroes.py").write_text(SWAPPED)
-    trained = penstock(folder, "train", "cartpole_ppo", "run.dir=teacher", LOCKSTEP, "--json")
+    trained = run_command(folder, "train", "cartpole_ppo", "run.dir=teacher", LOCKSTEP)
     assert trained["exit_reason"] == "return"
-    penstock(folder, "export", "teacher", TEACHER, "--json")
+    run_command(folder, "export", "teacher", TEACHER)
     return folder, trained["trained_steps"]
 
 
@@ -87,9 +75,9 @@ def test_a_student_of_a_quarter_of_the_parameters_needs_a_fifth_of_the_steps(
 ) -> None:
     folder, steps = steps_of_teacher
     options = ("algo.name=distill", f"algo.teachers=[{TEACHER}]", "model.hidden=[28,28]")
-    penstock(
+    run_command(
         *(folder, "train", "CartPole-v1", *options, "run.dir=student", LOCKSTEP),
-        *(f"stop.env_steps={steps // 5}", "--json"),
+        f"stop.env_steps={steps // 5}",
     )
     assert parameters(folder, "student") <= parameters(folder, "teacher") / 4
     assert mean_return(folder, "student") >= 0.9 * 500
@@ -100,9 +88,9 @@ def test_kick_started_ppo_reaches_its_teacher_in_half_of_the_steps(
 ) -> None:
     folder, steps = steps_of_teacher
     options = (f"algo.teacher={TEACHER}", f"algo.teacher_cost={{from: 1, to: 0, steps: {steps}}}")
-    penstock(
+    run_command(
         *(folder, "train", "cartpole_ppo", *options, "run.dir=kick", LOCKSTEP, "run.seed=5"),
-        *("stop.return=null", f"stop.env_steps={steps // 2}", "--json"),
+        *("stop.return=null", f"stop.env_steps={steps // 2}"),
     )
     assert mean_return(folder, "kick") >= 0.9 * 500
 
@@ -113,13 +101,13 @@ def test_one_policy_is_made_of_the_policies_of_two_heroes(
 ) -> None:
     """Each teacher was trained in an environment without the part that tells heroes apart."""
     folder, _ = steps_of_teacher
-    penstock(
+    run_command(
         *(folder, "train", "heroes:Swapped", "run.dir=other", LOCKSTEP, "algo.name=ppo"),
-        *("algo.reward_scale=0.1", "learner.lr=3e-3", "stop.return=475", "--json"),
+        *("algo.reward_scale=0.1", "learner.lr=3e-3", "stop.return=475"),
     )
     teachers = f"algo.teachers=[{TEACHER},other]"
-    penstock(
+    run_command(
         *(folder, "train", "heroes:AnyHero", "algo.name=distill", teachers, "algo.part=hero"),
-        *("run.dir=both", LOCKSTEP, "stop.env_steps=60000", "--json"),
+        *("run.dir=both", LOCKSTEP, "stop.env_steps=60000"),
     )
     assert mean_return(folder, "both") >= 0.9 * 500

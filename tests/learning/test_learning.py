@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from train_command import train
+from train_command import run_command, train
 
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -70,9 +69,7 @@ def test_one_policy_of_three_agents_covers_the_landmarks_of_simple_spread(tmp_pa
 def test_evaluation_confirms_the_trained_return(tmp_path: Path) -> None:
     """In lockstep, which gives the same run each time: elsewhere the last update varies."""
     train(tmp_path, "cartpole", "transport.kind=inproc", "stop.minutes=2")
-    command = [sys.executable, "-m", "penstock", "eval", "run", "--episodes", "20", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = run_command(tmp_path, "eval", "run", "--episodes", "20")
     assert len(result["returns"]) == 20
     assert result["return"]["mean"] >= 475
 

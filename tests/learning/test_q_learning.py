@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
+from train_command import run_command, train
 
 pytestmark = [pytest.mark.learning, pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -75,23 +72,16 @@ PARTS = {
 }
 
 
-def penstock_command(folder: Path, *arguments: str) -> Any:
-    command = [sys.executable, "-m", "penstock", *arguments, "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.parametrize("parts", PARTS)
 def test_a_lock_of_two_dials_is_opened_and_no_forbidden_place_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: str
 ) -> None:
     """The environment fails at a forbidden place, also of an action at random."""
     (tmp_path / "locks.py").write_text(LOCKS, encoding="utf-8")
-    options = ("run.dir=run", "transport.kind=inproc", *OPTIONS, *PARTS[parts])
-    summary = penstock_command(tmp_path, "train", "locks:Locks", *options)
+    options = ("transport.kind=inproc", *OPTIONS, *PARTS[parts])
+    summary = train(tmp_path, "locks:Locks", *options)
     assert summary["exit_reason"] == "return"
-    result = penstock_command(tmp_path, "eval", "run", "--episodes", "20")
+    result = run_command(tmp_path, "eval", "run", "--episodes", "20")
     assert result["return"]["mean"] > 7.6
 
     # What the policy knows of an observation: the values of all places, low where it must not go.

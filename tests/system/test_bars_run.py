@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bars import BarFolder, LearningBar, measure_seed
+from bar_table import LearningBar
+from bars import BarFolder, measure_seed
 from penstock.learner.checkpoints import checkpoint_format
 
 pytestmark = [pytest.mark.system]
@@ -21,9 +22,9 @@ pytestmark = [pytest.mark.system]
 # A learner's 32 updates of each 64 steps take longer than the cut.
 BAR = LearningBar(
     "cartpole_dqn",
-    ("replay.samples_per_insert=64", "run.interval_s=0.2"),
-    seeds=(3,),
     steps=60_000,
+    options=("replay.samples_per_insert=64", "run.interval_s=0.2"),
+    seeds=(3,),
     goal=60.0,
     every=1_000,
     every_s=0.2,

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
+from bar_table import BARS, Claim, LearningBar
 from bars import (
-    BARS,
     BarFolder,
-    Claim,
-    LearningBar,
     at_multiples,
     chosen_seeds,
     first_reaching,
@@ -24,7 +22,7 @@ from bars import (
 from penstock.configs.errors import UserError
 from penstock.configs.load import resolve
 
-BAR = LearningBar("cartpole", (), seeds=(1, 2), steps=100)
+BAR = LearningBar("cartpole", steps=100, seeds=(1, 2))
 
 
 def seed(mean: float, steps_to_goal: int | None = None) -> dict[str, Any]:

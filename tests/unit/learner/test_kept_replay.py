@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,6 +31,17 @@ def made(rows: int = 30, **options: Any) -> Replay:
     return replay
 
 
+def kept_replay(
+    replay: Replay, mode: bool | Literal["auto"] = True, grace_s: float = 10.0
+) -> KeptReplay:
+    return KeptReplay(replay, mode=mode, grace_s=grace_s)
+
+
+def keep(replay: Replay, folder: Path) -> None:
+    """Write a snapshot to a folder."""
+    kept_replay(replay).finish(folder, lambda: None)
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The disk writes nothing until this is set."""
@@ -48,7 +59,7 @@ def test_replay_is_written_in_the_background_and_awaited_at_the_end(
     tmp_path: Path, slow: threading.Event
 ) -> None:
     replay = made()
-    kept = KeptReplay(replay, mode=True, grace_s=10.0)
+    kept = kept_replay(replay)
     kept.begin(tmp_path)
     kept.begin(tmp_path)  # one is still being written: no second
     assert kept.saving
@@ -67,7 +78,7 @@ def test_replay_is_written_in_the_background_and_awaited_at_the_end(
 
 def test_last_snapshot_contains_the_final_steps(tmp_path: Path, slow: threading.Event) -> None:
     replay = made()
-    kept = KeptReplay(replay, mode=True, grace_s=10.0)
+    kept = kept_replay(replay)
     kept.begin(tmp_path)
     replay.add(obs=[0, 0], next_obs=[1, 1], action=0, reward=0, terminated=0, truncated=0)
     slow.set()
@@ -77,7 +88,7 @@ def test_last_snapshot_contains_the_final_steps(tmp_path: Path, slow: threading.
 
 def test_background_write_error_is_raised_at_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    kept = KeptReplay(made(), mode=True, grace_s=10.0)
+    kept = kept_replay(made())
     kept.begin(tmp_path / "file")
     while kept.saving:
         time.sleep(0.01)
@@ -87,7 +98,7 @@ def test_background_write_error_is_raised_at_the_next_call(tmp_path: Path) -> No
 
 def test_last_snapshot_is_written_after_a_failed_one(tmp_path: Path) -> None:
     (tmp_path / "last").write_text("in the way")
-    kept = KeptReplay(made(), mode=True, grace_s=10.0)
+    kept = kept_replay(made())
     with pytest.raises(ReplayError, match="could not be written"):
         kept.finish(tmp_path / "last", lambda: None)
     kept.begin(tmp_path / "last")
@@ -105,41 +116,38 @@ def test_any_fault_of_the_background_write_is_raised(
         raise MemoryError("no room for a piece")
 
     monkeypatch.setattr(FolderWriter, "append", broken)
-    kept = KeptReplay(made(), mode=True, grace_s=10.0)
+    kept = kept_replay(made())
     with pytest.raises(MemoryError, match="no room for a piece"):
         kept.finish(tmp_path, lambda: None)
 
 
 def test_resumed_replay_continues_with_the_stored_steps(tmp_path: Path) -> None:
     replay = made()
-    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    keep(replay, tmp_path)
     again = made(0, seed=7)
-    assert (
-        KeptReplay(again, mode=True, grace_s=10.0).resume(tmp_path)
-        == "the replay continues with 30 stored steps"
-    )
+    assert kept_replay(again).resume(tmp_path) == "the replay continues with 30 stored steps"
     np.testing.assert_array_equal(again.sample(20).action, replay.sample(20).action)
 
 
 def test_replay_without_a_snapshot_begins_empty_with_a_note(tmp_path: Path) -> None:
     replay = made()
-    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path / "last", lambda: None)
+    keep(replay, tmp_path / "last")
     empty = made(0)
-    text = KeptReplay(empty, mode=False, grace_s=10.0).resume(tmp_path / "last")
+    text = kept_replay(empty, mode=False).resume(tmp_path / "last")
     assert text.startswith("the replay begins empty, as replay.checkpoint is false")
-    text = KeptReplay(empty, mode=True, grace_s=10.0).resume(tmp_path / "nowhere")
+    text = kept_replay(empty).resume(tmp_path / "nowhere")
     assert text.startswith("the replay begins empty: ")
     assert len(empty) == 0
-    KeptReplay(replay, mode=False, grace_s=10.0).finish(tmp_path / "last", lambda: None)
+    kept_replay(replay, mode=False).finish(tmp_path / "last", lambda: None)
     assert not (tmp_path / "last").exists(), "it would be older than its checkpoint"
 
 
 def test_snapshot_with_another_slot_layout_is_refused(tmp_path: Path) -> None:
-    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    keep(made(), tmp_path)
     with pytest.raises(
         UserError, match=r"another replay: .*; or begin .* replay\.checkpoint=false"
     ):
-        KeptReplay(made(0, unroll=5), mode=True, grace_s=10.0).resume(tmp_path)
+        kept_replay(made(0, unroll=5)).resume(tmp_path)
 
 
 def limited(min_size: int = 10, ratio: float = 2.0) -> tuple[Replay, RateLimiter]:
@@ -155,9 +163,9 @@ def test_resume_restores_the_balance_of_samples_and_inserts(tmp_path: Path) -> N
     for _ in range(2):
         replay.sample(8)
     assert [limiter.may_sample(24), limiter.may_sample(25)] == [True, False]
-    KeptReplay(replay, mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    keep(replay, tmp_path)
     again, other = limited()
-    KeptReplay(again, mode=True, grace_s=10.0).resume(tmp_path)
+    kept_replay(again).resume(tmp_path)
     assert [other.may_sample(24), other.may_sample(25)] == [True, False]
     assert [other.may_insert(8), other.may_insert(9)] == [True, False]
     assert other.counts.stored == 20
@@ -165,7 +173,7 @@ def test_resume_restores_the_balance_of_samples_and_inserts(tmp_path: Path) -> N
     assert other.counts.stored == 20
     # With another ratio only what comes from now on counts by it: 3 inserts are worth 3 samples.
     third, new = limited(ratio=1.0)
-    KeptReplay(third, mode=True, grace_s=10.0).resume(tmp_path)
+    kept_replay(third).resume(tmp_path)
     assert [new.may_insert(16), new.may_insert(17)] == [True, False]
 
 
@@ -182,14 +190,14 @@ def test_unwanted_snapshot_is_removed_without_other_files(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("of the user")
     replay = made()
-    unwanted = KeptReplay(replay, mode=False, grace_s=10.0)
+    unwanted = kept_replay(replay, mode=False)
     unwanted.begin(folder)
     assert (folder / "notes.txt").exists()
-    KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
+    keep(replay, folder)
     unwanted.begin(folder)
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
     (folder / "notes.txt").unlink()
-    KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
+    keep(replay, folder)
     (tmp_path / "linked").symlink_to(folder)
     unwanted.begin(tmp_path / "linked")
     assert Replay.load(folder).stats()["inserted"] == 30
@@ -224,17 +232,17 @@ def test_by_default_a_resume_keeps_the_replay() -> None:
 
 
 def test_the_run_says_at_its_start_what_is_kept_on_which_room(tmp_path: Path) -> None:
-    text = KeptReplay(made(), mode="auto", grace_s=10.0).plan(tmp_path / "last" / "replay" / "0")
+    text = kept_replay(made(), "auto").plan(tmp_path / "last" / "replay" / "0")
     assert text.startswith("checkpoints keep the replay, with up to 0 MiB, and twice that while")
     assert text.endswith("GiB are free (replay.checkpoint)")
-    assert KeptReplay(made(), mode=False, grace_s=10.0).plan(tmp_path) == ""
+    assert kept_replay(made(), mode=False).plan(tmp_path) == ""
 
 
 def test_a_disk_without_room_for_three_buffers_keeps_no_replay(small_disk: Path) -> None:
     folder = small_disk / "last" / "replay" / "0"
     with large() as replay:
-        KeptReplay(replay, mode=True, grace_s=10.0).finish(folder, lambda: None)
-        kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+        keep(replay, folder)
+        kept = kept_replay(replay, "auto")
         assert kept.plan(folder).startswith("checkpoints do not keep the replay: three times its ")
         kept.begin(folder)
         kept.finish(folder, lambda: None)
@@ -247,7 +255,7 @@ def test_a_disk_that_fills_up_during_the_run_keeps_the_snapshot_of_before(
 ) -> None:
     folder = small_disk / "last" / "replay" / "0"
     replay = made(0, capacity=3_000, unroll=100)
-    kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+    kept = kept_replay(replay, "auto")
     assert kept.plan(folder).startswith("checkpoints keep the replay")
     for i in range(1_000):
         replay.add(obs=[i, i], next_obs=[i, i], action=i, reward=0, terminated=0, truncated=0)
@@ -267,7 +275,7 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_an_auto_run(
     tmp_path: Path, notes: list[str]
 ) -> None:
     with large() as replay:
-        kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+        kept = kept_replay(replay, "auto")
         kept.finish(tmp_path, lambda: None)
         with full_disk(1000):
             kept.finish(tmp_path, lambda: None)
@@ -280,7 +288,7 @@ def test_the_last_snapshot_is_given_up_when_the_grace_ends(
 ) -> None:
     slow.set()
     with large() as replay:
-        kept = KeptReplay(replay, mode="auto", grace_s=1.0)
+        kept = kept_replay(replay, "auto", grace_s=1.0)
         kept.finish(tmp_path, lambda: None)
         files = sorted(tmp_path.rglob("*"))
         slow.clear()
@@ -296,7 +304,7 @@ def test_the_last_snapshot_is_given_up_when_the_grace_ends(
 
 def test_snapshots_take_a_small_share_of_the_time(tmp_path: Path, slow: threading.Event) -> None:
     replay = made()
-    kept = KeptReplay(replay, mode="auto", grace_s=10.0)
+    kept = kept_replay(replay, "auto")
     kept.begin(tmp_path)
     time.sleep(0.2)
     slow.set()
@@ -307,19 +315,19 @@ def test_snapshots_take_a_small_share_of_the_time(tmp_path: Path, slow: threadin
 
 
 def test_auto_begins_empty_where_the_snapshot_is_of_another_layout(tmp_path: Path) -> None:
-    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    keep(made(), tmp_path)
     other = made(0, unroll=5)
-    text = KeptReplay(other, mode="auto", grace_s=10.0).resume(tmp_path)
+    text = kept_replay(other, "auto").resume(tmp_path)
     assert text.startswith("the replay begins empty, and is filled first: ")
     other.add(obs=[0, 0], next_obs=[1, 1], action=0, reward=0, terminated=0, truncated=0)
     assert len(other) == 1
 
 
 def test_auto_does_not_continue_with_a_damaged_snapshot(tmp_path: Path) -> None:
-    KeptReplay(made(), mode=True, grace_s=10.0).finish(tmp_path, lambda: None)
+    keep(made(), tmp_path)
     file = max(tmp_path.glob("*/*.bin"), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     content[0] ^= 1
     file.write_bytes(content)
     with pytest.raises(UserError, match=r"damaged.*; or begin .* replay\.checkpoint=false"):
-        KeptReplay(made(0), mode="auto", grace_s=10.0).resume(tmp_path)
+        kept_replay(made(0), "auto").resume(tmp_path)

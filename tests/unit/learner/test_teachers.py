@@ -4,8 +4,9 @@ policies as actors and programs play them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -24,12 +25,14 @@ from penstock.configs.errors import UserError
 from penstock.configs.for_actors import for_actors, read_for_actor
 from penstock.configs.load import dump, resolve
 from penstock.core import used_names
+from penstock.core.observations import views
 from penstock.core.specs import HEADER
 from penstock.envs import EnvInfo, probe
 from penstock.evaluation.loaded_policy import load_policy
 from penstock.learner.checkpoints import checkpoint_format, exported
 from penstock.learner.checkpoints.checkpoint_format import Checkpoint
 from penstock.learner.checkpoints.checkpoint_spaces import SPACES, spaces_as_json
+from penstock.learner.stored_teachers import load_teachers
 from penstock.learner.teachers import Teachers
 from penstock.learner.trainer import Trainer
 from small_trainer import batch as random_batch
@@ -85,19 +88,27 @@ def a_run(folder: Path, game: str, *options: str, seed: int = 0) -> str:
     used_names.note(config)
     layout = network_shape(config, info).layout
     weights = 0.3 * np.random.default_rng(seed).standard_normal(layout.size, np.float32)
+    for name, values in layout.views(weights).items():
+        if name.startswith("normalizer."):
+            np.abs(values, out=values)  # a variance below 0 gives no numbers
     stored = Checkpoint(layout, weights, meta={SPACES: spaces_as_json(info)})
     checkpoint_format.save(folder / "checkpoints" / "last", stored)
     return str(folder)
 
 
-def student(game: str, *options: str) -> tuple[Any, EnvInfo]:
-    """The config of a student, and its environment."""
-    config = resolve(NAME.format(game), ["algo.name=distill", "model.hidden=[8]", *options])
-    return config, probe(config.env)
+class Student(NamedTuple):
+    info: EnvInfo
+    teachers: Teachers
 
 
-def teachers_of(game: str, *options: str) -> Teachers:
-    return Teachers(*student(game, *options), CPU)
+def student(game: str, *paths: str, options: Sequence[str] = ()) -> Student:
+    """A student of the policies at ``paths``."""
+    taught_by = f"algo.teachers=[{','.join(paths)}]"
+    config = resolve(NAME.format(game), ["algo.name=distill", taught_by, *options])
+    info = probe(config.env)
+    teachers = load_teachers(config, info, CPU)
+    assert teachers is not None
+    return Student(info, teachers)
 
 
 def unrolls(info: EnvInfo, steps: int = 5, envs: int = 4, seed: int = 0) -> dict[str, Tensor]:
@@ -132,11 +143,41 @@ def loaded(path: str) -> Any:
     return load_policy(path)
 
 
-def taught(made: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]) -> dict[str, Array]:
+def taught(
+    teachers: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]
+) -> dict[str, Array]:
+    """The columns that teachers add to a batch, of one slot by default."""
     envs = batch["alive"].shape[1]
     parts = [slice(0, 1), slice(1, envs)]
-    columns = made(batch, headers(*slots) if slots else headers((0, 0)), parts)
+    columns = teachers(batch, headers(*slots) if slots else headers((0, 0)), parts)
     return {name: column.numpy() for name, column in columns.items()}
+
+
+class Comparison(NamedTuple):
+    """What teachers make of a random batch, beside what the policy of the first one does."""
+
+    outputs: Array
+    """``[B, outputs]``"""
+    values: Any
+    """``[B]``, or None where a teacher estimates none."""
+    details: Any
+
+
+def compared(game: str, *paths: str, options: Sequence[str] = ()) -> Comparison:
+    info, teachers = student(game, *paths, options=options)
+    batch = unrolls(info)
+    shown: Any = batch["obs"][:-1].flatten(0, 1).numpy()
+    if info.parts:
+        shown = views(info.parts, shown)
+    columns = taught(teachers, batch)
+    assert all(np.isfinite(column).all() for column in columns.values())
+    outputs = columns[OUTPUTS]
+    values = columns.get(VALUE)
+    return Comparison(
+        outputs.reshape(-1, outputs.shape[2]),
+        None if values is None else values.reshape(-1),
+        loaded(paths[0]).details(shown),
+    )
 
 
 @pytest.mark.parametrize("form", ["run", "file"])
@@ -144,50 +185,47 @@ def taught(made: Teachers, batch: dict[str, Tensor], *slots: tuple[int, int]) ->
 def test_a_teacher_says_what_the_loaded_policy_does(tmp_path: Path, form: str, algo: str) -> None:
     options = [f"algo.name={algo}", "model.normalize_observations=true", "model.hidden=[16]"]
     path = a_run(tmp_path / "run", "three", *options)
-    policy = loaded(path)
     if form == "file":
+        policy = loaded(path)
         path = str(tmp_path / "policy.safetensors")
         policy.save(path)
 
-    batch = unrolls(student("three", f"algo.teachers=[{path}]")[1])
-    found = taught(teachers_of("three", f"algo.teachers=[{path}]"), batch)
-    details = policy.details(batch["obs"][:-1].flatten(0, 1).numpy())
-    np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 3), details.logits, atol=1e-5)
-    np.testing.assert_allclose(found[VALUE].reshape(-1), details.value, atol=1e-5)
+    outputs, values, details = compared("three", path)
+    np.testing.assert_allclose(outputs, details.logits, atol=1e-5)
+    np.testing.assert_allclose(values, details.value, atol=1e-5)
 
 
 def test_a_q_network_teaches_by_its_values(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", "three", "algo.name=dqn")
-    options = (f"algo.teachers=[{path}]", "algo.q_temperature=0.5")
-    batch = unrolls(student("three", *options)[1])
-    found = taught(teachers_of("three", *options), batch)
-    details = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
-    np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 3), details.q / 0.5, atol=1e-5)
-    np.testing.assert_allclose(found[VALUE].reshape(-1), details.q.max(1), atol=1e-5)
+    outputs, values, details = compared("three", path, options=["algo.q_temperature=0.5"])
+    np.testing.assert_allclose(outputs, details.q / 0.5, atol=1e-5)
+    np.testing.assert_allclose(values, details.q.max(1), atol=1e-5)
+
+
+def test_the_value_of_several_choices_is_the_mean_of_the_best_of_each(tmp_path: Path) -> None:
+    path = a_run(tmp_path / "run", "several", "algo.name=dqn")
+    outputs, values, details = compared("several", path, options=["algo.q_temperature=1"])
+    np.testing.assert_allclose(outputs, details.q, atol=1e-5)
+    best = (details.q[:, :2].max(1) + details.q[:, 2:].max(1)) / 2
+    np.testing.assert_allclose(values, best, atol=1e-5)
 
 
 def test_sac_teaches_squashed_numbers_without_values(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", "numbers", "algo.name=sac", "algo.log_std_max=-0.1")
-    options = (f"algo.teachers=[{path}]", "model.gaussian=squashed")
-    batch = unrolls(student("numbers", *options)[1])
-    found = taught(teachers_of("numbers", *options), batch)
-    details = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy())
-    mean, log_std = np.split(found[OUTPUTS].reshape(-1, 4), 2, axis=1)
+    outputs, values, details = compared("numbers", path, options=["model.gaussian=squashed"])
+    mean, log_std = np.split(outputs, 2, axis=1)
     np.testing.assert_allclose(mean, details.mean, atol=1e-5)
     np.testing.assert_allclose(np.exp(log_std), details.std, atol=1e-5)
-    assert VALUE not in found
+    assert values is None
 
 
 def test_forbidden_actions_have_probability_zero_for_a_teacher(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", "masked", "algo.name=ppo")
-    config, info = student("masked", f"algo.teachers=[{path}]")
-    batch = unrolls(info)
-    found = taught(Teachers(config, info, CPU), batch)
-    [mask] = [part for part in info.parts if part.name == "action_mask"]
-    allowed = batch["obs"][:-1, :, mask.offset : mask.offset + 3].numpy() != 0
-    probabilities = torch.from_numpy(found[OUTPUTS]).softmax(-1).numpy()
-    assert (probabilities[~allowed] == 0).all()
-    assert (~allowed).any()
+    outputs, _, details = compared("masked", path)
+    is_forbidden = details.probabilities == 0
+    probabilities = torch.from_numpy(outputs).softmax(-1).numpy()
+    assert (probabilities[is_forbidden] == 0).all()
+    assert is_forbidden.any()
 
 
 @pytest.mark.parametrize("lacks", [True, False])
@@ -195,56 +233,46 @@ def test_the_teacher_of_a_row_is_the_one_that_its_part_names(tmp_path: Path, lac
     """Also where teachers were trained in an environment without that part."""
     game = "three" if lacks else "heroes"
     paths = [a_run(tmp_path / str(i), game, "algo.name=ppo", seed=i) for i in range(2)]
-    config, info = student("heroes", f"algo.teachers=[{','.join(paths)}]", "algo.part=hero")
+    info, teachers = student("heroes", *paths, options=["algo.part=hero"])
     batch = unrolls(info)
-    found = taught(Teachers(config, info, CPU), batch)
+    columns = taught(teachers, batch)
 
-    arrays = {
-        part.name: batch["obs"][:-1, :, part.offset : part.offset + part.nbytes]
-        .contiguous()
-        .view(torch.float32)
-        .flatten(0, 1)
-        .numpy()
-        for part in info.parts
-    }
+    arrays = views(info.parts, batch["obs"][:-1].flatten(0, 1).numpy())
     hero = arrays["hero"].argmax(1)
     assert set(hero.tolist()) == {0, 1}
     for number, path in enumerate(paths):
         shown = arrays["seen"] if lacks else {"hero": hero, "seen": arrays["seen"]}
         details = loaded(path).details(shown)
         rows = hero == number
-        np.testing.assert_allclose(
-            found[OUTPUTS].reshape(-1, 3)[rows], details.logits[rows], atol=1e-5
-        )
-        np.testing.assert_allclose(found[VALUE].reshape(-1)[rows], details.value[rows], atol=1e-5)
+        outputs = columns[OUTPUTS].reshape(-1, 3)
+        np.testing.assert_allclose(outputs[rows], details.logits[rows], atol=1e-5)
+        np.testing.assert_allclose(columns[VALUE].reshape(-1)[rows], details.value[rows], atol=1e-5)
 
 
 def test_several_teachers_together_are_the_means_of_their_probabilities_and_values(
     tmp_path: Path,
 ) -> None:
     paths = [a_run(tmp_path / str(i), "three", "algo.name=ppo", seed=i) for i in range(3)]
-    batch = unrolls(student("three", f"algo.teachers=[{paths[0]}]")[1])
-    found = taught(teachers_of("three", f"algo.teachers=[{','.join(paths)}]"), batch)
-    rows = batch["obs"][:-1].flatten(0, 1).numpy()
-    each = [loaded(path).details(rows) for path in paths]
+    info, teachers = student("three", *paths)
+    batch = unrolls(info)
+    columns = taught(teachers, batch)
+    each = [loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy()) for path in paths]
     np.testing.assert_allclose(
-        torch.from_numpy(found[OUTPUTS]).softmax(-1).reshape(-1, 3),
+        torch.from_numpy(columns[OUTPUTS]).softmax(-1).reshape(-1, 3),
         np.mean([details.probabilities for details in each], axis=0),
         atol=1e-6,
     )
     values = np.mean([details.value for details in each], axis=0)
-    np.testing.assert_allclose(found[VALUE].reshape(-1), values, atol=1e-5)
+    np.testing.assert_allclose(columns[VALUE].reshape(-1), values, atol=1e-5)
 
 
 def test_a_student_learns_from_several_teachers_in_minibatches_of_steps(tmp_path: Path) -> None:
     """Of two choices: the outputs of a step have the size of a word, by which steps are copied."""
     paths = [a_run(tmp_path / str(i), "two", "algo.name=ppo", seed=i) for i in range(2)]
-    config, info = student(
-        "two",
-        *(f"algo.teachers=[{','.join(paths)}]", "actors.count=1", "actors.envs=8"),
-        *("actors.unroll=6", "learner.device=cpu", "learner.updates_per_batch=2"),
-    )
-    trainer = Trainer(config, info)
+    teachers = f"algo.teachers=[{','.join(paths)}]"
+    small = ("actors.count=1", "actors.envs=8", "actors.unroll=6", "learner.updates_per_batch=2")
+    config = resolve(NAME.format("two"), ["algo.name=distill", teachers, *small])
+    trainer = Trainer(config, probe(config.env))
     trainer.step(random_batch(trainer))
     assert trainer.statistics()["teacher_kl"] > 0
 
@@ -256,8 +284,8 @@ def test_a_teacher_with_memory_follows_each_environment_through_its_unrolls(
     loaded policy steps through the same observations one by one."""
     options = ("algo.name=ppo", "model.core=lstm", "model.core_size=8")
     path = a_run(tmp_path / "run", "three", *options)
-    config, info = student("three", f"algo.teachers=[{path}]")
-    made, policy = Teachers(config, info, CPU), loaded(path)
+    info, teachers = student("three", path)
+    policy = loaded(path)
     first, second, third, late = (unrolls(info, envs=2, seed=seed) for seed in range(4))
 
     state: Any = None
@@ -273,22 +301,22 @@ def test_a_teacher_with_memory_follows_each_environment_through_its_unrolls(
         return np.stack(logits)
 
     together = {name: torch.cat([second[name], first[name]], 1) for name in first}
-    found = taught(made, together, (7, 1), (7, 0))[OUTPUTS]
-    np.testing.assert_allclose(found[:, 2:], stepped(first), atol=1e-5)
-    np.testing.assert_allclose(found[:, :2], stepped(second), atol=1e-5)
-    found = taught(made, third, (7, 2))[OUTPUTS]
-    np.testing.assert_allclose(found, stepped(third), atol=1e-5)
+    outputs = taught(teachers, together, (7, 1), (7, 0))[OUTPUTS]
+    np.testing.assert_allclose(outputs[:, 2:], stepped(first), atol=1e-5)
+    np.testing.assert_allclose(outputs[:, :2], stepped(second), atol=1e-5)
+    outputs = taught(teachers, third, (7, 2))[OUTPUTS]
+    np.testing.assert_allclose(outputs, stepped(third), atol=1e-5)
 
     state = None  # the unroll before was lost
-    np.testing.assert_allclose(taught(made, late, (7, 4))[OUTPUTS], stepped(late), atol=1e-5)
+    np.testing.assert_allclose(taught(teachers, late, (7, 4))[OUTPUTS], stepped(late), atol=1e-5)
 
 
 def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path: Path) -> None:
     """Also those of the last row of the unroll before; where an episode begins there are none."""
     options = ("algo.name=ppo", "model.core=gru", "model.core_inputs=[action,reward]")
     path = a_run(tmp_path / "run", "three", *options, "algo.reward_clip=0.5")
-    config, info = student("three", f"algo.teachers=[{path}]", "algo.reward_clip=0.5")
-    made, policy = Teachers(config, info, CPU), loaded(path)
+    info, teachers = student("three", path, options=["algo.reward_clip=0.5"])
+    policy = loaded(path)
 
     state: Any = None
     reward: Any = None
@@ -309,11 +337,11 @@ def test_a_teacher_reads_its_last_action_and_reward_out_of_the_unrolls(tmp_path:
             state[:, -4:-1] = np.eye(3)[actions[t]]
             state *= alive[:, None]
             reward = rewards[t]
-        found = taught(made, unroll, (7, sequence))[OUTPUTS]
-        np.testing.assert_allclose(found, np.stack(logits), atol=1e-5)
+        outputs = taught(teachers, unroll, (7, sequence))[OUTPUTS]
+        np.testing.assert_allclose(outputs, np.stack(logits), atol=1e-5)
 
     with pytest.raises(UserError, match=r"and this run has null; set algo\.reward_clip=0\.5"):
-        teachers_of("three", f"algo.teachers=[{path}]")
+        student("three", path)
 
 
 @pytest.mark.parametrize("algo", ["pqn", "r2d2"])
@@ -321,27 +349,16 @@ def test_other_networks_of_values_teach_too(tmp_path: Path, algo: str) -> None:
     """That of R2D2 has memory."""
     options = (f"algo.name={algo}", *(("model.core=gru",) if algo == "r2d2" else ()))
     path = a_run(tmp_path / "run", "three", *options)
-    config, info = student("three", f"algo.teachers=[{path}]", "algo.q_temperature=1")
+    info, teachers = student("three", path, options=["algo.q_temperature=1"])
     batch = unrolls(info)
     batch["alive"][:] = True
-    found = taught(Teachers(config, info, CPU), batch)[OUTPUTS]
+    outputs = taught(teachers, batch)[OUTPUTS]
     policy = loaded(path)
     state: Any = None
     for t, obs in enumerate(batch["obs"][:-1].numpy()):
         details = policy.details(obs, state)
         state = details.state
-        np.testing.assert_allclose(found[t], details.q, atol=1e-5)
-
-
-def test_the_value_of_several_choices_is_the_mean_of_the_best_of_each(tmp_path: Path) -> None:
-    path = a_run(tmp_path / "run", "several", "algo.name=dqn")
-    config, info = student("several", f"algo.teachers=[{path}]", "algo.q_temperature=1")
-    batch = unrolls(info)
-    found = taught(Teachers(config, info, CPU), batch)
-    q = loaded(path).details(batch["obs"][:-1].flatten(0, 1).numpy()).q
-    np.testing.assert_allclose(found[OUTPUTS].reshape(-1, 5), q, atol=1e-5)
-    best = (q[:, :2].max(1) + q[:, 2:].max(1)) / 2
-    np.testing.assert_allclose(found[VALUE].reshape(-1), best, atol=1e-5)
+        np.testing.assert_allclose(outputs[t], details.q, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -360,15 +377,15 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_sentence(
 ) -> None:
     algo = () if len(teacher) > 1 else ("algo.name=ppo",)
     path = a_run(tmp_path / "run", *teacher, *algo)
-    paths = f"{path},{path}" if options else path
+    paths = [path, path] if options else [path]
     with pytest.raises(UserError, match=message):
-        teachers_of(game, f"algo.teachers=[{paths}]", *options)
+        student(game, *paths, options=options)
 
 
 def test_a_missing_teacher_is_named_with_the_next_step(tmp_path: Path) -> None:
     config = resolve(NAME.format("three"), ["algo.name=ppo", f"algo.teacher={tmp_path}/gone"])
     with pytest.raises(UserError, match=r"gone, and there is no such.* set algo\.teacher=null"):
-        Teachers(config, probe(config.env), CPU)
+        load_teachers(config, probe(config.env), CPU)
 
 
 def test_a_hostile_policy_file_is_refused_as_a_teacher(tmp_path: Path) -> None:
@@ -384,7 +401,7 @@ def test_a_hostile_policy_file_is_refused_as_a_teacher(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"model\.entry 'os:system'.* set algo\.teachers to the fol"
     ):
-        teachers_of("three", f"algo.teachers=[{file}]")
+        student("three", str(file))
 
 
 @pytest.mark.parametrize(
