@@ -125,7 +125,7 @@ class MlpTrunk(Trunk):
         tensors: list[Tensor] = []
         for layer in self.hidden:
             assert isinstance(layer, Towers)
-            tensors += layer.weights()
+            tensors += layer.weights() if layer.has_noise else (layer.weight, layer.bias)
             if layer.norm is not None:
                 tensors += (layer.norm.weight, layer.norm.bias)
         return self._prepared(*tensors)

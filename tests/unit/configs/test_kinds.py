@@ -70,7 +70,8 @@ def test_every_default_is_an_option_and_applies(algo: str, kind: str) -> None:
         if isinstance(expected, dict):
             expected = {"steps": None, **expected}
         assert value(found, name) == expected, name
-    plain = Config.model_validate({"env": {"id": "x:f"}, "algo": {"name": algo}})
+    core = {"core": found.model.core}  # R2D2 needs one
+    plain = Config.model_validate({"env": {"id": "x:f"}, "algo": {"name": algo}, "model": core})
     for name in options(algo).keys() - values.keys() - {"env.id", "env.kind", "env.kwargs"}:
         if name.count(".") == 1:
             assert value(found, name) == value(plain, name), name
