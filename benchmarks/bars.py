@@ -356,14 +356,15 @@ def evaluate(run_dir: Path, checkpoint: Path, episodes: int) -> dict[str, Any]:
 
 
 def training_course(intervals: Sequence[Mapping[str, Any]], every: int) -> list[dict[str, Any]]:
-    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run, with the
+    """Means of `DIAGNOSTICS` over each stretch of ``every`` agent steps of a run, with "steps" and
     "seconds" of training at its end."""
     stretches: dict[int, list[Mapping[str, Any]]] = {}
     for line in intervals:
         stretches.setdefault(int(line["trained_steps"]) // every, []).append(line)
     course = []
-    for number, stretch in sorted(stretches.items()):
-        means: dict[str, Any] = {"steps": (number + 1) * every, "seconds": stretch[-1]["time_s"]}
+    for _, stretch in sorted(stretches.items()):
+        last = stretch[-1]
+        means: dict[str, Any] = {"steps": int(last["trained_steps"]), "seconds": last["time_s"]}
         for name in DIAGNOSTICS:
             values = [line[name] for line in stretch if line.get(name) is not None]
             if values:

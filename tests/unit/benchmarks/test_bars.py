@@ -112,8 +112,8 @@ def test_course_has_means_of_each_stretch_of_steps() -> None:
         {"trained_steps": 110, "time_s": 11.0, "entropy": None},
     ]
     assert training_course(intervals, 100) == [
-        {"steps": 100, "seconds": 9.0, "entropy": 0.75},
-        {"steps": 200, "seconds": 11.0},
+        {"steps": 90, "seconds": 9.0, "entropy": 0.75},
+        {"steps": 110, "seconds": 11.0},
     ]
 
 
