@@ -63,11 +63,9 @@ def draw_bars(tasks: dict[str, Any], names: Sequence[str], out: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "penstock"
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
-    most_steps = max(tasks[name]["steps"] for name in names)
+    is_short = max(tasks[name]["steps"] for name in names) < 500_000
     units = {
-        "steps": (1e6, "million agent steps")
-        if most_steps > 5e5
-        else (1e3, "thousand agent steps"),
+        "steps": (1e3, "thousand agent steps") if is_short else (1e6, "million agent steps"),
         "seconds": (60.0, "minutes"),
     }
     for cell, (key, (unit, label)) in zip(axes, units.items(), strict=True):
