@@ -181,9 +181,9 @@ PONG_BY_DQN = {
 
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
 MINATAR = LearningBar("minatar_breakout", steps=3_000_000, every_s=3.0, episodes=50)
-# DQN on MinAtar: a transition is trained on 8 times and the target network is of 1,000 steps before,
-# as in Obando-Ceron and Castro 2021 (arXiv 2011.14826). Here 64 transitions are an update, there 32,
-# which would take twice as long. The network is that of the preset's PPO.
+# DQN on MinAtar: each transition is trained on 8 times, and the target network is of 1,000 steps
+# before, as in Obando-Ceron and Castro 2021 (arXiv 2011.14826). An update has 64 transitions; their
+# 32 would take twice as long. The network is that of the preset's PPO.
 DQN_ON_MINATAR = (
     *("algo.name=dqn", "model.kind=mlp", "model.hidden=[128, 128]"),
     *("model.normalize_observations=true", "replay.capacity=100_000", "replay.min_size=5_000"),
