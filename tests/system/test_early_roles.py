@@ -97,7 +97,7 @@ def test_early_processes_end_after_a_config_error(
     code, _, err = penstock("train", "cartpole", "learner.lr=fast").end()
     assert code == 2
     assert len(err.splitlines()) == 1
-    assert not marked()
+    wait_until(lambda: not marked(), timeout_s=GONE_WITHIN_S)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
