@@ -606,6 +606,7 @@ class Progress:
             "solved_at_s": self.goal.solved_at_s,
             "goal": self._stop.return_,
         }
+
         if self.all_returns is not None:
             state["all_returns"] = list(self.all_returns)
         return state

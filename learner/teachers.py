@@ -278,8 +278,10 @@ class Teachers:
         if len(judgements) == 1:
             return judgements[0]
 
-        outputs = mean_outputs(self._actions, [each.outputs.flatten(0, 1) for each in judgements])
-        values = torch.stack([each.values for each in judgements]).mean(0)
+        outputs = mean_outputs(
+            self._actions, [judgement.outputs.flatten(0, 1) for judgement in judgements]
+        )
+        values = torch.stack([judgement.values for judgement in judgements]).mean(0)
         return Judgement(outputs.view_as(judgements[0].outputs), values)
 
 
