@@ -105,27 +105,6 @@ PONG = LearningBar(
     published="PPO 0.58 to 0.69 M (seeds 1 to 3), 1.1 M to 21 (ray#1302); DQN 1.5 M (tianshou)",
 )
 PONG_DQN = PONG._replace(target="pong_apex", steps=1_500_000)
-# What may make slow seeds of `pong` faster; a change at a time, on seeds that are not reported.
-# The preset's rate and entropy cost end to fall after 1 M steps, at a tenth: a seed that has not
-# solved the game by then goes on slowly (seed 4: 15.3 at 1 M, 17.2 at 1.34 M).
-PONG_VARIANTS: dict[str, tuple[str, ...]] = {
-    "base": (),
-    # As many updates on half the steps, so that a slow seed is at 18 before the schedules end.
-    "epochs2": ("algo.epochs=2",),
-    # The schedules end where no seed should be any more; a run that is solved ends by itself.
-    "tail": (
-        "learner.lr={from: 1e-3, to: 1e-4, steps: 2e6}",
-        "algo.entropy_cost={from: 0.01, to: 0.001, steps: 2e6}",
-    ),
-    # Less noise in an update: two epochs of minibatches of 128, which is as much time as now.
-    "minibatch128": ("algo.epochs=2", "learner.updates_per_batch=4"),
-    # Whether slow seeds do not explore: the first points come by chance.
-    "entropy": ("algo.entropy_cost={from: 0.02, to: 0.001, steps: 1e6}",),
-    # Whether rounding decides, on processors where the preset computes in bf16.
-    "fp32": ("learner.precision=fp32", "actors.precision=fp32"),
-    # Whether lag decides: no slot is played while a batch is trained on.
-    "lag0": ("transport.max_policy_lag=0",),
-}
 # What may make Pong from replay faster, on seeds that are not reported. The preset `pong_apex` was
 # at 0 in training after 750,000 steps, with environments of which some explore much.
 MORE_UPDATES = ("replay.samples_per_insert=8", "replay.batch_size=32")
@@ -148,10 +127,6 @@ PONG_BY_PPO = {
         must=Claim(median_steps=0.8e6, slowest_steps=1.3e6),
         aim=Claim(median_steps=0.5e6, slowest_steps=0.8e6),
     ),
-    **{
-        f"pong_ppo_{name}": PONG._replace(options=options, seeds=(101, 102, 103, 104), published="")
-        for name, options in PONG_VARIANTS.items()
-    },
 }
 PONG_BY_PQN = {
     "pong_pqn": PONG._replace(

@@ -7,8 +7,8 @@ play episodes of their own afterwards, greedily:
     the return of a seed      the mean over the episodes of its last checkpoint
     its steps to a return     those of the first checkpoint whose mean is that return: found by
                               halves, so that the evaluated checkpoint before it is below. A run
-                              with such a goal ends when its return in training has reached it, and
-                              goes on to its last step if no checkpoint confirms it.
+                              with such a goal ends when its return in training has reached it, or
+                              goes on until a checkpoint confirms that, one for each stretch.
 
 Everything is kept below `--into`, and a later call continues what was interrupted: runs from their
 last checkpoint, and evaluations that are missing. One run trains at a time, at a niceness.
@@ -194,18 +194,23 @@ def measure_seed(folder: BarFolder, bar: LearningBar, seed: int, deadline_s: flo
         return
     folder.begin({"target": bar.target, "options": list(bar.options), "steps": bar.steps})
 
-    # With a goal the run ends by its return in training, which an evaluation may not confirm.
-    for goal in dict.fromkeys((bar.goal, None)):
-        if not has_ended(folder.run, bar.steps, goal):
-            train_on(folder.run, bar, seed, goal, deadline_s)
-        if not has_ended(folder.run, bar.steps, goal):
+    # With a goal the run ends by its return in training. Where its last checkpoint does not confirm
+    # that, it goes on, a stretch at a time.
+    goal, steps = bar.goal, bar.steps
+    while True:
+        if not has_ended(folder.run, steps, goal):
+            train_on(folder.run, bar, seed, steps, goal, deadline_s)
+        if not has_ended(folder.run, steps, goal):
             return
         points = evaluated_points(folder, bar)
-        if bar.goal is None or steps_to_goal(points, bar.goal) is not None:
+        last = points[-1]
+        if bar.goal is None or last["return"] >= bar.goal:
             break
-    else:
-        # The goal was not confirmed: the whole curve shows where the run stood.
-        points = evaluated_points(folder, bar, all_of_them=True)
+        if last["steps"] >= bar.steps:
+            # The whole curve shows where the run stood.
+            points = evaluated_points(folder, bar, all_of_them=True)
+            break
+        goal, steps = None, min(last["steps"] + bar.distance, bar.steps)
 
     summary = json.loads((folder.run / SUMMARY).read_text())
     folder.record |= {
@@ -220,9 +225,9 @@ def measure_seed(folder: BarFolder, bar: LearningBar, seed: int, deadline_s: flo
 
 
 def train_on(
-    run_dir: Path, bar: LearningBar, seed: int, goal: float | None, deadline_s: float
+    run_dir: Path, bar: LearningBar, seed: int, steps: int, goal: float | None, deadline_s: float
 ) -> None:
-    """Begin or continue a run, and wait for its end or ``deadline_s``.
+    """Begin or continue a run to its ``steps`` or ``goal``, and wait for its end or ``deadline_s``.
 
     Raises:
         UserError: the run has failed; it has then printed the reason.
@@ -235,7 +240,7 @@ def train_on(
         f"run.dir={run_dir}",
         f"run.seed={seed}",
         f"stop.return={'null' if goal is None else goal}",
-        f"stop.env_steps={bar.steps}",
+        f"stop.env_steps={steps}",
         "stop.confirm_episodes=0",
         "eval.every_steps=null",
         # On a busy machine a nice process may not get a core for a minute. Writing the last replay
