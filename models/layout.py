@@ -273,8 +273,8 @@ class QCnnShape:
         return ParamLayout((*trunk, *head, *self.head.buffers, *statistics))
 
 
-ActorCriticShape = MlpShape | CnnShape
-NetShape = ActorCriticShape | DenseShape | QCnnShape
+FusedActorCriticShape = MlpShape | CnnShape
+NetShape = FusedActorCriticShape | DenseShape | QCnnShape
 
 
 def flat_features(height: int, width: int) -> int:

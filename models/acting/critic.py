@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from penstock.core.params import Float32
 from penstock.models.acting.categorical import Explanation
+from penstock.models.acting.numpy_mlp import NumpyMlp
 from penstock.models.fitting import AnyShape
 from penstock.models.general import ActorCriticHeads, GeneralShape
-from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, CnnShape, MlpShape
+from penstock.models.layout import CnnShape, MlpShape
 
 
 class Critic(Protocol):
@@ -32,7 +33,7 @@ def make_critic(shape: AnyShape, weights: Float32) -> Critic | None:
     ``weights`` is the network's flat vector. torch is imported only if it is needed.
     """
     if isinstance(shape, MlpShape):
-        return _MlpCritic(shape, weights)
+        return _mlp_critic(shape, weights)
     if isinstance(shape, CnnShape):
         return _torch_critic(shape, weights)
     if isinstance(shape, GeneralShape) and isinstance(shape.heads, ActorCriticHeads):
@@ -57,34 +58,19 @@ def state_values(
     return highest
 
 
-class _MlpCritic:
-    """An MLP's value tower in numpy."""
+def _mlp_critic(shape: MlpShape, weights: Float32) -> Critic:
+    """Returns a critic that computes the value's tower in numpy, with a copy of ``weights``."""
+    weights = weights.copy()
 
-    def __init__(self, shape: MlpShape, weights: Float32) -> None:
-        named = shape.layout.views(weights.copy())
-        self._layers = shape.value_layers(named)
-        self._activate = np.tanh if shape.activation == "tanh" else lambda x: np.maximum(x, 0)
-        # What is subtracted from observations, and the factor that they are multiplied by.
-        self._normalizer: tuple[Float32, Float32] | None = None
-        if shape.normalize:
-            factor = 1 / np.sqrt(named["normalizer.var"] + np.float32(EPSILON))
-            self._normalizer = named["normalizer.mean"], factor
+    def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
+        """Returns the values of the observations, as `Critic` says."""
+        state_values = np.empty(len(obs), np.float32)
+        tower = NumpyMlp(shape, state_values[None])
+        tower.load(weights, of_value=True)
+        tower.forward(obs)
+        return state_values
 
-    def __call__(self, obs: npt.NDArray[Any], state: Float32) -> Float32:
-        rows = obs.reshape(len(obs), -1).astype(np.float32)
-        if self._normalizer is not None:
-            shift, factor = self._normalizer
-            rows = np.clip((rows - shift) * factor, -CLIP, CLIP)
-
-        *hidden_layers, head = self._layers
-        for layer in hidden_layers:
-            rows = rows @ layer.weight.T + layer.bias
-            if layer.norm is not None:
-                rows -= rows.mean(1, keepdims=True)
-                rows /= np.sqrt(np.square(rows).mean(1, keepdims=True) + NORM_EPSILON)
-                rows = rows * layer.norm.weight + layer.norm.bias
-            rows = self._activate(rows)
-        return np.asarray((rows @ head.weight.T + head.bias)[:, 0], np.float32)
+    return values
 
 
 def _torch_critic(shape: CnnShape | GeneralShape[ActorCriticHeads], weights: Float32) -> Critic:

@@ -1,4 +1,4 @@
-"""An MLP's acting tower in numpy: for a small network several times faster than torch.
+"""A tower of an MLP in numpy: for a small network several times faster than torch.
 
 Activations are ``[width, envs]`` in memory that is allocated once, each with a last row of ones, so
 that a layer with its bias is one product. Pin the threads of numpy's BLAS to one before numpy is
@@ -20,7 +20,7 @@ from penstock.models.layout import CLIP, EPSILON, NORM_EPSILON, DenseShape, MlpS
 
 
 class NumpyMlp:
-    """Computes ``outputs`` (float32 ``[shape.outputs, envs]``); `load` comes before `forward`."""
+    """Computes ``outputs`` (float32 ``[outputs, envs]``); `load` comes before `forward`."""
 
     def __init__(self, shape: MlpShape | DenseShape | PlainMlp, outputs: Float32) -> None:
         self._shape = shape
@@ -63,10 +63,17 @@ class NumpyMlp:
         hidden = [array[:-1] for array in self._inputs[1:]]
         self._layers = list(zip(self._weights, self._inputs, hidden, strict=False))
 
-    def load(self, flat: Float32) -> None:
-        """Copy parameters from the flat vector, float32 ``[size]``."""
+    def load(self, flat: Float32, of_value: bool = False) -> None:
+        """Copy the parameters of the acting tower from the flat vector, float32 ``[size]``.
+
+        With ``of_value`` the tower is an actor-critic's other one, whose only output is the value.
+        """
         named = self._shape.layout.views(flat)
-        layers = self._shape.acting_layers(named)
+        if of_value:
+            assert isinstance(self._shape, MlpShape)
+            layers = self._shape.value_layers(named)
+        else:
+            layers = self._shape.acting_layers(named)
         if isinstance(self._shape, PlainMlp):
             tables = self._shape.acting_tables(named)
             for target, table in zip(self._tables, tables, strict=True):

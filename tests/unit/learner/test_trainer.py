@@ -22,7 +22,7 @@ from penstock.learner.factory import kind_note, on_own_gpu
 from penstock.learner.passes import trunk_dtype
 from penstock.learner.trainer import Trainer
 from penstock.models.actions import discrete
-from penstock.models.layout import ActorCriticShape, CnnShape, MlpShape
+from penstock.models.layout import CnnShape, FusedActorCriticShape, MlpShape
 from penstock.profiling.device import DeviceClock
 from penstock.profiling.ledger import Part, TimeLedger
 from small_trainer import weights
@@ -238,7 +238,7 @@ def test_ledger_switches_at_given_times_stay_in_order() -> None:
     ],
 )
 def test_default_precision_follows_device_and_network(
-    shape: ActorCriticShape, on_gpu: torch.dtype
+    shape: FusedActorCriticShape, on_gpu: torch.dtype
 ) -> None:
     assert trunk_dtype("auto", torch.device("cuda:0"), shape) is on_gpu
     assert trunk_dtype("auto", torch.device("cpu"), shape) is torch.float32

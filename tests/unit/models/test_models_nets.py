@@ -21,9 +21,9 @@ from penstock.models.actions import Numbers, discrete
 from penstock.models.layout import (
     POLICY,
     VALUE,
-    ActorCriticShape,
     CnnShape,
     DenseShape,
+    FusedActorCriticShape,
     MlpShape,
     NetShape,
     QCnnShape,
@@ -43,7 +43,7 @@ def shaken(net: nn.Module) -> Any:
     return flat_of(net)
 
 
-def random_net(shape: ActorCriticShape, dtype: torch.dtype = torch.float32) -> tuple[Net, Any]:
+def random_net(shape: FusedActorCriticShape, dtype: torch.dtype = torch.float32) -> tuple[Net, Any]:
     torch.manual_seed(0)
     net = build_net(shape, dtype)
     return net, shaken(net)
@@ -196,7 +196,7 @@ def test_cnn_has_the_layers_of_the_paper() -> None:
 
 @pytest.mark.parametrize("shape", [CNN, MLP, replace(MLP, activation="relu", obs_scale=1 / 255)])
 def test_in_bfloat16_a_net_is_near_and_its_outputs_and_gradients_are_float32(
-    shape: ActorCriticShape,
+    shape: FusedActorCriticShape,
 ) -> None:
     (net, _), (half, flat) = random_net(shape), random_net(shape, torch.bfloat16)
     obs = observations(shape, 4)
@@ -219,7 +219,7 @@ def test_in_bfloat16_a_net_is_near_and_its_outputs_and_gradients_are_float32(
 
 
 @pytest.mark.parametrize("shape", [MLP, CNN])
-def test_leading_axes_and_slices_make_up_the_batch(shape: ActorCriticShape) -> None:
+def test_leading_axes_and_slices_make_up_the_batch(shape: FusedActorCriticShape) -> None:
     net, _ = random_net(shape)
     obs = torch.from_numpy(observations(shape, 3, 4))[:, 1:3]
     for a, b in zip(net(obs), net(obs.flatten(0, 1)), strict=True):
@@ -333,7 +333,7 @@ def test_tanh_and_its_gradient_match_torch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [MLP, CNN])
-def test_gpu_outputs_equal_cpu_outputs(shape: ActorCriticShape) -> None:
+def test_gpu_outputs_equal_cpu_outputs(shape: FusedActorCriticShape) -> None:
     net, _ = random_net(shape)
     obs = torch.from_numpy(observations(shape, ENVS))
     expected = net(obs)
