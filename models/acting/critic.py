@@ -64,11 +64,11 @@ def _mlp_critic(shape: MlpShape, weights: Float32) -> Critic:
 
     def values(obs: npt.NDArray[Any], state: Float32) -> Float32:
         """Returns the values of the observations, as `Critic` says."""
-        state_values = np.empty(len(obs), np.float32)
-        tower = NumpyMlp(shape, state_values[None])
+        values_of_rows = np.empty(len(obs), np.float32)
+        tower = NumpyMlp(shape, values_of_rows[None])
         tower.load(weights, of_value=True)
         tower.forward(obs)
-        return state_values
+        return values_of_rows
 
     return values
 
