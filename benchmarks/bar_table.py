@@ -104,23 +104,6 @@ PONG = LearningBar(
     every=50_000,
     published="PPO 0.58 to 0.69 M (seeds 1 to 3), 1.1 M to 21 (ray#1302); DQN 1.5 M (tianshou)",
 )
-PONG_DQN = PONG._replace(target="pong_apex", steps=1_500_000)
-# What may make Pong from replay faster, on seeds that are not reported. The preset `pong_apex` was
-# at 0 in training after 750,000 steps, with environments of which some explore much.
-MORE_UPDATES = ("replay.samples_per_insert=8", "replay.batch_size=32")
-PONG_DQN_VARIANTS: dict[str, tuple[str, ...]] = {
-    "base": (),
-    # Each step is drawn twice as often, in updates of half the size: four times the updates.
-    "updates": MORE_UPDATES,
-    # The same, and frames normalised pixel by pixel, as PPO's presets have them.
-    "normalised": (*MORE_UPDATES, "model.normalize_observations=true"),
-    # The same, with quantiles and a rate of exploration that falls.
-    "quantiles": (
-        *MORE_UPDATES,
-        *("model.normalize_observations=true", "algo.quantiles=32"),
-        *("algo.epsilon={from: 1, to: 0.01, steps: 100_000}", "algo.epsilon_alpha=0"),
-    ),
-}
 PONG_BY_PPO = {
     "pong_ppo": PONG._replace(
         seeds=tuple(range(11, 21)),
@@ -142,16 +125,13 @@ PONG_BY_PQN = {
     ),
 }
 PONG_BY_DQN = {
-    "pong_dqn": PONG_DQN._replace(
-        options=PONG_DQN_VARIANTS["quantiles"],
+    "pong_dqn": PONG._replace(
+        target="pong_apex",
+        steps=1_500_000,
         seeds=(1,),
         must=Claim(median_steps=1.5e6),
         aim=Claim(median_steps=0.8e6),
     ),
-    **{
-        f"pong_dqn_{name}": PONG_DQN._replace(options=options, seeds=(101,), published="")
-        for name, options in PONG_DQN_VARIANTS.items()
-    },
 }
 
 MINATAR_GAMES = ("breakout", "asterix", "space_invaders")
