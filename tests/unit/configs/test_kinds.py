@@ -175,7 +175,7 @@ REPLAY = ("capacity", "min_size", "batch_size", "samples_per_insert", "prioritiz
         ("penstock/Doom-v0", "dqn", (10**5, 20_000, 32, 8, True), ([64, 64], "tanh"), 6.25e-5),
         # Presets of the algorithm stay as they were measured.
         ("CartPole-v1", "dqn", (100_000, 2_000, 128, 16, True), ([64, 64], "tanh"), 2e-3),
-        ("ALE/Pong-v5", "dqn", (200_000, 5_000, 64, 4, True), ([64, 64], "tanh"), 2.5e-4),
+        ("ALE/Pong-v5", "dqn", (200_000, 5_000, 32, 8, True), ([64, 64], "tanh"), 2.5e-4),
         ("Pendulum-v1", "sac", (200_000, 1_000, 256, 128, False), ([128, 128], "relu"), 1e-3),
     ],
 )
