@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fixtures.public_surface import surface
+from penstock.algos.dqn.config import DqnConfig
 from penstock.configs.for_actors import (
     LEARNERS_ALONE,
     SECTIONS,
@@ -49,7 +50,7 @@ def test_presets_are_sent_with_options_of_0_1_0_alone(preset: str) -> None:
         pytest.skip("actors of 0.1.0 do not know the algorithm")
     if config.env.record:
         pytest.skip("actors of 0.1.0 record nothing of an environment's own")
-    if config.algo.name == "dqn" and config.algo.quantiles > 1:
+    if isinstance(config.algo, DqnConfig) and config.algo.quantiles > 1:
         pytest.skip("actors of 0.1.0 have no network of quantiles")
     sent = for_actors(config)
     # An actor of 0.1.0 cannot play for a run with opponents, and has to refuse it.
