@@ -150,6 +150,7 @@ PARTS_OF_DQN = {
     "rainbow": (
         *("algo.quantiles=32", "algo.noisy=true", "algo.epsilon=0", "algo.n_step=3"),
         *("replay.prioritized=true", "replay.alpha=0.5", "replay.beta=0.4"),
+        "learner.lr=6.25e-5",  # Hessel et al. 2018; with DQN's, Asterix stays below 2
     ),
 }
 MINATAR_ON_POLICY = {
